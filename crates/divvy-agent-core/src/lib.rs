@@ -31,7 +31,7 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Po
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
-pub use prestart::{OWN_VISIBLE_DEVICES, PreStart};
+pub use prestart::{Limits, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
@@ -376,8 +376,8 @@ impl Core {
     /// report this.
     pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
         self.told_of(&pod.uid);
-        // The pod has its GPUs already, and the agent never reads the rules by which they were chosen.
-        pod.request.rules = None;
+        // The pod has its GPUs already, and the agent reads only the isolation, not the rules by which they were chosen.
+        pod.request.forget_most_rules();
         let mut actions = Vec::new();
         match self.pods.get_mut(&pod.uid) {
             Some(known) => {

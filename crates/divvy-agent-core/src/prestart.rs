@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Gpu, GrantRecord, Health, MiB, names};
+use divvy_model::{Enforcement, Gpu, GrantRecord, Health, Isolation, MiB, PodKey, names};
 
 use super::booking::Booking;
 use super::driver_spec::Trouble;
@@ -24,10 +24,12 @@ pub enum PreStart {
         actions: Vec<Action>,
         /// The container.
         key: Key,
-        /// The pod as `namespace/name`.
-        pod: String,
+        /// The pod.
+        pod: PodKey,
         /// UUIDs of the container's GPUs.
         gpus: Vec<String>,
+        /// The limits to set before the container starts. They concern the whole pod.
+        limits: Limits,
         /// Whether some ids from the kubelet lie on a GPU other than the allocated ones.
         steered_wrong: bool,
         /// Whether other live pods have some of the same ids (kubernetes#137534). This does not affect memory and is only
@@ -46,6 +48,17 @@ pub enum PreStart {
         /// At most one event.
         actions: Vec<Action>,
     },
+}
+
+/// How much memory of each GPU the processes of a pod can allocate.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The pod's UID.
+    pub uid: String,
+    /// The GPUs of which the pod has a share that the driver can enforce, and the share.
+    pub gpus: Vec<(String, MiB)>,
+    /// Whether the container must not start without them.
+    pub are_required: bool,
 }
 
 impl Core {
@@ -84,6 +97,7 @@ impl Core {
             Err((reason, text)) => return self.refuse(&key, reason, text),
         };
         let checked = self.name_is_free(&handout, &booking, facts);
+        let checked = checked.and_then(|()| self.is_isolated(&key.uid, &booking));
         match checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
             Ok(()) => {}
             // The pods that hold the memory may have ended without the agent having seen it yet.
@@ -381,10 +395,55 @@ impl Core {
         PreStart::Granted {
             actions,
             key: key.clone(),
-            pod: record.pod().to_string(),
+            pod: record.pod(),
             gpus,
+            limits: self.limits(&record),
             steered_wrong,
             shared_ids,
+        }
+    }
+
+    /// Return whether a pod must be held to its share, if it says so.
+    fn isolation(&self, uid: &str) -> Option<Isolation> {
+        self.pods.get(uid)?.pod.request.rules.as_deref()?.as_ref().ok()?.isolation
+    }
+
+    /// Check that shares of the pod's GPUs are enforced if the pod wants that. They were when the pod was placed.
+    fn is_isolated(&self, uid: &str, booking: &Booking) -> Result<(), (Reason, String)> {
+        let Some(isolation) = self.isolation(uid) else {
+            return Ok(());
+        };
+        let shares = booking.gpus.iter().filter(|share| !share.whole);
+        let mut gpus = shares.filter_map(|share| self.gpu(&share.uuid));
+        match gpus.find(|gpu| !isolation.is_met_by(gpu.enforcement)) {
+            None => Ok(()),
+            Some(gpu) => Err((
+                Reason::GpuUnavailable,
+                format!(
+                    "pod {} wants {}: {}, but nothing enforces shares of GPU {} (index {}) now: the driver was changed after the pod was placed. \
+                     Delete the pod so that its replacement is placed again",
+                    self.pod_name(uid),
+                    names::ISOLATION,
+                    isolation.name(),
+                    gpu.uuid,
+                    gpu.index
+                ),
+            )),
+        }
+    }
+
+    /// Return the limits of a pod. A pod that has a whole GPU needs none.
+    fn limits(&self, record: &GrantRecord) -> Limits {
+        let isolation = self.isolation(&record.uid);
+        if isolation == Some(Isolation::None) {
+            return Limits::default();
+        }
+        let can_limit = |uuid: &str| self.gpu(uuid).is_some_and(|gpu| gpu.enforcement == Some(Enforcement::Cgroup));
+        let shares = record.gpus.iter().filter(|share| !share.whole && can_limit(&share.uuid));
+        Limits {
+            uid: record.uid.clone(),
+            gpus: shares.map(|share| (share.uuid.clone(), share.memory)).collect(),
+            are_required: isolation.is_some(),
         }
     }
 

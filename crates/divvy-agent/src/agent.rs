@@ -14,7 +14,7 @@ use divvy_hardware::{Code, Failure};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
-use divvy_model::{Health, MiB, Node, Pod, WholeKind, runtime};
+use divvy_model::{Health, MiB, Node, Pod, PodKey, WholeKind, names, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -22,6 +22,7 @@ use crate::cgroups;
 use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
 use crate::labels::Seen;
+use crate::limits;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::{Counts, Metrics};
 use crate::observed::Observed;
@@ -29,12 +30,14 @@ use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Facts, Handout, Key, Listing, MigStrategy, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec,
+    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
 /// After that, the PreStartContainer call fails, and the kubelet retries.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Reason of the event about a pod whose share the driver does not enforce although it has the functions.
+const NOT_LIMITED: &str = "NotLimited";
 /// The timeout of one list of the node's pods within [`PATIENCE`].
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// The timeout of a list of the node's pods while the kubelet admits one. The kubelet admits no other pod in the meantime.
@@ -406,7 +409,12 @@ impl Agent {
         loop {
             let changed = self.pods_changed.notified();
             let (reason, mut text) = match self.decide(spec, ids.clone(), fresh).await {
-                Ok(Decided::Granted) => return ("granted", Ok(())),
+                Ok(Decided::Granted(pod, limits)) => {
+                    return match self.limit(pod, limits).await {
+                        Ok(()) => ("granted", Ok(())),
+                        Err(text) => ("not_limited", Err(plugin::Refusal::not_yet(text))),
+                    };
+                }
                 Ok(Decided::Refused(label, text)) => return (label, Err(plugin::Refusal::not_yet(text))),
                 Ok(Decided::Wait(label, text)) => (label, text),
                 Err(text) => return ("files", Err(plugin::Refusal::not_yet(text))),
@@ -489,6 +497,7 @@ impl Agent {
                 key: Key { container, .. },
                 pod,
                 gpus,
+                limits,
                 steered_wrong,
                 shared_ids,
             } => {
@@ -502,7 +511,7 @@ impl Agent {
                 if gave {
                     info!(%pod, %container, gpus = gpus.join(","), "granted");
                 }
-                Ok(Decided::Granted)
+                Ok(Decided::Granted(pod, limits))
             }
             PreStart::Wait(reason, text) => Ok(Decided::Wait(reason.label(), text)),
             PreStart::Refused { reason, text, actions } => {
@@ -512,6 +521,39 @@ impl Agent {
                 Ok(Decided::Refused(reason.label(), text))
             }
         }
+    }
+
+    /// Let the driver hold a pod to its share, where it can. If it does not, an event says why, unless the pod requires the limit.
+    ///
+    /// # Errors
+    /// The pod requires the limit, and it is not set.
+    async fn limit(&self, pod: PodKey, limits: Limits) -> Result<(), String> {
+        if limits.gpus.is_empty() {
+            return Ok(());
+        }
+        let set = match self.probe.get() {
+            Some(probe) => limits::set(probe, &self.sys_root, &limits).await,
+            None => Err("the probe is not connected".to_owned()),
+        };
+        self.metrics.limited(set.is_ok());
+        let Err(error) = set else { return Ok(()) };
+        if limits.are_required {
+            return Err(format!(
+                "the pod wants its share of the GPU to be enforced ({}), and the driver does not do it: {error}",
+                names::ISOLATION
+            ));
+        }
+        let text = format!(
+            "nothing limits the GPU memory of this pod, which may use more than its share, and other pods may then find less than theirs: {error}"
+        );
+        warn!(%pod, "{text}");
+        self.send_event(Action::Event {
+            pod,
+            uid: limits.uid,
+            reason: NOT_LIMITED,
+            text,
+        });
+        Ok(())
     }
 
     /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
@@ -699,7 +741,8 @@ async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result
 }
 
 enum Decided {
-    Granted,
+    /// The name of the pod, and its limits.
+    Granted(PodKey, Limits),
     Refused(&'static str, String),
     Wait(&'static str, String),
 }

@@ -42,13 +42,52 @@ pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>
         vec![base.join("pids"), base.join("unified")]
     };
     for root in roots {
-        walk(&root, ABOVE_KUBEPODS, false, &mut populated).map_err(|error| format!("cannot list {}: {error}", root.display()))?;
+        let found = walk(&root, ABOVE_KUBEPODS, false, &mut |cgroup| {
+            let populated: &mut BTreeSet<String> = populated.get_or_insert_default();
+            if let Cgroup::Pod(uid, path) = cgroup
+                && !populated.contains(&uid)
+                && is_populated(path)
+            {
+                populated.insert(uid);
+            }
+        });
+        found.map_err(|error| format!("cannot list {}: {error}", root.display()))?;
     }
     Ok(populated)
 }
 
+/// Return the path of a pod's cgroup, relative to the root of the cgroups.
+///
+/// # Errors
+/// The pod has none, or the node has cgroups of version 1 only, which the driver cannot limit.
+pub(crate) fn pod_cgroup(sys_root: &Path, uid: &str) -> Result<String, String> {
+    let base = sys_root.join("sys/fs/cgroup");
+    if !base.join("cgroup.controllers").exists() {
+        return Err("the driver limits cgroups of version 2 only, and this node has version 1".to_owned());
+    }
+    let mut found = None;
+    walk(&base, ABOVE_KUBEPODS, false, &mut |cgroup| match cgroup {
+        Cgroup::Pod(of, path) if of == uid => found = Some(path.to_owned()),
+        _ => {}
+    })
+    .map_err(|error| format!("cannot list {}: {error}", base.display()))?;
+    let path = found.ok_or_else(|| format!("the pod has no cgroup below {}", base.display()))?;
+    let relative = path.strip_prefix(&base).ok().and_then(Path::to_str);
+    relative
+        .map(str::to_owned)
+        .ok_or_else(|| format!("{} is not a path below the root of the cgroups", path.display()))
+}
+
+/// A cgroup that the kubelet has created.
+enum Cgroup<'p> {
+    /// `kubepods`.
+    Kubepods,
+    /// That of the pod with this UID, and its directory.
+    Pod(String, &'p Path),
+}
+
 /// Search a directory and `levels` more levels below it. `inside` is true below `kubepods`.
-fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut Option<BTreeSet<String>>) -> io::Result<()> {
+fn walk(directory: &Path, levels: usize, inside: bool, found: &mut dyn FnMut(Cgroup<'_>)) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if is_gone(&error) => return Ok(()),
@@ -65,17 +104,12 @@ fn walk(directory: &Path, levels: usize, inside: bool, populated: &mut Option<BT
             continue;
         }
         match cgroup::pod_uid(&name) {
-            Some(uid) if inside => {
-                let populated = populated.get_or_insert_default();
-                if !populated.contains(&uid) && is_populated(&entry.path()) {
-                    populated.insert(uid);
-                }
-            }
+            Some(uid) if inside => found(Cgroup::Pod(uid, &entry.path())),
             _ if !inside && cgroup::is_kubepods(&name) => {
-                populated.get_or_insert_default();
-                walk(&entry.path(), 1, true, populated)?;
+                found(Cgroup::Kubepods);
+                walk(&entry.path(), 1, true, found)?;
             }
-            _ if levels > 0 && !is_foreign(&name) => walk(&entry.path(), levels - 1, inside, populated)?,
+            _ if levels > 0 && !is_foreign(&name) => walk(&entry.path(), levels - 1, inside, found)?,
             _ => {}
         }
     }

@@ -10,7 +10,7 @@ use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update}
 use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{Gpu, Health, Inventory, MiB, MigDevice, Partition, Vendor, nvidia};
+use divvy_model::{Enforcement, Gpu, Health, Inventory, MiB, MigDevice, Partition, Vendor, nvidia};
 use divvy_nvidia_plugin::HealthChecks;
 use tracing::{info, warn};
 
@@ -415,6 +415,7 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
         health,
         reason,
         links: facts.links.clone(),
+        enforcement: facts.memory_limit.then_some(Enforcement::Cgroup),
     }
 }
 

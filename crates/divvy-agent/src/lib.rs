@@ -24,6 +24,7 @@ mod hardware;
 mod health_change;
 mod http;
 pub mod labels;
+mod limits;
 mod memory_in_use;
 mod metrics;
 mod node_config;

@@ -125,6 +125,7 @@ pub struct Metrics {
     double_handouts: Counter,
     reconcile: Family<ClassLabel, Counter>,
     driver_spec_stale: Gauge,
+    limits: Family<Outcome, Counter>,
 }
 
 impl fmt::Debug for Metrics {
@@ -147,6 +148,7 @@ impl Default for Metrics {
             double_handouts: Counter::default(),
             reconcile: Family::default(),
             driver_spec_stale: Gauge::default(),
+            limits: Family::default(),
         };
         for class in Class::ALL {
             drop(metrics.reconcile.get_or_create(&ClassLabel { class: class.label() }));
@@ -178,6 +180,11 @@ impl Default for Metrics {
              missing files, or not naming a GPU",
             metrics.driver_spec_stale.clone(),
         );
+        registry.register(
+            "divvy_agent_memory_limits",
+            "Container starts at which the driver was to limit the GPU memory of the pod, by outcome: set, or failed",
+            metrics.limits.clone(),
+        );
         drop(registry);
         metrics
     }
@@ -187,6 +194,12 @@ impl Metrics {
     /// Count one answer to PreStartContainer.
     pub fn pre_start(&self, outcome: &'static str, took: Duration) {
         self.pre_start.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
+    }
+
+    /// Count one container start at which the driver was to limit the pod's memory.
+    pub fn limited(&self, is_set: bool) {
+        let outcome = if is_set { "set" } else { "failed" };
+        self.limits.get_or_create(&Outcome { outcome }).inc();
     }
 
     pub(crate) fn granted(&self, steered_wrong: bool, shared_ids: bool) {

@@ -25,6 +25,7 @@ use self::links::Links;
 use self::ras::Counters;
 use self::sysfs::Directory;
 use crate::backend::{Backend, Calls, Event};
+use crate::protocol::Limited;
 use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 
 /// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
@@ -186,6 +187,13 @@ impl Backend for Amd {
             }
         });
         Ok(lists.collect())
+    }
+
+    fn limit(&mut self, _: &str, _: &Path, _: MiB) -> Result<Limited, Failure> {
+        Err(Failure::new(
+            Code::NotSupported,
+            "Divvy does not limit the memory of AMD GPUs, which are used as a whole",
+        ))
     }
 
     fn events(&mut self) -> Receiver<Event> {

@@ -2,10 +2,14 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use divvy_model::MiB;
+
+use crate::protocol::Limited;
 use crate::{Failure, Fault, GpuProcesses, Snapshot};
 
 /// A vendor's driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
@@ -15,6 +19,13 @@ pub trait Backend: Send {
 
     /// Read the processes on all GPUs of the vendor.
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure>;
+
+    /// Limit how much memory of a GPU the processes of a cgroup can allocate, and check that the driver has the limit. `cgroup` is the cgroup's
+    /// directory.
+    ///
+    /// # Errors
+    /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU cannot do this.
+    fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure>;
 
     /// Start to listen for errors that the driver reports on its own. The receiver gets every event that happens after this call
     /// has returned. The thread that sends the events ends when the backend is dropped.

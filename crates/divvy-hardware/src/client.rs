@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::child::Child;
 use self::connection::Connection;
-use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Op};
+use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Limit, Limited, Op};
 use crate::{Code, Failure, GpuProcesses, Snapshot};
 
 pub use self::once::{cuda_snapshot, snapshot};
@@ -180,6 +180,11 @@ impl ProbeHandle {
                 "the probe's CDI spec of the driver is not valid",
             )),
         }
+    }
+
+    /// Limit how much memory of a GPU the processes of a pod can allocate. An older probe refuses this with [`Code::Protocol`].
+    pub async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
+        parse(self.ask(Op::Limit(limit)).await?)
     }
 
     async fn ask(&self, op: Op) -> Result<Value, Failure> {

@@ -28,6 +28,8 @@ pub enum Code {
     DriverFiles,
     /// The other end of the socket has too many clients or requests.
     Busy,
+    /// The driver, or this GPU, cannot do what was asked.
+    NotSupported,
     /// Any other failure, including codes of a newer probe.
     #[serde(other)]
     Unknown,
@@ -46,6 +48,7 @@ impl Code {
             Code::Protocol => "protocol",
             Code::DriverFiles => "driver_files",
             Code::Busy => "busy",
+            Code::NotSupported => "not_supported",
             Code::Unknown => "unknown",
         }
     }
@@ -61,6 +64,7 @@ impl Code {
             | Code::NoPermission
             | Code::GpuLost
             | Code::DriverFiles
+            | Code::NotSupported
             | Code::Unknown => true,
             Code::Timeout | Code::ProbeUnreachable | Code::Protocol | Code::Busy => false,
         }

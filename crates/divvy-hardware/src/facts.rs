@@ -117,6 +117,9 @@ pub struct GpuFacts {
     /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<Fabric>,
+    /// Whether the driver has functions that limit how much of the GPU's memory a pod can allocate. Whether they work is known when a limit is set.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_limit: bool,
     /// Why the driver's events about the GPU do not arrive. `None` if they do, and if the driver has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_events: Option<NoEvents>,

@@ -5,11 +5,13 @@ pub(crate) mod cuda;
 mod events;
 mod ffi;
 mod library;
+mod limits;
 mod read;
 mod reception;
 
-use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::ffi::{CString, OsStr};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
@@ -18,9 +20,11 @@ use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
 
 pub use library::{driver_root, has_library};
+use limits::Limits;
 pub(crate) use reception::Reception;
 
 use crate::backend::{Backend, Calls, Event};
+use crate::protocol::Limited;
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
 use divvy_model::nvidia::xid_is_fatal;
 use divvy_model::{MiB, MigDevice, Vendor};
@@ -40,6 +44,8 @@ pub struct Options {
 #[derive(Debug)]
 pub struct Nvidia {
     nvml: Arc<Nvml>,
+    /// The functions that limit a cgroup's memory, if the library has them.
+    limits: Option<Limits>,
     calls: Calls,
     /// The constant facts of each GPU, which are read only once.
     known: Known,
@@ -70,6 +76,7 @@ impl Nvidia {
                     }
                     return Ok(Nvidia {
                         nvml: Arc::new(nvml),
+                        limits: Limits::find(candidate),
                         calls: calls.clone(),
                         known: Known::default(),
                         proc_root: options.proc_root.clone(),
@@ -98,16 +105,67 @@ fn text_of(path: &OsStr, error: &dyn std::error::Error) -> String {
     }
 }
 
+impl Nvidia {
+    /// Report whether the driver has the functions that limit a pod's memory on a GPU. They refuse GPUs in MIG mode.
+    fn can_limit(&self, gpu: &GpuFacts) -> bool {
+        let Some(limits) = self.limits.as_ref().filter(|_| !matches!(gpu.mig, Some((true, _)))) else {
+            return false;
+        };
+        let device = self.nvml.device_by_uuid(gpu.uuid.as_str());
+        device.is_ok_and(|device| !matches!(limits.get(&device, c"/sys/fs/cgroup"), Err(NvmlError::FunctionNotFound)))
+    }
+}
+
 impl Backend for Nvidia {
     fn snapshot(&mut self) -> Result<Snapshot, Failure> {
         let mut snapshot = read::snapshot(&self.nvml, &self.calls, &self.known)?;
         capabilities::add(&self.proc_root, &mut snapshot.gpus);
+        for gpu in &mut snapshot.gpus {
+            gpu.memory_limit = self.can_limit(gpu);
+        }
         self.reception.add(Instant::now(), &mut snapshot.gpus);
         Ok(self.known.complete(snapshot))
     }
 
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
         read::processes(&self.nvml, &self.calls, &self.known)
+    }
+
+    fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure> {
+        let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
+        let Some(limits) = &self.limits else {
+            let text = "NVIDIA's driver limits the GPU memory of pods from version 615 on";
+            return Err(Failure::new(Code::NotSupported, text));
+        };
+        let fail = |error: NvmlError| {
+            let text = format!(
+                "the driver does not limit the memory of GPU {uuid} for {}: {error}",
+                cgroup.display()
+            );
+            let code = match error {
+                NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::NotFound => Code::NotSupported,
+                NvmlError::GpuLost => Code::GpuLost,
+                NvmlError::NoPermission => Code::NoPermission,
+                _ => Code::Unknown,
+            };
+            Failure::new(code, text)
+        };
+        let path = CString::new(cgroup.as_os_str().as_bytes()).map_err(|_| fail(NvmlError::InvalidArg))?;
+        let device = self.nvml.device_by_uuid(uuid).map_err(fail)?;
+        limits.set(&device, &path, hard.0.saturating_mul(MIB)).map_err(fail)?;
+        // The driver may accept a limit and ignore it, so only what it says afterwards counts.
+        let (found, used) = limits.get(&device, &path).map_err(fail)?;
+        match found.div_ceil(MIB) == hard.0 {
+            true => Ok(Limited { used: MiB(used / MIB) }),
+            false => Err(Failure::new(
+                Code::NotSupported,
+                format!(
+                    "the driver accepted a limit of {hard} on GPU {uuid} for {}, and says afterwards that it is {}",
+                    cgroup.display(),
+                    MiB(found.div_ceil(MIB))
+                ),
+            )),
+        }
     }
 
     fn events(&mut self) -> Receiver<Event> {
@@ -121,6 +179,8 @@ impl Backend for Nvidia {
         true
     }
 }
+
+const MIB: u64 = 1 << 20;
 
 /// What to do if the library lacks a function.
 const INCOMPLETE: &str = "the library is not a complete NVML; check that the driver is R450 or newer";

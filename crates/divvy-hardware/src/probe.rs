@@ -17,6 +17,7 @@
 mod driver_files;
 mod drivers;
 mod hub;
+mod limit;
 mod options;
 mod owner;
 mod peer;
@@ -77,9 +78,11 @@ fn print(text: &str) -> i32 {
     i32::from(written.is_err())
 }
 
-/// Write a line to the probe's log, which is standard error. A write failure is ignored, because it cannot be reported anywhere.
+/// Write a line to the probe's log, which is standard error. The line is written as a whole, because an agent that starts a probe writes its own
+/// log to the same file. A write failure is ignored, because it cannot be reported anywhere.
 fn log(text: fmt::Arguments<'_>) {
-    let _ = writeln!(std::io::stderr().lock(), "divvy-probe: {text}");
+    let line = format!("divvy-probe: {text}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
 /// Run `--once`: print a snapshot on standard output.
@@ -160,8 +163,12 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     })?;
 
     let hub = Arc::new(hub::Hub::new());
-    let proc_root = options.sys_root.join("proc");
-    let jobs = owner::start(hub.clone(), drivers::Pace::default(), proc_root, vendors(options, &calls))?;
+    let jobs = owner::start(
+        hub.clone(),
+        drivers::Pace::default(),
+        options.sys_root.clone(),
+        vendors(options, &calls),
+    )?;
     log(format_args!(
         "{} listens at {}",
         env!("CARGO_PKG_VERSION"),

@@ -1,7 +1,7 @@
 //! The probe's protocol: lines of JSON over a Unix socket (`docs/design/formats.md`).
 //!
-//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"driver"|"driverSpec"|"ping"}`. The two driver requests carry further
-//! fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
+//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"driver"|"driverSpec"|"limit"|"ping"}`. The two driver requests and the
+//! limit carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
 //! `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. In addition, the probe sends unsolicited events:
 //! `{"event":"fault","seq":7,"vendor":"nvidia","uuid":"GPU-…","code":79,"fatal":true,"name":"XID 79","partition":null}`, where a `uuid` of null
 //! means every GPU of the vendor. Both sides ignore unknown fields and unknown events. A line has at most [`MAX_LINE`] bytes before its `\n`.
@@ -10,6 +10,7 @@ mod line;
 
 use divvy_cdi::Spec;
 use divvy_cdi::driver_spec::{Basis, Place};
+use divvy_model::MiB;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -34,6 +35,8 @@ pub enum Op {
         /// The basis from the answer to [`Op::Driver`].
         basis: Box<Basis>,
     },
+    /// Limit how much memory of a GPU the processes of a pod can allocate. The answer is a [`Limited`].
+    Limit(Limit),
     /// Answer `{}` without a driver call.
     Ping,
 }
@@ -59,6 +62,26 @@ pub struct DriverQuestion {
     pub gpus: Vec<Place>,
     /// Paths on the machine whose existence is to be checked.
     pub paths: Vec<String>,
+}
+
+/// The arguments of [`Op::Limit`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// The GPU's UUID.
+    pub uuid: String,
+    /// The path of the pod's cgroup, relative to the root of the cgroups.
+    pub cgroup: String,
+    /// The memory in MiB.
+    #[serde(rename = "hardMiB")]
+    pub hard: MiB,
+}
+
+/// The answer to [`Op::Limit`]: what the driver says after the limit was set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limited {
+    /// The memory in MiB that the pod's processes use.
+    #[serde(rename = "usedMiB")]
+    pub used: MiB,
 }
 
 /// The answer to [`Op::Driver`].
@@ -295,6 +318,11 @@ mod tests {
             Op::Processes,
             Op::Driver(question),
             Op::DriverSpec { basis },
+            Op::Limit(Limit {
+                uuid: "GPU-a".to_owned(),
+                cgroup: "kubepods/pod1".to_owned(),
+                hard: MiB(3072),
+            }),
             Op::Ping,
         ] {
             let request = Request { v: 1, id: u64::MAX, op };

@@ -84,6 +84,32 @@ pub struct Gpu {
     pub reason: Option<String>,
     /// Connections to the node's other GPUs.
     pub links: Vec<Link>,
+    /// What holds a pod to its share of the GPU. `None` if nothing does: the share counts only when pods are placed.
+    pub enforcement: Option<Enforcement>,
+}
+
+/// What holds a pod to its share of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Enforcement {
+    /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on).
+    Cgroup,
+}
+
+impl Enforcement {
+    /// All kinds.
+    pub const ALL: [Enforcement; 1] = [Enforcement::Cgroup];
+
+    /// Return the name in the inventory.
+    pub fn name(self) -> &'static str {
+        match self {
+            Enforcement::Cgroup => "cgroup",
+        }
+    }
+
+    /// Return the kind with this name. `None` for a kind of a newer agent.
+    pub fn of_name(name: &str) -> Option<Enforcement> {
+        Enforcement::ALL.into_iter().find(|kind| kind.name() == name)
+    }
 }
 
 /// The GPU to which a partition belongs, and the size of the partition.

@@ -39,7 +39,7 @@ pub use container::{ContainerKind, ContainerRequest, WholeContainer};
 pub use device_id::DeviceId;
 pub use error::Error;
 pub use grant::{GrantRecord, cdi_device_name};
-pub use inventory::{Gpu, Health, Inventory, Link, Partition};
+pub use inventory::{Enforcement, Gpu, Health, Inventory, Link, Partition};
 pub use kept::kept;
 pub use memory::{MemoryUnit, MiB};
 pub use mig::{MigDevice, MigParts};
@@ -47,7 +47,7 @@ pub use node::Node;
 pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{PodRequest, WholeRequest};
-pub use rules::{GpuRules, MOST_GPUS, ModelRule, Prefer};
+pub use rules::{GpuRules, Isolation, MOST_GPUS, ModelRule, Prefer};
 pub use vendor::Vendor;
 pub use whole::{MigProfile, WholeKind};
 

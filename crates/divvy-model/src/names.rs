@@ -31,8 +31,10 @@ pub const GPU_PREFER: &str = "divvy.dev/gpu-prefer";
 pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
 /// Pod annotation that is reserved: a share of the GPU's compute. This version refuses pods that have it.
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
+/// Pod annotation that users write: whether the pod must be held to its share of a GPU: `hard`, `soft`, or `none`.
+pub const ISOLATION: &str = "divvy.dev/isolation";
 /// Divvy's annotations that a user may write on a pod.
-pub const POD_KEYS: [&str; 5] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS];
+pub const POD_KEYS: [&str; 6] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS, ISOLATION];
 /// Pod annotation that Divvy writes: marks a test pod of `divvy scheduler-config --check`, which finds out whether the scheduler calls the
 /// extender. The extender refuses the pod and repeats the annotation's value in the refusal.
 pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";

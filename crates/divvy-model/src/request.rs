@@ -129,17 +129,18 @@ impl PodRequest {
     }
 
     /// Drop the rules of a pod that already has its GPUs, except the number of GPUs, from which placement policies learn what
-    /// pods usually request. The other rules are no longer needed, and may take up to [`crate::limits::RULE_BYTES`] of text per
+    /// pods usually request, and the isolation, which the agent needs. The other rules are no longer needed, and may take up to [`crate::limits::RULE_BYTES`] of text per
     /// annotation.
-    pub fn forget_rules_but_count(&mut self) {
+    pub fn forget_most_rules(&mut self) {
         let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
-        let gpus = rules.and_then(|rules| rules.gpus);
-        self.rules = gpus.map(|gpus| {
-            Arc::new(Ok(GpuRules {
-                gpus: Some(gpus),
-                ..GpuRules::default()
-            }))
+        let kept = rules.map(|rules| GpuRules {
+            gpus: rules.gpus,
+            isolation: rules.isolation,
+            ..GpuRules::default()
         });
+        self.rules = kept
+            .filter(|kept| *kept != GpuRules::default())
+            .map(|kept| Arc::new(Ok(kept)));
     }
 
     /// Report whether any container requests shared GPU memory.
@@ -211,7 +212,7 @@ fn mixed(containers: &[ContainerRequest], whole: &[WholeRequest]) -> Option<Erro
 mod tests {
     use super::ContainerKind::{App, Init, Sidecar};
     use super::*;
-    use crate::Vendor;
+    use crate::{Isolation, Vendor};
 
     fn check(containers: &[(ContainerKind, u64)], expected: Option<u64>) {
         let containers = containers
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_bound_pods_rules_only_the_number_of_gpus_stays() {
+    fn of_a_bound_pods_rules_the_number_of_gpus_and_the_isolation_stay() {
         let rules = GpuRules {
             gpus: Some(2),
             uuids: vec!["GPU-1".to_owned()],
@@ -347,7 +348,7 @@ mod tests {
         };
         let kept = |rules: Option<Result<GpuRules, Error>>| {
             let mut request = PodRequest::new(Vec::new(), rules);
-            request.forget_rules_but_count();
+            request.forget_most_rules();
             request.rules.map(|rules| (*rules).clone())
         };
         let two = GpuRules {
@@ -355,6 +356,11 @@ mod tests {
             ..GpuRules::default()
         };
         assert_eq!(kept(Some(Ok(rules.clone()))), Some(Ok(two)));
+        let hard = GpuRules {
+            isolation: Some(Isolation::Hard),
+            ..GpuRules::default()
+        };
+        assert_eq!(kept(Some(Ok(hard.clone()))), Some(Ok(hard)));
         assert_eq!(kept(Some(Ok(GpuRules { gpus: None, ..rules }))), None);
         assert_eq!(kept(Some(Err(Error::invalid("x", "y")))), None);
         assert_eq!(kept(None), None);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::limits::{DEVICE_TEXT_BYTES, QUOTED_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, quoted, shortened};
-use crate::{ContainerRequest, Error, MiB, names, quantity_value};
+use crate::{ContainerRequest, Enforcement, Error, MiB, names, quantity_value};
 
 /// A pod's rules for its GPUs. The default accepts one GPU of any kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -20,6 +20,41 @@ pub struct GpuRules {
     pub uuids: Vec<String>,
     /// The preference among the GPUs that fit.
     pub prefer: Option<Prefer>,
+    /// Whether the pod must be held to its share. `None` leaves it to the node: the share is enforced if the node can.
+    pub isolation: Option<Isolation>,
+}
+
+/// Whether a pod must be held to its share of a GPU. A pod with a whole GPU has no neighbor, so every value is met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isolation {
+    /// The share is enforced in a way from which no program in the pod can escape.
+    Hard,
+    /// The share is enforced in any way.
+    Soft,
+    /// The share is not enforced, even if the node can.
+    None,
+}
+
+impl Isolation {
+    /// All values.
+    pub const ALL: [Isolation; 3] = [Isolation::Hard, Isolation::Soft, Isolation::None];
+
+    /// Return the annotation's value.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isolation::Hard => "hard",
+            Isolation::Soft => "soft",
+            Isolation::None => "none",
+        }
+    }
+
+    /// Report whether a share of a GPU is enough on which shares are enforced in this way.
+    pub fn is_met_by(self, enforcement: Option<Enforcement>) -> bool {
+        match (self, enforcement) {
+            (Isolation::None, _) | (Isolation::Hard | Isolation::Soft, Some(Enforcement::Cgroup)) => true,
+            (Isolation::Hard | Isolation::Soft, None) => false,
+        }
+    }
 }
 
 /// The largest number of GPUs over which a pod's memory may be spread. Placement policies use the same limit.
@@ -223,6 +258,10 @@ impl GpuRules {
                         return wrong(names::GPU_PREFER, "write fastest, most-memory or least-memory");
                     }
                 },
+                names::ISOLATION => match Isolation::ALL.into_iter().find(|isolation| isolation.name() == value) {
+                    Some(isolation) => rules.get_or_insert_default().isolation = Some(isolation),
+                    None => return wrong(names::ISOLATION, "write hard, soft or none"),
+                },
                 names::GPU_UUID => {
                     let uuids: Vec<String> = value.split(',').map(|uuid| uuid.trim().to_owned()).collect();
                     let many = value.split(',').count() > RULE_UUIDS;
@@ -294,6 +333,11 @@ impl GpuRules {
         self.allow_any_product(total, uuid) && self.models.allows(product)
     }
 
+    /// Report whether the rules accept a share of a GPU on which shares are enforced in this way.
+    pub fn accept_share(&self, enforcement: Option<Enforcement>) -> bool {
+        self.isolation.is_none_or(|isolation| isolation.is_met_by(enforcement))
+    }
+
     /// Check everything that [`GpuRules::allow`] checks, except the product. Callers check the product only once for many equal
     /// GPUs.
     pub fn allow_any_product(&self, total: MiB, uuid: Option<&str>) -> bool {
@@ -328,6 +372,9 @@ impl fmt::Display for GpuRules {
         let mut parts = Vec::new();
         if self.least_memory > MiB::ZERO {
             parts.push(format!("with {} or more in all", size(self.least_memory)));
+        }
+        if let Some(isolation @ (Isolation::Hard | Isolation::Soft)) = self.isolation {
+            parts.push(format!("on which shares are enforced (isolation: {})", isolation.name()));
         }
         if !self.uuids.is_empty() {
             parts.push(format!("named {}", self.uuids.join(" or ")));
@@ -465,6 +512,7 @@ mod tests {
     #[test]
     fn rules_are_shown_as_they_were_written_and_what_is_denied_apart() {
         let (model, memory, uuid) = ("divvy.dev/gpu-model", "divvy.dev/gpu-memory", "divvy.dev/gpu-uuid");
+        let isolation = "divvy.dev/isolation";
         for (annotations, expected) in [
             (&[("divvy.dev/gpus", "2")][..], ""),
             (&[(model, "A100*")], "of a product like A100*"),
@@ -479,6 +527,11 @@ mod tests {
                 &[(model, "!T4"), (memory, ">=40Gi")],
                 "other than T4, and with 40 GiB or more in all",
             ),
+            (&[(isolation, "none")], ""),
+            (
+                &[(memory, ">=40Gi"), (isolation, "hard")],
+                "with 40 GiB or more in all and on which shares are enforced (isolation: hard)",
+            ),
             (
                 &[(model, "A100*"), (memory, ">= 40Gi"), (uuid, "GPU-1, GPU-2")],
                 "of a product like A100* and with 40 GiB or more in all and named GPU-1 or GPU-2",
@@ -487,6 +540,16 @@ mod tests {
             let rules = read(annotations).expect("they are right").expect("some");
             assert_eq!(rules.to_string(), expected);
         }
+    }
+
+    #[test]
+    fn a_share_must_be_enforced_if_the_pod_says_so_and_need_not_be_otherwise() {
+        for (value, with, without) in [("hard", true, false), ("soft", true, false), ("none", true, true)] {
+            let rules = read(&[("divvy.dev/isolation", value)]).expect("right").expect("some");
+            let found = (rules.accept_share(Some(Enforcement::Cgroup)), rules.accept_share(None));
+            assert_eq!(found, (with, without), "{value}");
+        }
+        assert!(GpuRules::default().accept_share(None));
     }
 
     #[test]
@@ -533,6 +596,11 @@ mod tests {
                 "divvy.dev/gpu-prefer",
                 "best",
                 &["\"best\" was found", "fastest, most-memory or least-memory"],
+            ),
+            (
+                "divvy.dev/isolation",
+                "strong",
+                &["\"strong\" was found", "hard, soft or none"],
             ),
             ("divvy.dev/gpu-uuid", "GPU-1,", &["\"GPU-1,\" was found"]),
             (

@@ -125,9 +125,18 @@ impl Ask {
         }
         match self.rules.as_deref() {
             None => true,
-            Some(Ok(rules)) => rules.allow_any_product(gpu.total, gpu.uuid.as_deref()) && self.takes_product_of(gpu),
+            Some(Ok(rules)) => {
+                rules.allow_any_product(gpu.total, gpu.uuid.as_deref())
+                    && self.is_isolated_on(gpu, rules)
+                    && self.takes_product_of(gpu)
+            }
             Some(Err(_)) => false,
         }
+    }
+
+    /// Report whether the pod would be as isolated on this GPU as its rules want. A pod with whole GPUs has no neighbors.
+    pub(crate) fn is_isolated_on(&self, gpu: &GpuState, rules: &GpuRules) -> bool {
+        self.whole.is_some() || rules.accept_share(gpu.enforcement)
     }
 
     /// Report whether the extender leaves this pod to kube-scheduler on this node, because another device plugin offers the whole GPUs that

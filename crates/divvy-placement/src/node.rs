@@ -2,7 +2,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, WholeKind, legacy};
+use divvy_model::{
+    Enforcement, Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, WholeKind, legacy,
+};
 
 use crate::hash::rank;
 use crate::products::{Product, Products};
@@ -69,6 +71,8 @@ pub struct GpuState {
     pub health: Health,
     /// Why the GPU is not healthy, for example `XID 79`.
     pub reason: Option<String>,
+    /// What holds pods to their shares of the GPU; `None` if nothing does.
+    pub enforcement: Option<Enforcement>,
     /// The hash of the UUID, so that a pod that names other GPUs can be compared without reading the text.
     pub(crate) uuid_hash: u64,
     /// The number of the GPU's product in the ledger; `None` outside a ledger.
@@ -335,6 +339,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     reason: None,
                     uuid_hash: 0,
                     product: None,
+                    enforcement: None,
                     only_named: false,
                 })
                 .collect();
@@ -409,6 +414,7 @@ fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
         held: gpu.held,
         health: gpu.health,
         reason: gpu.reason.clone(),
+        enforcement: gpu.enforcement,
         uuid_hash: rank(&gpu.uuid),
         product: None,
         only_named: false,

@@ -55,6 +55,9 @@ impl<'a> Taste<'a> {
         if gpu.total < rules.least_memory || !(self.uuids.is_empty() || self.names(gpu)) {
             return false;
         }
+        if !self.ask.is_isolated_on(gpu, rules) {
+            return false;
+        }
         let known = gpu.product.and_then(|product| self.takes.get(product.index()));
         match known {
             None => self.ask.takes_product_of(gpu),

@@ -1,5 +1,13 @@
 //! The driver's state in this process, and the gate that every call passes.
 
+mod context;
+mod graph;
+mod memory;
+mod objects;
+mod pool;
+mod vmm;
+mod work;
+
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 use crate::codes::{
     CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, UNKNOWN,
 };
-use crate::context::{self, Context};
+use crate::context::{Context, top};
 use crate::device::Device;
 use crate::graph::Graphs;
 use crate::machine::Machine;
@@ -135,7 +143,7 @@ impl Driver {
 
     /// Return the handle of this thread's current context.
     pub(crate) fn current(&self) -> Result<usize, Code> {
-        let handle = context::top().ok_or(INVALID_CONTEXT)?;
+        let handle = top().ok_or(INVALID_CONTEXT)?;
         match self.contexts.contains_key(&handle) {
             true => Ok(handle),
             false => Err(CONTEXT_IS_DESTROYED),

@@ -1,30 +1,27 @@
 //! Graphs, as far as they concern memory: nodes that allocate and free, and what a launch takes of the GPU.
 
-use std::collections::BTreeMap;
-
-use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::Driver;
-use crate::memory::{Allocation, Kind};
-use crate::slab::{PAGE, pages};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The graphs of this process, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs {
-    graphs: BTreeMap<usize, Vec<Node>>,
-    executables: BTreeMap<usize, Executable>,
+    pub(crate) graphs: BTreeMap<usize, Vec<Node>>,
+    pub(crate) executables: BTreeMap<usize, Executable>,
+    /// The addresses of all nodes that allocate.
+    pub(crate) addresses: BTreeSet<u64>,
 }
 
 /// A graph that can be launched.
 #[derive(Debug, Clone)]
-struct Executable {
-    nodes: Vec<Node>,
+pub(crate) struct Executable {
+    pub(crate) nodes: Vec<Node>,
     /// Whether a launch frees what the launch before has left (CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH).
-    frees: bool,
+    pub(crate) frees: bool,
 }
 
 /// A node. The simulation runs nodes in the order in which they were added.
 #[derive(Debug, Clone, Copy)]
-enum Node {
+pub(crate) enum Node {
     Allocate { device: usize, address: u64, bytes: u64 },
     Free { address: u64 },
     Kernel { length: u64 },
@@ -38,113 +35,4 @@ pub(crate) struct GraphMemory {
     pub(crate) used_high: u64,
     pub(crate) reserved: u64,
     pub(crate) reserved_high: u64,
-}
-
-impl Driver {
-    pub(crate) fn create_graph(&mut self) -> usize {
-        let handle = self.new_handle();
-        self.graphs.graphs.insert(handle, Vec::new());
-        handle
-    }
-
-    pub(crate) fn destroy_graph(&mut self, graph: usize) -> Result<(), Code> {
-        self.graphs.graphs.remove(&graph).map(drop).ok_or(INVALID_HANDLE)
-    }
-
-    fn add(&mut self, graph: usize, node: Node) -> Result<usize, Code> {
-        self.graphs.graphs.get_mut(&graph).ok_or(INVALID_HANDLE)?.push(node);
-        Ok(self.new_handle())
-    }
-
-    /// Add a node that allocates. Return the node and the address, which is the same at each launch.
-    pub(crate) fn add_allocation(&mut self, graph: usize, device: usize, bytes: u64) -> Result<(usize, u64), Code> {
-        if bytes == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let bytes = pages(bytes).ok_or(OUT_OF_MEMORY)?;
-        let address = self.memory.addresses(bytes, PAGE)?;
-        Ok((self.add(graph, Node::Allocate { device, address, bytes })?, address))
-    }
-
-    pub(crate) fn add_free(&mut self, graph: usize, address: u64) -> Result<usize, Code> {
-        self.add(graph, Node::Free { address })
-    }
-
-    pub(crate) fn add_kernel(&mut self, graph: usize, length: u64) -> Result<usize, Code> {
-        self.add(graph, Node::Kernel { length })
-    }
-
-    pub(crate) fn add_other(&mut self, graph: usize) -> Result<usize, Code> {
-        self.add(graph, Node::Other)
-    }
-
-    /// Make a graph that can be launched.
-    pub(crate) fn instantiate(&mut self, graph: usize, flags: u64) -> Result<usize, Code> {
-        let nodes = self.graphs.graphs.get(&graph).ok_or(INVALID_HANDLE)?.clone();
-        let handle = self.new_handle();
-        self.graphs.executables.insert(handle, Executable { nodes, frees: flags & 1 != 0 });
-        Ok(handle)
-    }
-
-    pub(crate) fn destroy_executable(&mut self, handle: usize) -> Result<(), Code> {
-        self.graphs.executables.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
-    }
-
-    /// Check that a graph can be launched.
-    pub(crate) fn executable(&self, handle: usize) -> Result<(), Code> {
-        self.graphs.executables.get(&handle).map(drop).ok_or(INVALID_HANDLE)
-    }
-
-    /// Launch a graph in a stream.
-    pub(crate) fn launch_graph(&mut self, handle: usize, stream: usize) -> Result<(), Code> {
-        let Executable { nodes, frees } = self.graphs.executables.get(&handle).ok_or(INVALID_HANDLE)?.clone();
-        self.stream(stream)?;
-        for node in &nodes {
-            let Node::Allocate { address, .. } = node else { continue };
-            match (self.memory.allocations.contains_key(address), frees) {
-                (true, true) => self.release(*address)?,
-                // "It is an error to launch a graph again whose memory has not been freed" (cuda.h, cuGraphAddMemAllocNode).
-                (true, false) => return Err(INVALID_VALUE),
-                (false, _) => {}
-            }
-        }
-        for node in nodes {
-            match node {
-                Node::Allocate { device, address, bytes } => self.allocate_for_graph(device, address, bytes)?,
-                Node::Free { address } => self.release(address)?,
-                Node::Kernel { length } => self.run(stream, length)?,
-                Node::Other => {}
-            }
-        }
-        Ok(())
-    }
-
-    fn allocate_for_graph(&mut self, device: usize, address: u64, bytes: u64) -> Result<(), Code> {
-        let GraphMemory { used, reserved, .. } = self.devices[device].graphs;
-        let used = used.checked_add(bytes).ok_or(OUT_OF_MEMORY)?;
-        if used > reserved {
-            self.take(device, used - reserved)?;
-        }
-        let graphs = &mut self.devices[device].graphs;
-        graphs.used = used;
-        graphs.used_high = graphs.used_high.max(used);
-        graphs.reserved = graphs.reserved.max(used);
-        graphs.reserved_high = graphs.reserved_high.max(graphs.reserved);
-        let allocation = Allocation {
-            device,
-            context: None,
-            bytes,
-            kind: Kind::Graph,
-        };
-        self.memory.allocations.insert(address, allocation);
-        Ok(())
-    }
-
-    /// Give back the memory of a device's graphs that no allocation uses.
-    pub(crate) fn trim_graphs(&mut self, device: usize) -> Result<(), Code> {
-        let graphs = &mut self.devices[device].graphs;
-        let given = graphs.reserved - graphs.used;
-        graphs.reserved = graphs.used;
-        self.devices[device].give(given)
-    }
 }

@@ -7,8 +7,6 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::Driver;
-use crate::slab::{LARGE, PAGE, pages};
 
 /// Where the addresses of device memory begin, as with the real driver.
 const FIRST_ADDRESS: u64 = 0x3_0200_0000;
@@ -71,13 +69,16 @@ impl Memory {
     pub(crate) fn addresses(&mut self, bytes: u64, align: u64) -> Result<u64, Code> {
         let address = self.next_address.checked_next_multiple_of(align).ok_or(OUT_OF_MEMORY)?;
         // The addresses of a 64-bit program have 47 bits.
-        let next = address.checked_add(bytes).filter(|next| *next < 1 << 47).ok_or(OUT_OF_MEMORY)?;
+        let next = address
+            .checked_add(bytes)
+            .filter(|next| *next < 1 << 47)
+            .ok_or(OUT_OF_MEMORY)?;
         self.next_address = next;
         Ok(address)
     }
 
     /// Reserve addresses below 4 GiB for whole pages.
-    fn low_addresses(&mut self, bytes: u64) -> Result<u64, Code> {
+    pub(crate) fn low_addresses(&mut self, bytes: u64) -> Result<u64, Code> {
         let address = self.next_low_address;
         let next = address.checked_add(bytes).filter(|next| *next <= u64::from(u32::MAX));
         self.next_low_address = next.ok_or(OUT_OF_MEMORY)?;
@@ -92,7 +93,9 @@ impl Memory {
 
     /// Remove what ends with a context. Return how much of it had pages of its own.
     pub(crate) fn forget_context(&mut self, handle: usize) -> u64 {
-        let ended = self.allocations.extract_if(.., |_, allocation| allocation.context == Some(handle));
+        let ended = self
+            .allocations
+            .extract_if(.., |_, allocation| allocation.context == Some(handle));
         ended
             .map(|(_, allocation)| match allocation.kind {
                 Kind::Pages(bytes) | Kind::Managed(_, bytes) => bytes,
@@ -102,165 +105,12 @@ impl Memory {
     }
 }
 
-impl Driver {
-    /// Allocate linear memory in the current context.
-    pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, Code> {
-        let (context, device) = self.place(bytes)?;
-        match bytes < LARGE {
-            true => self.allocate_small(context, device, bytes),
-            false => self.allocate_pages(bytes),
-        }
+/// Return the distance of two rows of this width.
+pub(crate) fn rows(width: u64, height: u64, element: u32) -> Result<u64, Code> {
+    if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
+        return Err(INVALID_VALUE);
     }
-
-    /// Allocate linear memory in the current context that has pages of its own.
-    pub(crate) fn allocate_pages(&mut self, bytes: u64) -> Result<u64, Code> {
-        let (context, device) = self.place(bytes)?;
-        let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
-        let address = self.memory.addresses(taken, PAGE)?;
-        self.take(device, taken)?;
-        self.record(address, device, context, bytes, Kind::Pages(taken));
-        Ok(address)
-    }
-
-    /// Allocate linear memory with an address of 32 bits, which always has pages of its own.
-    pub(crate) fn allocate_low(&mut self, bytes: u64) -> Result<u64, Code> {
-        let (context, device) = self.place(bytes)?;
-        let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
-        let address = self.memory.low_addresses(taken)?;
-        self.take(device, taken)?;
-        self.record(address, device, context, bytes, Kind::Pages(taken));
-        Ok(address)
-    }
-
-    fn allocate_small(&mut self, handle: usize, device: usize, bytes: u64) -> Result<u64, Code> {
-        let slabs = |driver: &mut Driver| driver.contexts.get_mut(&handle).and_then(|context| context.slabs.allocate(bytes));
-        let address = match slabs(self) {
-            Some(address) => address,
-            None => {
-                let page = self.memory.addresses(PAGE, PAGE)?;
-                self.take(device, PAGE)?;
-                if let Some(context) = self.contexts.get_mut(&handle) {
-                    context.slabs.add(page);
-                }
-                slabs(self).ok_or(OUT_OF_MEMORY)?
-            }
-        };
-        self.record(address, device, handle, bytes, Kind::Small);
-        Ok(address)
-    }
-
-    /// Allocate rows. Return the address and the distance of two rows.
-    pub(crate) fn allocate_pitch(&mut self, width: u64, height: u64, element: u32) -> Result<(u64, u64), Code> {
-        self.current()?;
-        if !matches!(element, 4 | 8 | 16) || width == 0 || height == 0 {
-            return Err(INVALID_VALUE);
-        }
-        let pitch = width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)?;
-        let bytes = pitch.checked_mul(height).ok_or(OUT_OF_MEMORY)?;
-        Ok((self.allocate(bytes)?, pitch))
-    }
-
-    /// Allocate managed memory in the current context.
-    pub(crate) fn allocate_managed(&mut self, bytes: u64) -> Result<u64, Code> {
-        let (context, device) = self.place(bytes)?;
-        let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
-        self.take(device, taken)?;
-        let Some(mapping) = Mapping::new(taken) else {
-            self.devices[device].give(taken)?;
-            return Err(OUT_OF_MEMORY);
-        };
-        let address = mapping.address();
-        self.record(address, device, context, bytes, Kind::Managed(mapping, taken));
-        Ok(address)
-    }
-
-    /// Free an allocation. NULL is allowed, as with the real driver (measured: <https://github.com/lupinemachines/lupine/pull/858>).
-    pub(crate) fn free(&mut self, address: u64) -> Result<(), Code> {
-        let device = self.current_device()?;
-        match self.memory.allocations.get(&address).map(|allocation| &allocation.kind) {
-            _ if address == 0 => Ok(()),
-            Some(Kind::Host(_)) | None => Err(INVALID_VALUE),
-            Some(Kind::Pool(_)) => {
-                self.release(address)?;
-                // cuMemFree synchronizes, cuMemFreeAsync does not.
-                self.settle_pools(device)
-            }
-            Some(_) => self.release(address),
-        }
-    }
-
-    /// Free an allocation of any kind.
-    pub(crate) fn release(&mut self, address: u64) -> Result<(), Code> {
-        let allocation = self.memory.allocations.remove(&address).ok_or(INVALID_VALUE)?;
-        let device = &mut self.devices[allocation.device];
-        match allocation.kind {
-            Kind::Pages(bytes) | Kind::Managed(_, bytes) => device.give(bytes),
-            Kind::Small => {
-                let context = allocation.context.and_then(|handle| self.contexts.get_mut(&handle));
-                match context.is_some_and(|context| context.slabs.free(address)) {
-                    true => device.give(PAGE),
-                    false => Ok(()),
-                }
-            }
-            Kind::Pool(pool) => self.free_to_pool(pool, allocation.bytes),
-            Kind::Graph => {
-                device.graphs.used -= allocation.bytes;
-                Ok(())
-            }
-            Kind::Borrowed | Kind::Host(_) => Ok(()),
-        }
-    }
-
-    /// Give memory an address that another process or another handle pays for.
-    pub(crate) fn borrow(&mut self, device: usize, bytes: u64) -> Result<u64, Code> {
-        let address = self.memory.addresses(pages(bytes).ok_or(OUT_OF_MEMORY)?, PAGE)?;
-        let allocation = Allocation {
-            device,
-            context: None,
-            bytes,
-            kind: Kind::Borrowed,
-        };
-        self.memory.allocations.insert(address, allocation);
-        Ok(address)
-    }
-
-    /// Allocate main memory.
-    pub(crate) fn allocate_host(&mut self, bytes: u64) -> Result<u64, Code> {
-        let (context, device) = self.place(bytes)?;
-        let mapping = Mapping::new(bytes).ok_or(OUT_OF_MEMORY)?;
-        let address = mapping.address();
-        self.record(address, device, context, bytes, Kind::Host(mapping));
-        Ok(address)
-    }
-
-    /// Free main memory. NULL is allowed, as with the real driver.
-    pub(crate) fn free_host(&mut self, address: u64) -> Result<(), Code> {
-        self.current()?;
-        match self.memory.allocations.get(&address).map(|allocation| &allocation.kind) {
-            _ if address == 0 => Ok(()),
-            Some(Kind::Host(_)) => self.release(address),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    /// Return the current context and its device, if the size can be allocated at all.
-    fn place(&self, bytes: u64) -> Result<(usize, usize), Code> {
-        let context = self.current()?;
-        match bytes {
-            0 => Err(INVALID_VALUE),
-            _ => Ok((context, self.contexts[&context].device)),
-        }
-    }
-
-    fn record(&mut self, address: u64, device: usize, context: usize, bytes: u64, kind: Kind) {
-        let allocation = Allocation {
-            device,
-            context: Some(context),
-            bytes,
-            kind,
-        };
-        self.memory.allocations.insert(address, allocation);
-    }
+    width.checked_next_multiple_of(PITCH).ok_or(OUT_OF_MEMORY)
 }
 
 /// Main memory behind an allocation.

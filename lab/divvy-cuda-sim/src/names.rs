@@ -1,9 +1,10 @@
 //! The names of the driver's functions, and which symbol each one is in a version of CUDA.
 
-/// For each symbol that this library has: the name of the function, the CUDA version in which the symbol appeared, the symbol, and whether it uses the
-/// default stream of its thread. From cudaTypedefs.h of CUDA 11.7 to 13.5, whose types have the names `PFN_<function>_v<version>`.
+/// For each symbol that this library has: the name of the function, the CUDA version in which the symbol appeared, the symbol, and whether it uses
+/// the default stream of its thread. From cudaTypedefs.h of CUDA 11.7 to 13.5, whose types have the names `PFN_<function>_v<version>`, and for
+/// cuGraphInstantiate of 11.4 from what NVIDIA's cuda-python asks for (cydriver.pyx).
 #[rustfmt::skip]
-const TABLE: [(&str, i32, &str, bool); 200] = [
+pub(crate) const TABLE: [(&str, i32, &str, bool); 202] = [
     ("cuArray3DCreate", 2000, "cuArray3DCreate", false),
     ("cuArray3DCreate", 3020, "cuArray3DCreate_v2", false),
     ("cuArrayCreate", 2000, "cuArrayCreate", false),
@@ -87,6 +88,7 @@ const TABLE: [(&str, i32, &str, bool); 200] = [
     ("cuGraphExecDestroy", 10000, "cuGraphExecDestroy", false),
     ("cuGraphInstantiate", 10000, "cuGraphInstantiate", false),
     ("cuGraphInstantiate", 11000, "cuGraphInstantiate_v2", false),
+    ("cuGraphInstantiate", 11040, "cuGraphInstantiateWithFlags", false),
     ("cuGraphInstantiateWithFlags", 11040, "cuGraphInstantiateWithFlags", false),
     ("cuGraphInstantiateWithParams", 12000, "cuGraphInstantiateWithParams", false),
     ("cuGraphInstantiateWithParams", 12000, "cuGraphInstantiateWithParams_ptsz", true),
@@ -123,6 +125,7 @@ const TABLE: [(&str, i32, &str, bool); 200] = [
     ("cuMemAllocHost", 2000, "cuMemAllocHost", false),
     ("cuMemAllocHost", 3020, "cuMemAllocHost_v2", false),
     ("cuMemAllocManaged", 6000, "cuMemAllocManaged", false),
+    ("cuMemAllocPitch", 2000, "cuMemAllocPitch", false),
     ("cuMemAllocPitch", 3020, "cuMemAllocPitch_v2", false),
     ("cuMemCreate", 10020, "cuMemCreate", false),
     ("cuMemExportToShareableHandle", 10020, "cuMemExportToShareableHandle", false),
@@ -220,7 +223,11 @@ pub(crate) enum Found {
 /// Find the function that a program of this CUDA version means.
 pub(crate) fn find(function: &str, program: i32, driver: i32, per_thread: bool) -> Found {
     let all = || TABLE.iter().filter(|(name, since, ..)| *name == function && *since <= driver);
-    let newest = |thread: bool| all().filter(|(_, since, _, own)| *since <= program && *own == thread).max_by_key(|(_, since, ..)| *since);
+    let newest = |thread: bool| {
+        all()
+            .filter(|(_, since, _, own)| *since <= program && *own == thread)
+            .max_by_key(|(_, since, ..)| *since)
+    };
     let twin = per_thread.then(|| newest(true)).flatten();
     match twin.or_else(|| newest(false)) {
         Some((_, _, symbol, _)) => Found::Symbol(symbol),

@@ -2,19 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::Driver;
-use crate::memory::Kind;
+use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 
 /// The objects of this process, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Objects {
-    /// The memory of each array and mipmapped array; `None` if another object or nobody has it.
-    arrays: BTreeMap<usize, Option<u64>>,
+    /// The memory of each array and mipmapped array; `None` if it has none of its own.
+    pub(crate) arrays: BTreeMap<usize, Option<u64>>,
     /// The address and the size of each imported memory.
-    external: BTreeMap<usize, (u64, u64)>,
+    pub(crate) external: BTreeMap<usize, (u64, u64)>,
     /// The device of each green context.
-    green: BTreeMap<usize, usize>,
+    pub(crate) green: BTreeMap<usize, usize>,
     /// Descriptors of resources for green contexts.
     pub(crate) descriptors: BTreeMap<usize, ()>,
 }
@@ -31,7 +29,7 @@ pub(crate) struct Shape {
 }
 
 /// CUDA_ARRAY3D_SPARSE and CUDA_ARRAY3D_DEFERRED_MAPPING: the program brings the memory.
-const WITHOUT_MEMORY: u32 = 0x40 | 0x80;
+pub(crate) const WITHOUT_MEMORY: u32 = 0x40 | 0x80;
 
 impl Shape {
     /// Return the size of an element in bytes (`CUarray_format`). Formats of video and of compressed textures are not simulated.
@@ -52,7 +50,7 @@ impl Shape {
     }
 
     /// Return the size in bytes of the array, with this many levels of which each has half the edges of the one before.
-    fn bytes(self, levels: u32) -> Result<u64, Code> {
+    pub(crate) fn bytes(self, levels: u32) -> Result<u64, Code> {
         let element = self.element()?;
         let longest = self.width.max(self.height).max(self.depth);
         if self.width == 0 || levels == 0 || levels > u64::BITS - longest.leading_zeros() {
@@ -63,84 +61,9 @@ impl Shape {
             let area = edge(self.width).checked_mul(edge(self.height))?;
             area.checked_mul(edge(self.depth))?.checked_mul(element)
         };
-        (0..levels).try_fold(0u64, |sum, of| sum.checked_add(level(of)?)).ok_or(OUT_OF_MEMORY)
-    }
-}
-
-impl Driver {
-    /// Make an array in the current context.
-    pub(crate) fn create_array(&mut self, shape: Shape, levels: u32) -> Result<usize, Code> {
-        self.current()?;
-        let bytes = shape.bytes(levels)?;
-        let address = match shape.flags & WITHOUT_MEMORY {
-            0 => Some(self.allocate(bytes)?),
-            _ => None,
-        };
-        let handle = self.new_handle();
-        self.objects.arrays.insert(handle, address);
-        Ok(handle)
-    }
-
-    /// Return an array that is a level of another one, and has no memory of its own.
-    pub(crate) fn level_of(&mut self, array: usize) -> Result<usize, Code> {
-        self.objects.arrays.get(&array).ok_or(INVALID_HANDLE)?;
-        let handle = self.new_handle();
-        self.objects.arrays.insert(handle, None);
-        Ok(handle)
-    }
-
-    pub(crate) fn destroy_array(&mut self, handle: usize) -> Result<(), Code> {
-        match self.objects.arrays.remove(&handle) {
-            // A context that has ended has taken the memory with it.
-            Some(Some(address)) if self.memory.allocations.contains_key(&address) => self.release(address),
-            Some(_) => Ok(()),
-            None => Err(INVALID_HANDLE),
-        }
-    }
-
-    /// Import memory that another API, such as Vulkan, allocated in this process. It counts here, because nobody else simulates that API.
-    pub(crate) fn import_external(&mut self, bytes: u64) -> Result<usize, Code> {
-        let address = self.allocate_pages(bytes)?;
-        let handle = self.new_handle();
-        self.objects.external.insert(handle, (address, bytes));
-        Ok(handle)
-    }
-
-    pub(crate) fn destroy_external(&mut self, handle: usize) -> Result<(), Code> {
-        let (address, _) = self.objects.external.remove(&handle).ok_or(INVALID_HANDLE)?;
-        match self.memory.allocations.get(&address).map(|allocation| &allocation.kind) {
-            Some(Kind::Pages(_)) => self.release(address),
-            _ => Ok(()),
-        }
-    }
-
-    /// Give a part of imported memory an address.
-    pub(crate) fn map_external(&mut self, handle: usize, offset: u64, bytes: u64) -> Result<u64, Code> {
-        let (address, whole) = *self.objects.external.get(&handle).ok_or(INVALID_HANDLE)?;
-        if bytes == 0 || offset.checked_add(bytes).is_none_or(|end| end > whole) {
-            return Err(INVALID_VALUE);
-        }
-        let device = self.memory.allocations.get(&address).ok_or(INVALID_HANDLE)?.device;
-        self.borrow(device, bytes)
-    }
-
-    /// Make a green context. It is a part of the device's primary context, which it retains.
-    pub(crate) fn create_green(&mut self, device: usize) -> Result<usize, Code> {
-        self.retain_primary(device)?;
-        let handle = self.new_handle();
-        self.objects.green.insert(handle, device);
-        Ok(handle)
-    }
-
-    pub(crate) fn destroy_green(&mut self, handle: usize) -> Result<(), Code> {
-        let device = self.objects.green.remove(&handle).ok_or(INVALID_HANDLE)?;
-        self.release_primary(device)
-    }
-
-    /// Return the context of a green context, which is the primary one in the simulation.
-    pub(crate) fn context_of_green(&self, handle: usize) -> Result<usize, Code> {
-        let device = self.objects.green.get(&handle).ok_or(INVALID_HANDLE)?;
-        Ok(self.devices[*device].primary.handle)
+        (0..levels)
+            .try_fold(0u64, |sum, of| sum.checked_add(level(of)?))
+            .ok_or(OUT_OF_MEMORY)
     }
 }
 

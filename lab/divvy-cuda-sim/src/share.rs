@@ -72,7 +72,10 @@ impl Shared {
     pub(crate) fn of_descriptor(descriptor: usize, thing: Thing) -> Result<Shared, Code> {
         // Opening it again needs no trust in the number, and reads from the beginning.
         let file = File::open(format!("/proc/self/fd/{descriptor}")).map_err(|_| INVALID_VALUE)?;
-        if !file.metadata().is_ok_and(|data| data.is_file() && data.len() == LENGTH as u64) {
+        if !file
+            .metadata()
+            .is_ok_and(|data| data.is_file() && data.len() == LENGTH as u64)
+        {
             return Err(INVALID_VALUE);
         }
         let mut bytes = [0; LENGTH];
@@ -94,7 +97,10 @@ impl Driver {
 
     /// Return the device of shared memory.
     pub(crate) fn device_of(&self, shared: &Shared) -> Result<usize, Code> {
-        let found = self.devices.iter().position(|device| uuid_bytes(&device.card.uuid) == shared.gpu);
+        let found = self
+            .devices
+            .iter()
+            .position(|device| uuid_bytes(&device.card.uuid) == shared.gpu);
         found.ok_or(INVALID_VALUE)
     }
 }

@@ -36,7 +36,9 @@ fn parse(text: &str) -> Option<Rule> {
 }
 
 fn rules() -> Vec<Rule> {
-    let Ok(text) = env::var("DIVVY_CUDA_SIM_FAIL") else { return Vec::new() };
+    let Ok(text) = env::var("DIVVY_CUDA_SIM_FAIL") else {
+        return Vec::new();
+    };
     let rules = text.split(',').filter(|rule| !rule.is_empty());
     rules
         .filter_map(|rule| {
@@ -57,7 +59,8 @@ pub(crate) fn injected(name: &'static str) -> Option<Code> {
     let count = calls.entry(name).or_default();
     *count += 1;
     let nth = *count;
-    mine.find(|rule| rule.nth.is_none_or(|wanted| wanted == nth)).map(|rule| rule.code)
+    mine.find(|rule| rule.nth.is_none_or(|wanted| wanted == nth))
+        .map(|rule| rule.code)
 }
 
 /// Append a line to the log of calls: PID, name, code. One write makes one line, also if several processes write.
@@ -69,7 +72,9 @@ pub(crate) fn log(name: &str, code: Code) {
             .inspect_err(|error| complain(&format!("the log {}: {error}", path.display())))
             .ok()
     };
-    let Some(mut file) = LOG.get_or_init(open).as_ref() else { return };
+    let Some(mut file) = LOG.get_or_init(open).as_ref() else {
+        return;
+    };
     let line = format!("{} {name} {code}\n", std::process::id());
     if let Err(error) = file.write_all(line.as_bytes()) {
         complain(&format!("the log: {error}"));

@@ -2,29 +2,28 @@
 
 use std::collections::BTreeMap;
 
-use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY};
-use crate::driver::Driver;
+use crate::codes::{Code, INVALID_VALUE};
 use crate::slab::PAGE;
 
 /// Physical memory, ranges, and mappings of this process.
 #[derive(Debug, Default)]
 pub(crate) struct Vmm {
-    physical: BTreeMap<usize, Physical>,
+    pub(crate) physical: BTreeMap<usize, Physical>,
     /// The length of each reserved range, by its beginning.
-    reserved: BTreeMap<u64, u64>,
+    pub(crate) reserved: BTreeMap<u64, u64>,
     /// The length and the physical memory of each mapping, by its beginning.
-    mapped: BTreeMap<u64, (u64, usize)>,
+    pub(crate) mapped: BTreeMap<u64, (u64, usize)>,
 }
 
 /// Memory that cuMemCreate made. It lasts until its last handle and its last mapping are gone (cuda.h, cuMemRelease).
 #[derive(Debug)]
-struct Physical {
-    place: Place,
-    bytes: u64,
+pub(crate) struct Physical {
+    pub(crate) place: Place,
+    pub(crate) bytes: u64,
     /// Whether another process pays for it.
-    imported: bool,
-    handles: u64,
-    mappings: u64,
+    pub(crate) imported: bool,
+    pub(crate) handles: u64,
+    pub(crate) mappings: u64,
 }
 
 /// Where memory lies.
@@ -35,7 +34,7 @@ pub(crate) enum Place {
 }
 
 impl Vmm {
-    fn known(&mut self, handle: usize) -> Result<&mut Physical, Code> {
+    pub(crate) fn known(&mut self, handle: usize) -> Result<&mut Physical, Code> {
         // A handle that was released is invalid, even if a mapping keeps the memory.
         let found = self.physical.get_mut(&handle).filter(|physical| physical.handles > 0);
         found.ok_or(INVALID_VALUE)
@@ -48,13 +47,13 @@ impl Vmm {
     }
 
     /// Return the mapping that contains an address.
-    fn mapping_at(&self, address: u64) -> Option<(u64, usize)> {
+    pub(crate) fn mapping_at(&self, address: u64) -> Option<(u64, usize)> {
         let (start, (bytes, handle)) = self.mapped.range(..=address).next_back()?;
         (address - start < *bytes).then_some((*start, *handle))
     }
 
     /// Return the mappings of a range, if they cover it exactly.
-    fn whole(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Code> {
+    pub(crate) fn whole(&self, address: u64, bytes: u64) -> Result<Vec<u64>, Code> {
         let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
         let mut next = address;
         let mut found = Vec::new();
@@ -71,134 +70,9 @@ impl Vmm {
 }
 
 /// Check that a size is whole pages.
-fn granular(bytes: u64) -> Result<(), Code> {
+pub(crate) fn granular(bytes: u64) -> Result<(), Code> {
     match bytes > 0 && bytes.is_multiple_of(PAGE) {
         true => Ok(()),
         false => Err(INVALID_VALUE),
-    }
-}
-
-impl Driver {
-    /// Return the place of a CUmemLocation.
-    pub(crate) fn place_of(&self, kind: i32, id: i32) -> Result<Place, Code> {
-        match kind {
-            1 => self.device(id).map(Place::Device).map_err(|_| INVALID_DEVICE),
-            // CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA, and HOST_NUMA_CURRENT appeared in CUDA 12.2.
-            2..=4 if self.version >= 12020 => Ok(Place::Host),
-            _ => Err(INVALID_VALUE),
-        }
-    }
-
-    /// Create physical memory; another process pays if it is imported.
-    pub(crate) fn create_physical(&mut self, place: Place, bytes: u64, imported: bool) -> Result<usize, Code> {
-        granular(bytes)?;
-        if let (Place::Device(device), false) = (place, imported) {
-            self.take(device, bytes)?;
-        }
-        let handle = self.new_handle();
-        let physical = Physical {
-            place,
-            bytes,
-            imported,
-            handles: 1,
-            mappings: 0,
-        };
-        self.vmm.physical.insert(handle, physical);
-        Ok(handle)
-    }
-
-    /// Give a handle up.
-    pub(crate) fn release_physical(&mut self, handle: usize) -> Result<(), Code> {
-        self.vmm.known(handle)?.handles -= 1;
-        self.collect(handle)
-    }
-
-    /// Free physical memory that nothing refers to.
-    fn collect(&mut self, handle: usize) -> Result<(), Code> {
-        let unused = |physical: &Physical| physical.handles == 0 && physical.mappings == 0;
-        if !self.vmm.physical.get(&handle).is_some_and(unused) {
-            return Ok(());
-        }
-        match self.vmm.physical.remove(&handle) {
-            Some(Physical {
-                place: Place::Device(device),
-                bytes,
-                imported: false,
-                ..
-            }) => self.devices[device].give(bytes),
-            _ => Ok(()),
-        }
-    }
-
-    /// Return another handle of the memory that is mapped at an address.
-    pub(crate) fn retain_physical(&mut self, address: u64) -> Result<usize, Code> {
-        let (_, handle) = self.vmm.mapping_at(address).ok_or(INVALID_VALUE)?;
-        let physical = self.vmm.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
-        physical.handles += 1;
-        Ok(handle)
-    }
-
-    /// Reserve addresses.
-    pub(crate) fn reserve(&mut self, bytes: u64, align: u64) -> Result<u64, Code> {
-        granular(bytes)?;
-        let align = match align {
-            0 => PAGE,
-            align if align.is_power_of_two() => align.max(PAGE),
-            _ => return Err(INVALID_VALUE),
-        };
-        let address = self.memory.addresses(bytes, align).map_err(|_| OUT_OF_MEMORY)?;
-        self.vmm.reserved.insert(address, bytes);
-        Ok(address)
-    }
-
-    /// Give a whole reserved range back, in which nothing is mapped.
-    pub(crate) fn unreserve(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
-        let matches = self.vmm.reserved.get(&address) == Some(&bytes);
-        if !matches || self.vmm.mapped.range(address..address + bytes).next().is_some() {
-            return Err(INVALID_VALUE);
-        }
-        self.vmm.reserved.remove(&address);
-        Ok(())
-    }
-
-    /// Map the beginning of physical memory into a reserved range.
-    pub(crate) fn map(&mut self, address: u64, bytes: u64, offset: u64, handle: usize) -> Result<(), Code> {
-        granular(bytes)?;
-        let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
-        let inside = self.vmm.reserved.range(..=address).next_back();
-        let inside = inside.is_some_and(|(start, length)| end <= start + length);
-        let last = self.vmm.mapped.range(..end).next_back();
-        let overlaps = last.is_some_and(|(start, (length, _))| start + length > address);
-        let physical = self.vmm.known(handle)?;
-        // "offset must be zero" (cuda.h, cuMemMap).
-        if !inside || overlaps || !address.is_multiple_of(PAGE) || offset != 0 || bytes > physical.bytes {
-            return Err(INVALID_VALUE);
-        }
-        physical.mappings += 1;
-        self.vmm.mapped.insert(address, (bytes, handle));
-        Ok(())
-    }
-
-    /// Remove all mappings of a range, which must be whole ones.
-    pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<(), Code> {
-        for start in self.vmm.whole(address, bytes)? {
-            let Some((_, handle)) = self.vmm.mapped.remove(&start) else { continue };
-            if let Some(physical) = self.vmm.physical.get_mut(&handle) {
-                physical.mappings -= 1;
-            }
-            self.collect(handle)?;
-        }
-        Ok(())
-    }
-
-    /// Check that a range is mapped, as a change of its access needs it.
-    pub(crate) fn is_mapped(&self, address: u64, bytes: u64) -> Result<(), Code> {
-        self.vmm.whole(address, bytes).map(drop)
-    }
-
-    /// Return the mapping that contains an address, with its length.
-    pub(crate) fn mapping(&self, address: u64) -> Option<(u64, u64)> {
-        let (start, _) = self.vmm.mapping_at(address)?;
-        Some((start, self.vmm.mapped[&start].0))
     }
 }

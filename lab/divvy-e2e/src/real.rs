@@ -13,9 +13,7 @@ use std::process::Stdio;
 
 use divvy_model::MemoryUnit;
 use divvy_model::machine::{MachineNode, Machines};
-use divvy_testbed::scenario::{
-    Cluster, End, Fault, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, write_node_configs,
-};
+use divvy_testbed::scenario::{Cluster, End, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, write_node_configs};
 use divvy_testbed::simulated_driver;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::process::Command;
@@ -170,8 +168,8 @@ impl Cluster for Real {
         simulated_driver::place(&self.directory.join(node), path, text)
     }
 
-    async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
-        fault.happen(&self.directory.join(node).join("nvml.sock"), gpu).await
+    fn nvml(&self, node: &str) -> PathBuf {
+        self.directory.join(node).join("nvml.sock")
     }
 
     async fn divide(&mut self, node: &str, gpus: &[u32], profiles: Option<&[u32]>) -> io::Result<()> {
@@ -180,7 +178,7 @@ impl Cluster for Real {
         let (directories, nodes) = (files.directories.join(" "), nodes.join(" "));
         self.part(&["mig-files", node, &files.minors, &directories, &nodes]).await?;
         for gpu in gpus {
-            simulated_driver::divide(&self.directory.join(node).join("nvml.sock"), *gpu, profiles).await?;
+            simulated_driver::divide(&self.nvml(node), *gpu, profiles).await?;
         }
         Ok(())
     }

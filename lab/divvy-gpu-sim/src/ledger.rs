@@ -110,7 +110,9 @@ impl Ledger {
                     return Ok(index);
                 }
             }
-            Err(Error::Full { path: ledger.path.clone() })
+            Err(Error::Full {
+                path: ledger.path.clone(),
+            })
         })?;
         Ok(Slot {
             ledger: self,
@@ -140,11 +142,13 @@ impl Ledger {
     /// Return the slots that have ever been used, with their indices, also those of processes that have ended.
     fn slots(&self) -> Result<Vec<(u64, Usage)>, Error> {
         let length = self.length()?;
-        if length > at(MAX_SLOTS) || length < HEADER || (length - HEADER) % SLOT != 0 {
+        if length > at(MAX_SLOTS) || length < HEADER || !(length - HEADER).is_multiple_of(SLOT) {
             return Err(self.malformed());
         }
         let mut bytes = vec![0; (length - HEADER) as usize];
-        self.file.read_exact_at(&mut bytes, HEADER).map_err(|source| self.failed(source))?;
+        self.file
+            .read_exact_at(&mut bytes, HEADER)
+            .map_err(|source| self.failed(source))?;
         let (numbers, _) = bytes.as_chunks::<8>();
         let numbers: Vec<u64> = numbers.iter().map(|number| u64::from_le_bytes(*number)).collect();
         let (slots, _) = numbers.as_chunks::<3>();

@@ -4,4 +4,4 @@ mod ledger;
 mod versions;
 
 pub use ledger::{Error, Ledger, Slot, Usage, directory};
-pub use versions::cuda_version;
+pub use versions::{cuda_version, parse_version};

@@ -35,6 +35,13 @@ pub fn cuda_version(driver: &str) -> i32 {
     found.map_or(10000, |(_, cuda)| *cuda)
 }
 
+/// Read a version such as `12.4` as CUDA encodes it.
+pub fn parse_version(text: &str) -> Option<i32> {
+    let (major, minor) = text.split_once('.')?;
+    let (major, minor): (i32, i32) = (major.parse().ok()?, minor.parse().ok()?);
+    ((1..100).contains(&major) && (0..100).contains(&minor)).then(|| major * 1000 + minor * 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,6 +59,21 @@ mod tests {
         ];
         for (driver, cuda) in cases {
             assert_eq!(cuda_version(driver), cuda, "{driver}");
+        }
+    }
+
+    #[test]
+    fn versions_are_read_as_cuda_writes_them() {
+        for (text, version) in [
+            ("11.0", Some(11000)),
+            ("12.4", Some(12040)),
+            ("13.4", Some(13040)),
+            ("12", None),
+            ("a.b", None),
+            ("-1.0", None),
+            ("1000000000.0", None),
+        ] {
+            assert_eq!(parse_version(text), version, "{text}");
         }
     }
 }

@@ -4,6 +4,7 @@ mod cuda;
 mod device;
 mod event;
 mod instance;
+mod limits;
 mod mig;
 mod process;
 mod system;

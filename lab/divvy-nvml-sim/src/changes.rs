@@ -20,6 +20,8 @@ pub(crate) struct Changes {
     pub(crate) descriptions: u64,
     /// The errors of calls for events.
     pub(crate) events: EventErrors,
+    /// Where the driver keeps the limits of cgroups. `None` is `misc` for a driver that is new enough, and an older one has no limits.
+    pub(crate) limit_mode: Option<LimitMode>,
     /// The changes to GPUs, by GPU index.
     pub(crate) gpus: BTreeMap<u32, GpuChanges>,
 }
@@ -56,6 +58,29 @@ pub(crate) struct GpuChanges {
     pub(crate) memory_errors: BTreeMap<u32, u32>,
     /// The error code of calls that register the GPU for events; 0 means success.
     pub(crate) register: u32,
+    /// The error code of nvmlDeviceSetMemoryLimits_v1; 0 means success.
+    pub(crate) limit_error: u32,
+    /// The limits of cgroups, by the full path of the cgroup's directory.
+    pub(crate) limits: BTreeMap<String, Limit>,
+}
+
+/// Where a driver keeps the limits of cgroups (the module option `RmMemacctMode`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LimitMode {
+    /// The driver limits nothing.
+    Off,
+    /// In the driver, on kernels before 6.14.
+    Misc,
+    /// In the kernel's controller `dmem`.
+    Dmem,
+}
+
+/// The limits of a cgroup on one GPU, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Limit {
+    pub(crate) soft: u64,
+    pub(crate) hard: u64,
 }
 
 /// The MIG devices into which a GPU is divided; `None` if MIG is off.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, Division, EventErrors, GpuChanges, Instance};
+use crate::changes::{Changes, Division, EventErrors, GpuChanges, Instance, LimitMode};
 use crate::machine::Machine;
 use crate::sim::{Event, complain, now_ms, sim};
 
@@ -62,6 +62,15 @@ enum Request {
     },
     Events(EventErrors),
     Register {
+        gpu: u32,
+        error: u32,
+    },
+    #[serde(rename = "limit_mode")]
+    LimitMode {
+        mode: Option<LimitMode>,
+    },
+    #[serde(rename = "limit")]
+    Limit {
         gpu: u32,
         error: u32,
     },
@@ -199,6 +208,11 @@ fn perform(request: Request) -> Result<Value, String> {
         })?,
         Request::MigMode { gpu, error } => change_gpu(gpu, |gpu| gpu.mig_mode_error = error)?,
         Request::Register { gpu, error } => change_gpu(gpu, |gpu| gpu.register = error)?,
+        Request::LimitMode { mode } => sim().change(|changes, _| {
+            changes.limit_mode = mode;
+            Ok(())
+        })?,
+        Request::Limit { gpu, error } => change_gpu(gpu, |gpu| gpu.limit_error = error)?,
         Request::Describe {} => sim().change(|changes, _| {
             changes.descriptions += 1;
             Ok(())

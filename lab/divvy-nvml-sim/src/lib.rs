@@ -35,6 +35,8 @@
 //! {"op":"hang","seconds":30}                    0: calls return
 //! {"op":"mig","gpu":0,"devices":[{"gpu_instance":1,"compute_instance":0,"profile":0}]}   instead of the described ones; null: MIG is off
 //! {"op":"mig_mode","gpu":0,"error":999}         the error of nvmlDeviceGetMigMode; 0: none
+//! {"op":"limit_mode","mode":"dmem"}             where the driver keeps the limits of cgroups: "misc", "dmem", or "off"; null: as its version says
+//! {"op":"limit","gpu":0,"error":4}              the error of nvmlDeviceSetMemoryLimits_v1; 0: none
 //! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
 //! {"op":"state"}                                {"ok":true,"state":{…}}
 //! ```
@@ -47,6 +49,7 @@
 //! # Simplifications
 //!
 //! A driver without a version, as on a Jetson, has `driver = ""` in the description; `nvmlSystemGetDriverVersion` then returns NOT_SUPPORTED.
+//! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here.
 //! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::env;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use divvy_gpu_sim::Ledger;
 use nvml_wrapper_sys::bindings as ffi;
 
-use crate::changes::{self, Changes, EventErrors, Stamp};
+use crate::changes::{self, Changes, EventErrors, Limit, LimitMode, Stamp};
 use crate::machine::{Card, Machine};
 
 /// An `nvmlReturn_t` that is not success.
@@ -205,6 +205,7 @@ impl Inner {
                 hang_until_ms: 0,
                 descriptions: 0,
                 events: EventErrors { create: 0, wait: 0 },
+                limit_mode: None,
                 gpus: BTreeMap::new(),
             },
             descriptions: 0,
@@ -326,6 +327,26 @@ impl Inner {
             }
         }
         Ok(processes)
+    }
+
+    /// Return where the driver keeps the limits of cgroups.
+    pub(crate) fn limit_mode(&self) -> Option<LimitMode> {
+        self.changes.limit_mode
+    }
+
+    /// Return the limits of cgroups on a GPU, by the cgroup's path. The end of a cgroup ends its limit.
+    pub(crate) fn limits(&self, index: usize) -> BTreeMap<&str, &Limit> {
+        let limits = self.gpu(index).into_iter().flat_map(|changes| &changes.limits);
+        let existing = limits.filter(|(path, _)| Path::new(path).is_dir());
+        existing.map(|(path, limit)| (path.as_str(), limit)).collect()
+    }
+
+    /// Return the error of nvmlDeviceSetMemoryLimits_v1, if it has one.
+    pub(crate) fn limit_can_be_set(&self, index: usize) -> Result<(), Code> {
+        match self.gpu(index).map_or(0, |changes| changes.limit_error) {
+            0 => Ok(()),
+            error => Err(error),
+        }
     }
 
     /// Report whether a process on the GPU is a client of MPS.

@@ -24,8 +24,7 @@ use crate::node::{Node, NodeSpec};
 use crate::programs::{Program, Programs};
 use crate::root::Root;
 use crate::scenario::{
-    Cluster, End, Fault, Living, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, mounts_of_drivers,
-    write_node_configs,
+    Cluster, End, Living, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, mounts_of_drivers, write_node_configs,
 };
 use crate::scheduler::{Scheduler, SchedulerConfig};
 use crate::simulated_driver;
@@ -403,10 +402,6 @@ impl Embedded {
         simulated_driver::ask(&self.nvml(node), &request).await
     }
 
-    fn nvml(&self, node: &str) -> PathBuf {
-        self.directory(node).join("nvml.sock")
-    }
-
     /// Write a kubeconfig for a separate user, by which faults can tell clients apart ([`crate::api::Match::client`]).
     fn kubeconfig_of(&self, user: &str) -> io::Result<PathBuf> {
         let path = self.root.path().join(format!("kubeconfig-{user}"));
@@ -526,8 +521,8 @@ impl Cluster for Embedded {
         simulated_driver::place(&self.node(node)?.paths().sys_root, path, text)
     }
 
-    async fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> io::Result<()> {
-        fault.happen(&self.nvml(node), gpu).await
+    fn nvml(&self, node: &str) -> PathBuf {
+        self.directory(node).join("nvml.sock")
     }
 
     async fn divide(&mut self, node: &str, gpus: &[u32], profiles: Option<&[u32]>) -> io::Result<()> {

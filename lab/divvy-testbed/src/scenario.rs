@@ -14,7 +14,7 @@ mod tour;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use divvy_model::MemoryUnit;
 use divvy_model::machine::Machines;
@@ -208,8 +208,13 @@ pub trait Cluster {
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
     /// Write a file on a node, as its administrator would, or remove it if `text` is `None`. The file's directory must exist: `/etc/cdi` does.
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
+    /// Return the control socket of a node's simulated NVML library.
+    fn nvml(&self, node: &str) -> PathBuf;
     /// Apply a fault to a GPU.
-    fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>>;
+    fn fault(&mut self, node: &str, gpu: u32, fault: Fault) -> impl Future<Output = io::Result<()>> {
+        let nvml = self.nvml(node);
+        async move { fault.happen(&nvml, gpu).await }
+    }
     /// Divide each of these GPUs into MIG devices of these profiles (`NVML_GPU_INSTANCE_PROFILE_…`), or switch MIG off. No other GPU of the
     /// node is divided.
     fn divide(&mut self, node: &str, gpus: &[u32], profiles: Option<&[u32]>) -> impl Future<Output = io::Result<()>>;

@@ -1,5 +1,6 @@
 //! A machine's simulated driver, and the directories in which the driver and the agent keep files.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
@@ -9,13 +10,35 @@ use tokio::net::UnixStream;
 
 /// Send one request to the control socket of a simulated NVML library.
 pub async fn ask(socket: &Path, request: &Value) -> io::Result<()> {
+    answer(socket, request).await.map(drop)
+}
+
+/// Return the limits of cgroups' memory that a simulated NVML library has, on all GPUs: bytes by the cgroup's directory. A limit ends with its
+/// cgroup.
+pub async fn limits(socket: &Path) -> io::Result<BTreeMap<String, u64>> {
+    let state = answer(socket, &json!({"op": "state"})).await?;
+    let gpus = state["state"]["changes"]["gpus"].as_object();
+    let limits = gpus
+        .into_iter()
+        .flat_map(|gpus| gpus.values())
+        .filter_map(|gpu| gpu["limits"].as_object());
+    let limits = limits.flatten().filter(|(cgroup, _)| Path::new(cgroup).is_dir());
+    let hard = |limit: &Value| {
+        limit["hard"]
+            .as_u64()
+            .ok_or_else(|| io::Error::other(format!("a limit is {limit}")))
+    };
+    limits.map(|(cgroup, limit)| Ok((cgroup.clone(), hard(limit)?))).collect()
+}
+
+async fn answer(socket: &Path, request: &Value) -> io::Result<Value> {
     let mut stream = BufReader::new(UnixStream::connect(socket).await?);
     stream.write_all(format!("{request}\n").as_bytes()).await?;
     let mut answer = String::new();
     stream.read_line(&mut answer).await?;
     let answer: Value = serde_json::from_str(&answer)?;
     match answer.get("err") {
-        None => Ok(()),
+        None => Ok(answer),
         Some(error) => Err(io::Error::other(format!("the simulated NVML refused {request}: {error}"))),
     }
 }

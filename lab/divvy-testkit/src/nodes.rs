@@ -55,6 +55,7 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
         sms: 0,
         clock_mhz: 0,
         bandwidth_gbs: 0,
+        enforcement: None,
         total: MiB(units * 1024),
         reserve: MiB::ZERO,
         units,

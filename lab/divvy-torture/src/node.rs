@@ -932,6 +932,7 @@ fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
         sms: 40,
         clock_mhz: 1590,
         bandwidth_gbs: 320,
+        enforcement: None,
         total: MiB(mib),
         reserve: MiB::ZERO,
         units: 0,

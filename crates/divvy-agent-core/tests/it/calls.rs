@@ -1,10 +1,11 @@
 //! GetPreferredAllocation, Allocate, and PreStartContainer, one at a time.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use divvy_agent_core::{Action, Facts, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init, Sidecar};
-use divvy_model::{Health, Held, MiB, names};
+use divvy_model::{ContainerKind, Enforcement, GpuRules, Health, Held, Isolation, MiB, Pod, names};
 use proptest::prelude::*;
 
 use crate::node::{Node, key, pod, simple};
@@ -243,6 +244,64 @@ fn the_record_is_written_before_the_spec() {
         matches!(actions.as_slice(), [Action::WriteRecord(_), Action::WriteSpec { .. }]),
         "{actions:?}"
     );
+}
+
+/// Return a pod with an annotation about its isolation.
+fn isolated(uid: &str, isolation: Option<Isolation>, containers: &[(&str, ContainerKind, u64)]) -> Pod {
+    let mut pod = pod(uid, 0, containers);
+    let rules = isolation.map(|isolation| GpuRules {
+        isolation: Some(isolation),
+        ..GpuRules::default()
+    });
+    pod.request.rules = rules.map(|rules| Arc::new(Ok(rules)));
+    pod
+}
+
+#[test]
+fn a_pod_is_limited_to_its_effective_total_on_each_gpu_where_the_driver_can_do_it() {
+    let containers = [("init", Init, 2), ("main", App, 2), ("other", App, 1)];
+    for (enforcement, isolation, expected, are_required) in [
+        (Some(Enforcement::Cgroup), None, Some(3072), false),
+        (Some(Enforcement::Cgroup), Some(Isolation::Hard), Some(3072), true),
+        (Some(Enforcement::Cgroup), Some(Isolation::Soft), Some(3072), true),
+        (Some(Enforcement::Cgroup), Some(Isolation::None), None, false),
+        (None, None, None, false),
+        (None, Some(Isolation::None), None, false),
+    ] {
+        let mut node = Node::new(&[4096]);
+        node.set_enforcement(0, enforcement);
+        node.see(isolated("a", isolation, &containers));
+        node.admit("a").expect("admitted");
+        for (container, ..) in containers {
+            let PreStart::Granted { limits, .. } = node.pre_start("a", container) else {
+                panic!("granted");
+            };
+            let gpus = expected.map(|memory| ("GPU-0".to_owned(), MiB(memory)));
+            assert_eq!(
+                limits.gpus,
+                gpus.into_iter().collect::<Vec<_>>(),
+                "{enforcement:?} {isolation:?}"
+            );
+            assert_eq!(limits.are_required, are_required, "{enforcement:?} {isolation:?}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_that_wants_isolation_does_not_start_where_nothing_enforces_shares_any_more() {
+    let mut node = Node::new(&[4096]);
+    node.see(isolated("a", Some(Isolation::Hard), &[("main", App, 3)]));
+    node.admit("a").expect("admitted");
+    let PreStart::Refused { reason, text, .. } = node.pre_start("a", "main") else {
+        panic!("refused");
+    };
+    assert_eq!(reason, Reason::GpuUnavailable);
+    assert!(
+        text.contains("divvy.dev/isolation: hard") && text.contains("Delete the pod"),
+        "{text}"
+    );
+    node.set_enforcement(0, Some(Enforcement::Cgroup));
+    assert!(matches!(node.pre_start("a", "main"), PreStart::Granted { .. }));
 }
 
 /// Case K09 of `docs/compatibility/kubelet.md`.

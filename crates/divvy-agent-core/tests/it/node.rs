@@ -9,8 +9,8 @@ use divvy_agent_core::{
 use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
 use divvy_model::{
-    Allocation, ContainerKind, ContainerRequest, ContainerShare, Gpu, GpuShare, GrantRecord, Health, Held, MemoryUnit, MiB,
-    Phase, Pod, PodRequest, Vendor, nvidia,
+    Allocation, ContainerKind, ContainerRequest, ContainerShare, Enforcement, Gpu, GpuShare, GrantRecord, Health, Held,
+    MemoryUnit, MiB, Phase, Pod, PodRequest, Vendor, nvidia,
 };
 
 pub(crate) const GIB: u64 = 1024;
@@ -40,6 +40,7 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
         sms: 40,
         clock_mhz: 1590,
         bandwidth_gbs: 320,
+        enforcement: None,
         total: MiB(mib),
         reserve: MiB::ZERO,
         units: 0,
@@ -197,6 +198,11 @@ impl Node {
             synced: true,
             events: Vec::new(),
         }
+    }
+
+    pub(crate) fn set_enforcement(&mut self, index: usize, enforcement: Option<Enforcement>) {
+        self.gpus[index].enforcement = enforcement;
+        set_hardware(&mut self.core, &self.gpus);
     }
 
     pub(crate) fn set_health(&mut self, index: usize, health: Health, reason: Option<&str>) {

@@ -3,6 +3,7 @@
 
 mod bed;
 mod labels;
+mod limits;
 mod mig;
 
 use std::collections::BTreeSet;
@@ -15,7 +16,7 @@ use divvy_cdi::driver_spec::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
 use divvy_model::nvidia::xid_is_fatal;
-use divvy_model::{Allocation, ContainerShare, GpuShare, Inventory, MiB, MigDevice, Vendor, names};
+use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Inventory, MiB, MigDevice, Vendor, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Resource, Rule};
 use divvy_testbed::builders;
 use divvy_testbed::node::{ContainerView, Node, NodeSpec};

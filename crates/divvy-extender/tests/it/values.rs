@@ -32,6 +32,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             sms: 0,
             clock_mhz: 0,
             bandwidth_gbs: 0,
+            enforcement: None,
             total: MiB(units * 1024),
             reserve: MiB::ZERO,
             units: *units,

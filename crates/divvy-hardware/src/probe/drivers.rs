@@ -1,15 +1,17 @@
 //! The drivers of all vendors. Each driver is opened, queried, and reopened independently; their answers are merged into one.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use divvy_model::Vendor;
+use divvy_model::{MiB, Vendor};
 
 use super::hub::Hub;
 use super::{log, spawn};
 use crate::backend::{Backend, Event};
+use crate::protocol::Limited;
 use crate::{Code, Failure, GpuProcesses, Known, SNAPSHOT_VERSION, Snapshot};
 
 /// The intervals at which a driver is reopened.
@@ -143,6 +145,20 @@ impl Drivers {
         Ok(lists.into_iter().flat_map(|(_, list)| list).collect())
     }
 
+    /// Limit how much memory of a GPU the processes of a cgroup can allocate.
+    pub(super) fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure> {
+        let vendor = self.known.gpu(uuid).map(|gpu| gpu.vendor);
+        let slot = self.slots.iter_mut().find(|slot| Some(slot.vendor) == vendor);
+        let Some(slot) = slot else {
+            return Err(Failure::new(Code::NotSupported, format!("no driver has listed a GPU {uuid}")));
+        };
+        slot.ensure_open(self.pace, self.hub.as_ref());
+        match &mut slot.backend {
+            Some(backend) => backend.limit(uuid, cgroup, hard),
+            None => Err(slot.failure.clone()),
+        }
+    }
+
     /// Ask every driver that exists. Return the answers with the positions in `slots`. If one driver fails, the whole request
     /// fails, because a reader would consider the GPUs that are missing from an answer to be lost.
     fn ask<T>(&mut self, ask: impl Fn(&mut dyn Backend) -> Result<T, Failure>) -> Result<Vec<(usize, T)>, Failure> {
@@ -208,10 +224,11 @@ fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
         let mut last = String::new();
         for event in events {
             match event {
+                // The clients come first: while a fault is not known, pods are placed on the GPU.
                 Event::Fault(fault) => {
+                    hub.publish(fault.clone());
                     let gpu = fault.uuid.as_deref().unwrap_or("an unnamed GPU");
                     log(format_args!("{} on {gpu}", fault.name));
-                    hub.publish(fault);
                 }
                 // Log repeated failures with the same text only once.
                 Event::Degraded(text) if text == last => {}

@@ -10,19 +10,22 @@ use serde_json::Value;
 
 use super::drivers::{Drivers, Open, Pace};
 use super::hub::Hub;
-use super::{log, pods};
+use super::{limit, log, pods};
+use crate::protocol::{Limit, Limited};
 use crate::{Code, Error, Failure};
 
 /// The number of requests that may wait for the driver.
 const QUEUE: usize = 32;
 
 /// A request that only the driver can answer.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) enum Question {
     /// Read all GPUs.
     Snapshot,
     /// Read the processes on all GPUs.
     Processes,
+    /// Limit the GPU memory of a pod.
+    Limit(Limit),
 }
 
 /// A request for the driver, and where to send the answer.
@@ -42,8 +45,8 @@ pub(super) fn ask(jobs: &SyncSender<Job>, question: Question) -> Result<Value, F
 
 struct Owner {
     drivers: Drivers,
-    /// The host's `/proc`.
-    proc_root: PathBuf,
+    /// The directory that contains the host's `/proc` and `/sys`.
+    sys_root: PathBuf,
     /// The failure that was logged last, unless an answer followed.
     logged: Option<Failure>,
 }
@@ -52,13 +55,13 @@ struct Owner {
 pub(super) fn start(
     hub: Arc<Hub>,
     pace: Pace,
-    proc_root: PathBuf,
+    sys_root: PathBuf,
     vendors: Vec<(Vendor, Open)>,
 ) -> Result<SyncSender<Job>, Error> {
     let (sender, jobs) = sync_channel(QUEUE);
     let mut owner = Owner {
         drivers: Drivers::new(vendors, pace, Some(hub)),
-        proc_root,
+        sys_root,
         logged: None,
     };
     // This thread has the default stack size, because the driver's library runs on it.
@@ -83,12 +86,20 @@ impl Owner {
         let answer = match question {
             Question::Snapshot => self.drivers.snapshot().map(serde_json::to_value),
             Question::Processes => self.drivers.processes().map(|mut processes| {
-                pods::name(&self.proc_root, &mut processes);
+                pods::name(&self.sys_root.join("proc"), &mut processes);
                 serde_json::to_value(processes)
             }),
+            Question::Limit(wanted) => self.limit(&wanted).map(serde_json::to_value),
         };
         self.log(answer.as_ref().err().cloned());
         answer?.map_err(|error| Failure::new(Code::Unknown, format!("the answer cannot be written as JSON: {error}")))
+    }
+
+    fn limit(&mut self, wanted: &Limit) -> Result<Limited, Failure> {
+        let root = self.sys_root.join("sys/fs/cgroup");
+        let cgroup = limit::directory(&root, &wanted.cgroup)?;
+        limit::enable(&root, &cgroup);
+        self.drivers.limit(&wanted.uuid, &cgroup, wanted.hard)
     }
 
     /// Log a failure, unless it is the same as before.
@@ -148,6 +159,13 @@ mod tests {
                 processes: Vec::new(),
                 error: None,
             }])
+        }
+
+        fn limit(&mut self, uuid: &str, _: &std::path::Path, hard: divvy_model::MiB) -> Result<Limited, Failure> {
+            match uuid == self::uuid(self.vendor) {
+                true => Ok(Limited { used: hard }),
+                false => Err(Failure::new(Code::Unknown, format!("{} has no {uuid}", self.vendor))),
+            }
         }
 
         fn events(&mut self) -> Receiver<Event> {
@@ -230,7 +248,7 @@ mod tests {
     /// Start an owner of these drivers.
     fn owner(pace: Pace, scripts: &[&Script]) -> SyncSender<Job> {
         let vendors = scripts.iter().map(|script| script.open()).collect();
-        start(Arc::new(Hub::new()), pace, "/proc".into(), vendors).expect("thread")
+        start(Arc::new(Hub::new()), pace, "/".into(), vendors).expect("thread")
     }
 
     /// A pace without pauses: every request reopens a driver that is broken or keeps a GPU lost.
@@ -363,7 +381,7 @@ mod tests {
         let scripts = Vendor::ALL.map(|vendor| Script::new(vendor, vec![Ok(of(vendor, true))]));
         let hub = Arc::new(Hub::new());
         let vendors = scripts.iter().map(Script::open).collect();
-        let jobs = start(hub.clone(), Pace::default(), "/proc".into(), vendors).expect("thread");
+        let jobs = start(hub.clone(), Pace::default(), "/".into(), vendors).expect("thread");
         ask(&jobs, Question::Snapshot).expect("snapshot");
         let started = Instant::now();
         while hub.hello().recent.len() < 2 {

@@ -598,3 +598,114 @@ fn a_probe_with_eight_gpus_is_small() {
     // Pages of files count with their size on disk, which a debug build inflates. The probe's own allocations do not.
     assert!(kib("RssAnon") <= 4096, "{status}");
 }
+
+/// A driver that limits the memory of cgroups, with a GPU that is divided.
+const LIMITING: &str = r#"
+v = 1
+[[node]]
+name = "n"
+driver = "615.71.09"
+[[node.gpu]]
+model = "NVIDIA H100"
+uuid = "GPU-00000000-0000-4000-8000-000000000000"
+memory_mib = 81559
+[[node.gpu]]
+model = "NVIDIA H100"
+uuid = "GPU-00000000-0000-4000-8000-000000000001"
+memory_mib = 81559
+mig = [{ gpu_instance = 1, compute_instance = 0 }]
+"#;
+
+const POD: &str = "kubepods/besteffort/pod6b8e5a3c-0000-4000-8000-000000000001";
+
+#[test]
+fn a_pods_limit_is_set_on_its_cgroup_and_read_back_and_what_the_driver_refuses_is_reported() {
+    let machine = Machine::new(LIMITING);
+    let root = machine.path("root/sys/fs/cgroup");
+    std::fs::create_dir_all(root.join(POD)).expect("created");
+    let _probe = machine.listening("probe.sock", &[]);
+    let mut lines = Lines::new(connect(&machine.path("probe.sock")));
+    let snapshot = lines.ask(r#"{"v":1,"id":1,"op":"snapshot"}"#);
+    let can = |gpu: usize| snapshot["ok"]["gpus"][gpu]["memoryLimit"].clone();
+    assert_eq!((can(0), can(1)), (json!(true), Value::Null), "{snapshot}");
+    let mut limit = |uuid: &str, cgroup: &str, hard: u64| {
+        let request = json!({"v": 1, "id": 2, "op": "limit", "uuid": uuid, "cgroup": cgroup, "hardMiB": hard});
+        lines.ask(&request.to_string())
+    };
+    let limits = || machine.control(&json!({"op": "state"}))["state"]["changes"]["gpus"]["0"]["limits"].clone();
+    assert_eq!(limit(GPU0, POD, 3072)["ok"], json!({"usedMiB": 0}));
+    let path = root.join(POD).display().to_string();
+    assert_eq!(limits(), json!({ path: {"soft": 0, "hard": 3072_u64 << 20} }));
+    for (change, gpu, cgroup, code, part) in [
+        (
+            json!({"op": "state"}),
+            GPU1,
+            POD,
+            "not_supported",
+            "the driver does not limit",
+        ),
+        (
+            json!({"op": "state"}),
+            "GPU-x",
+            POD,
+            "not_supported",
+            "no driver has listed a GPU GPU-x",
+        ),
+        (
+            json!({"op": "state"}),
+            GPU0,
+            "system.slice",
+            "protocol",
+            "is not the cgroup of a pod",
+        ),
+        (json!({"op": "state"}), GPU0, "kubepods/pod-gone", "unknown", "No such file"),
+        (
+            json!({"op": "limit", "gpu": 0, "error": 4}),
+            GPU0,
+            POD,
+            "no_permission",
+            "the driver does not limit",
+        ),
+        (json!({"op": "limit", "gpu": 0, "error": 0}), GPU0, POD, "", ""),
+        // The kernel has the controller, but the kubelet has not enabled it, and neither can the probe.
+        (
+            json!({"op": "limit_mode", "mode": "dmem"}),
+            GPU0,
+            POD,
+            "not_supported",
+            "the driver does not limit",
+        ),
+        (
+            json!({"op": "limit_mode", "mode": "off"}),
+            GPU0,
+            POD,
+            "not_supported",
+            "the driver does not limit",
+        ),
+    ] {
+        machine.control(&change);
+        let answer = limit(gpu, cgroup, 3072);
+        let text = answer["err"]["text"].as_str().unwrap_or_default();
+        assert!(
+            answer["err"]["code"].as_str().unwrap_or_default() == code && text.contains(part),
+            "{change}: {answer}"
+        );
+    }
+    // On a kernel with the controller, the pod's cgroup has these files once the cgroups above pass the controller on.
+    machine.control(&json!({"op": "limit_mode", "mode": "dmem"}));
+    std::fs::write(root.join(POD).join("dmem.max"), "").expect("written");
+    assert_eq!(limit(GPU0, POD, 4096)["ok"], json!({"usedMiB": 0}));
+}
+
+#[test]
+fn an_older_driver_says_from_which_version_on_memory_is_limited() {
+    let machine = Machine::new(TWO);
+    std::fs::create_dir_all(machine.path("root/sys/fs/cgroup").join(POD)).expect("created");
+    let _probe = machine.listening("probe.sock", &[]);
+    let mut lines = Lines::new(connect(&machine.path("probe.sock")));
+    let snapshot = lines.ask(r#"{"v":1,"id":1,"op":"snapshot"}"#);
+    assert_eq!(snapshot["ok"]["gpus"][0]["memoryLimit"], Value::Null);
+    let request = json!({"v": 1, "id": 2, "op": "limit", "uuid": GPU0, "cgroup": POD, "hardMiB": 3072});
+    let answer = lines.ask(&request.to_string());
+    assert_eq!(answer["err"]["code"], "not_supported", "{answer}");
+}

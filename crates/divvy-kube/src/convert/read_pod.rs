@@ -19,11 +19,11 @@ impl ReadPod {
     }
 
     /// Drop the parts that are not needed to place other pods ([`divvy_model::kept`] and, if the pod is bound,
-    /// [`divvy_model::PodRequest::forget_rules_but_count`]).
+    /// [`divvy_model::PodRequest::forget_most_rules`]).
     pub fn as_kept(mut self) -> ReadPod {
         self.pod = divvy_model::kept(self.pod);
         if self.pod.node.is_some() {
-            self.pod.request.forget_rules_but_count();
+            self.pod.request.forget_most_rules();
         }
         self
     }

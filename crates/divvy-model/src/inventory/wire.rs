@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gpu, Health, Inventory, Link, Partition};
+use super::{Enforcement, Gpu, Health, Inventory, Link, Partition};
 use crate::limits::{INVENTORY_BYTES, shortened};
 use crate::{Error, MemoryUnit, MiB, Vendor, WholeKind, nvidia};
 
@@ -86,6 +86,9 @@ struct WireGpu {
     reason: Option<String>,
     #[serde(default)]
     links: Vec<Link>,
+    /// [`Enforcement::name`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    enforcement: Option<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -180,6 +183,7 @@ impl Wire {
                 health: gpu.health,
                 reason: gpu.reason,
                 links: gpu.links,
+                enforcement: gpu.enforcement.as_deref().and_then(Enforcement::of_name),
             });
         }
         Ok(Inventory {
@@ -219,6 +223,7 @@ impl WireGpu {
             health: gpu.health,
             reason: gpu.reason.clone(),
             links: gpu.links.clone(),
+            enforcement: gpu.enforcement.map(|kind| kind.name().to_owned()),
         }
     }
 }
@@ -344,6 +349,7 @@ mod tests {
                 // Each of these characters has two bytes, and each quotation mark has two in JSON.
                 reason: Some("ä\"".repeat(REASON_BYTES / 3)),
                 links: links.collect(),
+                enforcement: (!is_part).then_some(Enforcement::Cgroup),
             }
         };
         Inventory {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use divvy_model::{GpuRules, Health, Node, Pod};
+use divvy_model::{Enforcement, GpuRules, Health, Node, Pod};
 use divvy_placement::{Ask, Ledger, Refusal};
 use divvy_policy::{Fleet, Limits, Policy};
 
@@ -164,6 +164,24 @@ fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
         let amount = costs[0].expect("room").amount;
         assert_eq!((offered, index), (vec![("mixed".to_owned(), 1, amount)], 1), "{policy}");
     }
+}
+
+#[test]
+fn a_pod_that_wants_isolation_gets_a_gpu_on_which_shares_are_enforced() {
+    let mut ledger = ledger();
+    let mut mixed = divvy_node("mixed", &[15, 40, 80]);
+    edit_gpu(&mut mixed, 1, |gpu| gpu.enforcement = Some(Enforcement::Cgroup));
+    ledger.apply_node(&mixed);
+    for (isolation, expected) in [
+        ("hard", [Some(1), None, None, None]),
+        ("soft", [Some(1), None, None, None]),
+        ("none", [Some(0), Some(0), Some(0), Some(0)]),
+    ] {
+        check(&ledger, &asking(3, &[("isolation", isolation)]), expected);
+    }
+    let ask = Ask::of(&asking(3, &[("isolation", "hard")]).request, GIB);
+    let refusal = ledger.fits("small", &ask, "p").expect_err("refused");
+    insta::assert_snapshot!(refusal.filter_text("small"), @"no GPU on which shares are enforced (isolation: hard)");
 }
 
 #[test]

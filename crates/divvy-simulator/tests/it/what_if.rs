@@ -23,6 +23,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         sms: 0,
         clock_mhz: 0,
         bandwidth_gbs: 0,
+        enforcement: None,
         total: MiB(*mib),
         reserve: MiB::ZERO,
         units: mib / 1024,

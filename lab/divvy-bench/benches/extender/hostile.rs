@@ -63,6 +63,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
             sms: 108,
             clock_mhz: 1410,
             bandwidth_gbs: 1555,
+            enforcement: None,
             total: MiB(SIZE),
             reserve: MiB::ZERO,
             units: SIZE,

@@ -3,7 +3,7 @@
 use std::ffi::c_uint;
 
 use super::pointer::{In, Out};
-use super::symbols;
+use super::symbols::symbols;
 use crate::objects::Shape;
 
 /// `CUDA_ARRAY_DESCRIPTOR_v1`.
@@ -104,7 +104,8 @@ impl From<Deep> for Shape {
 }
 
 // The sizes in cuda.h.
-const _: () = assert!(size_of::<Flat32>() == 16 && size_of::<Flat>() == 24 && size_of::<Deep32>() == 24 && size_of::<Deep>() == 40);
+const _: () =
+    assert!(size_of::<Flat32>() == 16 && size_of::<Flat>() == 24 && size_of::<Deep32>() == 24 && size_of::<Deep>() == 40);
 
 symbols! {
     // The symbol of CUDA 3.1 and before.

@@ -2,8 +2,8 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::pointer::Out;
-use super::symbols;
+use super::pointer::{In, Out};
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_VALUE};
 use crate::context::{pop, push, set, top};
 use crate::driver::Driver;
@@ -55,11 +55,11 @@ symbols! {
         }
     };
 
-    // The symbol of CUDA 12.5. The parameters are about affinity and graphics, and may be NULL; no others are supported.
-    call cuCtxCreate_v4(context: Out<usize>, parameters: usize, flags: c_uint, device: c_int) |driver| {
-        match parameters {
-            0 => create(driver, context, flags, device, 3020),
-            _ => Err(INVALID_VALUE),
+    // The symbol of CUDA 12.5. The parameters (`CUctxCreateParams`) are about affinity and graphics; none are supported.
+    call cuCtxCreate_v4(context: Out<usize>, parameters: In<[usize; 3]>, flags: c_uint, device: c_int) |driver| {
+        match parameters.get() {
+            Ok([0, 0, 0]) | Err(_) => create(driver, context, flags, device, 3020),
+            Ok(_) => Err(INVALID_VALUE),
         }
     };
 

@@ -4,7 +4,7 @@
 use std::ffi::{c_int, c_uint};
 
 use super::pointer::{Bytes, Out, Untyped};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_VALUE};
 use crate::driver::Driver;
 use crate::memory::Kind;
@@ -122,7 +122,10 @@ fn inside(driver: &Driver, address: u64, bytes: u64) -> Result<(), Code> {
         return Ok(());
     }
     let end = address.checked_add(bytes).ok_or(INVALID_VALUE)?;
-    let allocated = driver.memory.containing(address).map(|(start, allocation)| start + allocation.bytes);
+    let allocated = driver
+        .memory
+        .containing(address)
+        .map(|(start, allocation)| start + allocation.bytes);
     let mapped = driver.mapping(address).map(|(start, length)| start + length);
     match allocated.or(mapped).is_some_and(|limit| end <= limit) {
         true => Ok(()),

@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use super::pointer::{Out, Text};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE};
 use crate::device::Device;
 use crate::driver::Driver;
@@ -81,6 +81,9 @@ fn capability(device: &Device) -> (c_int, c_int) {
     (major.parse().unwrap_or(0), minor.parse().unwrap_or(0))
 }
 
+/// `CU_DEVICE_ATTRIBUTE_MAX` of CUDA 13.4.
+const MAX: c_int = 162;
+
 /// Return an attribute (`CUdevice_attribute` in cuda.h). The ones of which the description says nothing, and which do not concern memory, are 0.
 fn attribute_of(device: &Device, attribute: c_int) -> Result<c_int, Code> {
     let card = &device.card.described;
@@ -104,8 +107,7 @@ fn attribute_of(device: &Device, attribute: c_int) -> Result<c_int, Code> {
         102 | 103 | 115 => 1,
         // MEMPOOL_SUPPORTED_HANDLE_TYPES: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
         119 => 1,
-        // The attributes of CUDA 13.4.
-        1..=156 => 0,
+        other if (1..MAX).contains(&other) => 0,
         _ => return Err(INVALID_VALUE),
     })
 }

@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int};
 use std::mem::offset_of;
 
 use super::pointer::{In, InOut, Out, Untyped};
-use super::{pool, symbols};
+use super::pool;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_VALUE};
 use crate::driver::Driver;
 use crate::vmm::Place;

@@ -3,8 +3,9 @@
 use std::ffi::c_uint;
 
 use super::pointer::Out;
-use super::symbols;
-use crate::codes::{INVALID_VALUE, OUT_OF_MEMORY};
+use super::symbols::symbols;
+use crate::codes::{INVALID_VALUE, NOT_FOUND, OUT_OF_MEMORY};
+use crate::memory::rows;
 
 symbols! {
     call cuMemGetInfo_v2(free: Out<u64>, total: Out<u64>) |driver| {
@@ -50,6 +51,17 @@ symbols! {
         pitch.put(distance)
     };
 
+    // The symbol of CUDA 3.1 and before.
+    call cuMemAllocPitch(pointer: Out<u32>, pitch: Out<c_uint>, width: c_uint, height: c_uint, element: c_uint) |driver| {
+        driver.current()?;
+        pointer.present()?;
+        pitch.present()?;
+        let distance = rows(u64::from(width), u64::from(height), element)?;
+        let address = driver.allocate_low(distance.saturating_mul(u64::from(height)))?;
+        pointer.put(u32::try_from(address).map_err(|_| OUT_OF_MEMORY)?)?;
+        pitch.put(c_uint::try_from(distance).map_err(|_| OUT_OF_MEMORY)?)
+    };
+
     // CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST.
     call cuMemAllocManaged(pointer: Out<u64>, bytes: u64, flags: c_uint) |driver| {
         driver.current()?;
@@ -67,7 +79,7 @@ symbols! {
 
     call cuMemGetAddressRange_v2(start: Out<u64>, length: Out<u64>, pointer: u64) |driver| {
         driver.current()?;
-        let (address, allocation) = driver.memory.containing(pointer).ok_or(crate::codes::NOT_FOUND)?;
+        let (address, allocation) = driver.memory.containing(pointer).ok_or(NOT_FOUND)?;
         start.put_if_present(address);
         length.put_if_present(allocation.bytes);
         Ok(())

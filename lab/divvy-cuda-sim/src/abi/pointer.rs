@@ -40,7 +40,10 @@ impl Out<c_char> {
     /// Write a text into the caller's buffer of this length. A longer text is cut off.
     pub(super) fn put_text(self, length: i32, text: &str) -> Result<(), Code> {
         self.present()?;
-        let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1)).ok_or(INVALID_VALUE)?;
+        let room = usize::try_from(length)
+            .ok()
+            .and_then(|length| length.checked_sub(1))
+            .ok_or(INVALID_VALUE)?;
         let taken = text.len().min(room);
         // SAFETY: the text that is taken and its end are at most the `length` bytes that the caller promises, and a Rust string does not overlap
         // them.
@@ -58,7 +61,7 @@ impl Out<c_char> {
 pub(super) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// Read the value.
+    /// Read the value. NULL is an error.
     pub(super) fn get(self) -> Result<T, Code> {
         self.at(0)
     }

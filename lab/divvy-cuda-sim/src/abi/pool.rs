@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 
 use super::pointer::{In, Out, Untyped};
-use super::symbols;
+use super::symbols::symbols;
 use super::vmm::{Access, DESCRIPTOR, Location};
 use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED};
 use crate::driver::Driver;
@@ -27,7 +27,8 @@ pub(super) struct Properties {
 }
 
 // The layout in cuda.h.
-const _: () = assert!(size_of::<Properties>() == 88 && offset_of!(Properties, location) == 8 && offset_of!(Properties, max) == 24);
+const _: () =
+    assert!(size_of::<Properties>() == 88 && offset_of!(Properties, location) == 8 && offset_of!(Properties, max) == 24);
 
 symbols! {
     call [cuMemAllocAsync, cuMemAllocAsync_ptsz](pointer: Out<u64>, bytes: u64, stream: usize) |driver| {
@@ -126,7 +127,8 @@ symbols! {
 
     call cuDeviceSetMemPool(device: c_int, pool: usize) |driver| {
         let device = driver.device(device)?;
-        if driver.pool(pool)?.device != device {
+        let of = driver.pool(pool)?;
+        if of.device != device || of.imported {
             return Err(INVALID_VALUE);
         }
         driver.devices[device].pool = Some(pool);

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
 use super::pointer::{In, Out};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_CONTEXT, INVALID_VALUE};
 use crate::driver::Driver;
 use crate::memory::Kind;

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use super::pointer::{In, Out};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED};
 use crate::driver::Driver;
 use crate::share::{Shared, Thing};

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
 use super::pointer::{In, Out, Text};
-use super::symbols;
+use super::symbols::symbols;
 use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE};
 use crate::driver::Driver;
 use crate::work::now;
@@ -139,11 +139,19 @@ symbols! {
         function.put(driver.create_function(name.get()?))
     };
 
-    call [cuLaunchKernel, cuLaunchKernel_ptsz](function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, stream: usize, _parameters: usize, _extra: usize) |driver| {
+    call [cuLaunchKernel, cuLaunchKernel_ptsz](
+        function: usize,
+        gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        _shared: c_uint, stream: usize, _parameters: usize, _extra: usize,
+    ) |driver| {
         driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
     };
 
-    call [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz](function: usize, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, _shared: c_uint, stream: usize, _parameters: usize) |driver| {
+    call [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz](
+        function: usize,
+        gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+        _shared: c_uint, stream: usize, _parameters: usize,
+    ) |driver| {
         driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
     };
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
@@ -15,7 +15,10 @@ pub(crate) const PAGE: u64 = 2 * MIB;
 /// The memory of each GPU of a bed, and of a context on it.
 pub(crate) const MEMORY: u64 = 256 * MIB;
 pub(crate) const CONTEXT: u64 = 16 * MIB;
-const UUIDS: [&str; 2] = ["GPU-00000000-0000-4000-8000-000000000000", "GPU-00000000-0000-4000-8000-000000000001"];
+const UUIDS: [&str; 2] = [
+    "GPU-00000000-0000-4000-8000-000000000000",
+    "GPU-00000000-0000-4000-8000-000000000001",
+];
 
 /// A machine with two GPUs.
 pub(crate) struct Bed {
@@ -28,7 +31,11 @@ impl Bed {
         let mut text = "v = 1\n[[node]]\nname = \"n\"\ndriver = \"615.71.09\"\n".to_owned();
         for uuid in UUIDS {
             let (memory, context) = (MEMORY / MIB, CONTEXT / MIB);
-            writeln!(text, "[[node.gpu]]\nmodel = \"GPU\"\nuuid = \"{uuid}\"\nmemory_mib = {memory}\ncontext_mib = {context}").expect("text");
+            writeln!(
+                text,
+                "[[node.gpu]]\nmodel = \"GPU\"\nuuid = \"{uuid}\"\nmemory_mib = {memory}\ncontext_mib = {context}"
+            )
+            .expect("text");
         }
         std::fs::write(directory.path().join("machine.toml"), text).expect("the description");
         std::fs::create_dir(directory.path().join("ledger")).expect("the ledger");
@@ -54,17 +61,28 @@ impl Bed {
     /// Start a process with more variables.
     pub(crate) fn start_with(&self, variables: &[(&str, &str)]) -> Process {
         let program = std::env::current_exe().expect("this program");
-        let cuda = program.with_file_name("libdivvy_cuda_sim.so");
         let mut command = Command::new(&program);
-        command.args(["--exact", "worker::a_process_of_another_test", "--nocapture"]);
-        command.env("WORKER_CUDA", cuda);
+        command.args([
+            "--exact",
+            "worker::a_process_makes_the_calls_of_a_test_and_returns_what_they_wrote",
+            "--nocapture",
+        ]);
+        command.env("WORKER_CUDA", cuda());
         command.env("DIVVY_NVML_SIM", self.path("machine.toml"));
         command.env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));
         command.envs(variables.iter().copied());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a process");
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process");
         let input = child.stdin.take().expect("its input");
         let output = BufReader::new(child.stdout.take().expect("its output"));
-        let mut process = Process { child, input: Some(input), output };
+        let mut process = Process {
+            child,
+            input: Some(input),
+            output,
+        };
         assert_eq!(process.answer(), "ready");
         process
     }
@@ -84,19 +102,36 @@ impl Bed {
     }
 }
 
-/// Return the path of the simulated NVML, which belongs to another package.
+/// Return the path of the library that is tested.
+pub(crate) fn cuda() -> PathBuf {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| built("divvy-cuda-sim", "libdivvy_cuda_sim.so")).clone()
+}
+
+/// Return the path of the simulated NVML.
 pub(crate) fn nvml() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let build = || {
-        let program = std::env::current_exe().expect("this program");
-        let profile = program.ancestors().nth(2).expect("target/PROFILE/deps/program");
-        let target = profile.parent().expect("target/PROFILE");
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "-p", "divvy-nvml-sim", "--target-dir"]).arg(target);
-        assert!(cargo.status().expect("cargo").success(), "divvy-nvml-sim does not build");
-        profile.join("libdivvy_nvml_sim.so")
+    BUILT.get_or_init(|| built("divvy-nvml-sim", "libdivvy_nvml_sim.so")).clone()
+}
+
+/// Build a library, and return its path. Cargo does not build a package's dynamic library for the package's tests, and one that was built earlier may
+/// be out of date.
+fn built(package: &str, file: &str) -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_divvy-cuda-sim"));
+    let (profile, target) = (
+        program.parent().expect("the profile"),
+        program.ancestors().nth(2).expect("the target"),
+    );
+    let name = match profile.file_name().and_then(|name| name.to_str()).expect("UTF-8") {
+        "debug" => "dev",
+        name => name,
     };
-    BUILT.get_or_init(build).clone()
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["build", "--quiet", "--profile", name, "-p", package, "--lib", "--target-dir"])
+        .arg(target);
+    assert!(cargo.status().expect("cargo").success(), "{package} does not build");
+    profile.join(file)
 }
 
 /// An argument of a call.
@@ -137,7 +172,11 @@ impl Process {
         let mut line = String::new();
         loop {
             line.clear();
-            assert_ne!(self.output.read_line(&mut line).expect("its output"), 0, "the process has ended");
+            assert_ne!(
+                self.output.read_line(&mut line).expect("its output"),
+                0,
+                "the process has ended"
+            );
             if let Some(answer) = line.strip_prefix("= ") {
                 return answer.trim_end().to_owned();
             }
@@ -193,7 +232,7 @@ impl Process {
         self.ok("cuCtxSetCurrent", &[Num(context)]);
     }
 
-    /// Close the input of the process, whose children share it, and wait until nobody writes its output any more.
+    /// Close the input of the process, whose children share it, and wait until no process writes its output any more.
     pub(crate) fn close(mut self) {
         self.input = None;
         let mut rest = String::new();

@@ -27,19 +27,52 @@ fn floats(width: u64, height: u64, depth: u64) -> Arg {
 
 #[test]
 fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
-    let cases: [(&str, Vec<Arg>, &str, u64); 12] = [
+    let cases: [(&str, Vec<Arg>, &str, u64); 15] = [
         ("cuMemAlloc_v2", vec![Out, Num(1)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(MIB)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(PAGE)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(PAGE + 1)], "cuMemFree_v2", 2 * PAGE),
         ("cuMemAlloc", vec![Out, Num(1)], "cuMemFree", PAGE),
-        ("cuMemAllocPitch_v2", vec![Out, Out, Num(513), Num(8192), Num(4)], "cuMemFree_v2", 4 * PAGE),
+        (
+            "cuMemAllocPitch_v2",
+            vec![Out, Out, Num(513), Num(8192), Num(4)],
+            "cuMemFree_v2",
+            4 * PAGE,
+        ),
+        (
+            "cuMemAllocPitch",
+            vec![Out, Out, Num(513), Num(8192), Num(4)],
+            "cuMemFree",
+            4 * PAGE,
+        ),
         ("cuMemAllocManaged", vec![Out, Num(3 * MIB), Num(1)], "cuMemFree_v2", 2 * PAGE),
-        ("cuMemCreate", vec![Out, Num(3 * PAGE), pinned(0), Num(0)], "cuMemRelease", 3 * PAGE),
-        ("cuArray3DCreate_v2", vec![Out, floats(1024, 1024, 0)], "cuArrayDestroy", 2 * PAGE),
-        ("cuMipmappedArrayCreate", vec![Out, floats(1024, 1024, 0), Num(2)], "cuMipmappedArrayDestroy", 3 * PAGE),
+        (
+            "cuMemCreate",
+            vec![Out, Num(3 * PAGE), pinned(0), Num(0)],
+            "cuMemRelease",
+            3 * PAGE,
+        ),
+        (
+            "cuArray3DCreate_v2",
+            vec![Out, floats(1024, 1024, 0)],
+            "cuArrayDestroy",
+            2 * PAGE,
+        ),
+        (
+            "cuMipmappedArrayCreate",
+            vec![Out, floats(1024, 1024, 0), Num(2)],
+            "cuMipmappedArrayDestroy",
+            3 * PAGE,
+        ),
         ("cuMemAllocHost_v2", vec![Out, Num(64 * MIB)], "cuMemFreeHost", 0),
         ("cuCtxCreate_v2", vec![Out, Num(0), Num(0)], "cuCtxDestroy_v2", CONTEXT),
+        (
+            "cuCtxCreate_v3",
+            vec![Out, NULL, Num(0), Num(0), Num(0)],
+            "cuCtxDestroy_v2",
+            CONTEXT,
+        ),
+        ("cuCtxCreate_v4", vec![Out, NULL, Num(0), Num(0)], "cuCtxDestroy", CONTEXT),
     ];
     let bed = Bed::new();
     let mut process = bed.user();
@@ -114,8 +147,8 @@ fn a_context_takes_its_allocations_with_it() {
     assert_eq!(process.code("cuMemAlloc_v2", &[Out, Num(1)]), 709, "the context is destroyed");
 }
 
-/// cuda.h, cuMemRelease: "the memory will be freed when all outstanding mappings to the memory are unmapped and when all outstanding references to the
-/// handle are also released".
+/// cuda.h, cuMemRelease: "The memory allocation will be freed when all outstanding mappings to the memory are unmapped and when all outstanding
+/// references to the handle (including it's shareable counterparts) are also released".
 #[test]
 fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
     let bed = Bed::new();
@@ -127,9 +160,17 @@ fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
     for address in [range, range + PAGE] {
         process.ok("cuMemMap", &[Num(address), Num(PAGE), Num(0), Num(handle), Num(0)]);
     }
-    assert_eq!(process.code("cuMemMap", &[Num(range), Num(PAGE), Num(0), Num(handle), Num(0)]), INVALID_VALUE, "mapped");
+    assert_eq!(
+        process.code("cuMemMap", &[Num(range), Num(PAGE), Num(0), Num(handle), Num(0)]),
+        INVALID_VALUE,
+        "mapped"
+    );
     process.ok("cuMemRelease", &[Num(handle)]);
-    assert_eq!(process.code("cuMemRelease", &[Num(handle)]), INVALID_VALUE, "no handle is left");
+    assert_eq!(
+        process.code("cuMemRelease", &[Num(handle)]),
+        INVALID_VALUE,
+        "no handle is left"
+    );
     assert_eq!(bed.used(), with, "two mappings");
     process.ok("cuMemUnmap", &[Num(range), Num(PAGE)]);
     assert_eq!(bed.used(), with, "a mapping");
@@ -150,7 +191,10 @@ fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
     let attribute = |process: &mut Process, attribute| process.ok("cuMemPoolGetAttribute", &[Num(pool), Num(attribute), Out]);
     let first = process.ok("cuMemAllocAsync", &[Out, Num(1000), Num(0)]);
     let second = process.ok("cuMemAllocFromPoolAsync", &[Out, Num(CHUNK), Num(pool), Num(0)]);
-    assert_eq!((attribute(&mut process, 5), attribute(&mut process, 7)), (2 * CHUNK, CHUNK + 1024));
+    assert_eq!(
+        (attribute(&mut process, 5), attribute(&mut process, 7)),
+        (2 * CHUNK, CHUNK + 1024)
+    );
     assert_eq!(bed.used(), CONTEXT + 2 * CHUNK);
     process.ok("cuMemFreeAsync", &[Num(second), Num(0)]);
     assert_eq!(bed.used(), CONTEXT + 2 * CHUNK, "before a synchronization");
@@ -166,7 +210,11 @@ fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
     assert_eq!((attribute(&mut process, 5), attribute(&mut process, 6)), (PAGE, 2 * CHUNK));
     process.ok("cuMemAlloc_v2", &[Out, Num(MEMORY - CONTEXT)]);
     assert_eq!(attribute(&mut process, 5), 0, "what the pool did not use was needed");
-    assert_eq!(process.code("cuMemPoolDestroy", &[Num(pool)]), INVALID_VALUE, "the default pool");
+    assert_eq!(
+        process.code("cuMemPoolDestroy", &[Num(pool)]),
+        INVALID_VALUE,
+        "the default pool"
+    );
 }
 
 #[test]
@@ -196,14 +244,68 @@ fn a_graph_takes_memory_when_it_is_launched_and_keeps_it_until_a_trim() {
     let executable = process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(0)]);
     process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
     assert_eq!(bed.used(), CONTEXT + 2 * PAGE);
-    assert_eq!(process.code("cuGraphLaunch", &[Num(executable), Num(0)]), INVALID_VALUE, "its memory is in use");
+    assert_eq!(
+        process.code("cuGraphLaunch", &[Num(executable), Num(0)]),
+        INVALID_VALUE,
+        "its memory is in use"
+    );
     process.ok("cuMemFreeAsync", &[Num(address), Num(0)]);
     process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
     process.ok("cuMemFree_v2", &[Num(address)]);
     process.ok("cuGraphExecDestroy", &[Num(executable)]);
     assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(2), Out]), 2 * PAGE);
     process.ok("cuDeviceGraphMemTrim", &[Num(0)]);
+    assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(2), Out]), 0);
     assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn a_graph_frees_what_a_graph_has_allocated_and_only_once() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let graphs = [0; 2].map(|_| process.ok("cuGraphCreate", &[Out, Num(0)]));
+    // `CUgraphNodeParams` of the type CU_GRAPH_NODE_TYPE_MEM_ALLOC.
+    let mut parameters = vec![0; 32];
+    parameters[0] = 10;
+    parameters[2..13].copy_from_slice(&pool_on(0));
+    parameters[15] = PAGE;
+    let added = process.call(
+        "cuGraphAddNode_v2",
+        &[Out, Num(graphs[0]), NULL, NULL, Num(0), Words(parameters)],
+    );
+    let (code, address) = (added.code, added.words[1 + 16]);
+    assert_eq!(code, 0);
+    let mut free = |graph, address| process.code("cuGraphAddMemFreeNode", &[Out, Num(graph), NULL, Num(0), Num(address)]);
+    assert_eq!(free(graphs[1], address + PAGE), INVALID_VALUE, "no allocation");
+    assert_eq!((free(graphs[1], address), free(graphs[1], address)), (0, INVALID_VALUE));
+    let [first, second] = graphs.map(|graph| process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(0)]));
+    for _ in 0..2 {
+        process.ok("cuGraphLaunch", &[Num(first), Num(0)]);
+        assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(0), Out]), PAGE);
+        process.ok("cuGraphLaunch", &[Num(second), Num(0)]);
+        assert_eq!(process.ok("cuDeviceGetGraphMemAttribute", &[Num(0), Num(0), Out]), 0);
+    }
+}
+
+#[test]
+fn a_graph_that_frees_on_launch_can_be_launched_again() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let graph = process.ok("cuGraphCreate", &[Out, Num(0)]);
+    let parameters = [pool_on(0), vec![0, 0, PAGE, 0]].concat();
+    process.ok("cuGraphAddMemAllocNode", &[Out, Num(graph), NULL, Num(0), Words(parameters)]);
+    let executable = process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(1)]);
+    for _ in 0..3 {
+        process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
+        assert_eq!(bed.used(), CONTEXT + PAGE);
+    }
+    // Another graph needs memory of its own while this one's is in use.
+    let graph = process.ok("cuGraphCreate", &[Out, Num(0)]);
+    let parameters = [pool_on(0), vec![0, 0, 2 * PAGE, 0]].concat();
+    process.ok("cuGraphAddMemAllocNode", &[Out, Num(graph), NULL, Num(0), Words(parameters)]);
+    let executable = process.ok("cuGraphInstantiateWithFlags", &[Out, Num(graph), Num(1)]);
+    process.ok("cuGraphLaunch", &[Num(executable), Num(0)]);
+    assert_eq!(bed.used(), CONTEXT + 3 * PAGE);
 }
 
 #[test]
@@ -237,9 +339,44 @@ fn memory_that_is_shared_costs_only_the_process_that_made_it() {
     assert_eq!(bed.used(), CONTEXT);
     let description = [vec![1, 0, 0, 3 * MIB], vec![0; 9]].concat();
     let external = process.ok("cuImportExternalMemory", &[Out, Words(description)]);
-    assert_eq!(bed.used(), CONTEXT + 2 * PAGE, "nobody else counts what Vulkan has");
+    assert_eq!(bed.used(), CONTEXT + 2 * PAGE, "no library simulates Vulkan");
     process.ok("cuDestroyExternalMemory", &[Num(external)]);
     assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn another_process_can_open_memory_and_pays_nothing() {
+    let bed = Bed::new();
+    let (mut owner, mut guest) = (bed.user(), bed.user());
+    let memory = owner.ok("cuMemAlloc_v2", &[Out, Num(5 * MIB)]);
+    let handle = owner.call("cuIpcGetMemHandle", &[Words(vec![0; 8]), Num(memory)]).words;
+    assert_eq!(owner.code("open", &[Words(handle.clone())]), 201, "its own");
+    let mut empty = handle.clone();
+    empty[3] = 0;
+    assert_eq!(guest.code("open", &[Words(empty)]), INVALID_VALUE, "without a size");
+    assert_eq!(guest.code("open", &[Words(vec![u64::MAX; 8])]), INVALID_VALUE, "no handle");
+    let opened = guest.ok("open", &[Words(handle)]);
+    guest.ok("cuMemsetD8_v2", &[Num(opened), Num(0), Num(5 * MIB)]);
+    let pooled = owner.ok("cuMemAllocAsync", &[Out, Num(PAGE), Num(0)]);
+    let data = owner.call("cuMemPoolExportPointer", &[Words(vec![0; 8]), Num(pooled)]).words;
+    // A process cannot hand its descriptors on here, so the guest imports a pool of its own.
+    let pool = guest.ok("cuMemPoolCreate", &[Out, Words(pool_on(0))]);
+    let descriptor = guest.ok("cuMemPoolExportToShareableHandle", &[Out, Num(pool), Num(1), Num(0)]);
+    let imported = guest.ok("cuMemPoolImportFromShareableHandle", &[Out, Num(descriptor), Num(1), Num(0)]);
+    let pointer = guest.ok("cuMemPoolImportPointer", &[Out, Num(imported), Words(data)]);
+    let usage = bed.usage(0);
+    let of = |process: &Process| usage.iter().find(|of| of.pid == process.pid()).map(|of| of.bytes);
+    assert_eq!(of(&guest), Some(CONTEXT));
+    assert_eq!(of(&owner), Some(CONTEXT + 3 * PAGE + 32 * MIB));
+    for (name, arguments) in [
+        ("cuMemAllocFromPoolAsync", vec![Out, Num(1), Num(imported), Num(0)]),
+        ("cuDeviceSetMemPool", vec![Num(0), Num(imported)]),
+    ] {
+        assert_eq!(guest.code(name, &arguments), INVALID_VALUE, "{name} of an imported pool");
+    }
+    guest.ok("cuMemFreeAsync", &[Num(pointer), Num(0)]);
+    guest.ok("cuIpcCloseMemHandle", &[Num(opened)]);
+    assert_eq!(bed.usage(0), usage);
 }
 
 /// What a process of the property does.
@@ -291,7 +428,11 @@ fn perform(process: &mut Process, step: &Step) -> Option<Live> {
         }
         Step::Array(bytes) => {
             let array = allocated(process, "cuArray3DCreate_v2", &[Out, floats(bytes / 4, 0, 0)])?;
-            Some(("cuArrayDestroy", vec![array], (bytes / 4 * 4).next_multiple_of(PAGE).max(PAGE)))
+            Some((
+                "cuArrayDestroy",
+                vec![array],
+                (bytes / 4 * 4).next_multiple_of(PAGE).max(PAGE),
+            ))
         }
         Step::Map(bytes) => {
             let bytes = bytes.next_multiple_of(PAGE);
@@ -368,7 +509,8 @@ proptest! {
             let needed: u64 = live.iter().map(|of| of.2).sum();
             let used = bed.used();
             prop_assert!(used <= MEMORY && used >= CONTEXT + needed, "{used} for {needed}");
-            prop_assert!(live.iter().all(|(_, address, bytes)| live.iter().filter(|(_, other, _)| (*address..address + bytes).contains(other)).count() == 1), "no two overlap");
+            let hits = |address: u64, bytes: u64| live.iter().filter(|of| (address..address + bytes).contains(&of.1)).count();
+            prop_assert!(live.iter().all(|(_, address, bytes)| hits(*address, *bytes) == 1), "no two overlap");
         }
         for (free, address, _) in live {
             process.ok(free, &[Num(address), Num(0)]);

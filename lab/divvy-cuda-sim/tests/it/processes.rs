@@ -31,6 +31,21 @@ fn processes_that_fill_a_gpu_at_once_get_exactly_its_memory() {
 }
 
 #[test]
+fn of_processes_that_each_want_more_than_half_of_a_gpu_only_one_has_it() {
+    const PROCESSES: u64 = 3;
+    let bed = Bed::new();
+    let mut processes: Vec<Process> = (0..PROCESSES).map(|_| bed.user()).collect();
+    let free = MEMORY - PROCESSES * CONTEXT;
+    let bytes = free / PAGE * PAGE - 40 * PAGE;
+    for process in &mut processes {
+        process.ask("contend", &[Num(bytes), Num(1000), Num(free - bytes)]);
+    }
+    let granted: Vec<u64> = processes.iter_mut().map(|process| process.answered().words[0]).collect();
+    assert!(granted.iter().any(|granted| *granted > 0), "{granted:?}");
+    assert_eq!(bed.used(), PROCESSES * CONTEXT);
+}
+
+#[test]
 fn a_forked_child_cannot_use_cuda_and_keeps_the_memory_of_its_parent() {
     let bed = Bed::new();
     let mut process = bed.user();

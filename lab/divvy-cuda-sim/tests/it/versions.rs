@@ -1,6 +1,8 @@
 //! Which functions a driver of a version has, and which variants of them are called.
 
-use crate::bed::{Bed, NULL, Num, Out, Process, Text};
+use std::process::Command;
+
+use crate::bed::{self, Bed, NULL, Num, Out, Process, Text};
 
 const SUCCESS: u64 = 0;
 const NOT_FOUND: u64 = 1;
@@ -13,10 +15,12 @@ fn find(process: &mut Process, name: &'static str, version: u64, flags: u64) -> 
     (answer.code, answer.words[0], answer.words[1])
 }
 
+/// The driver's version, the function, the program's version, the flags, and the symbol or the status.
+type Case = (&'static str, &'static str, u64, u64, Result<&'static str, u64>);
+
 #[test]
 fn a_program_gets_the_variant_of_its_version_if_the_driver_has_it() {
-    // The driver's version, the function, the program's version, the flags, and the symbol or the status.
-    let cases: [(&str, &str, u64, u64, Result<&str, u64>); 24] = [
+    let cases: [Case; 24] = [
         ("12.4", "cuMemAlloc", 3010, 0, Ok("cuMemAlloc")),
         ("12.4", "cuMemAlloc", 3020, 0, Ok("cuMemAlloc_v2")),
         ("12.4", "cuMemAlloc", 12000, 0, Ok("cuMemAlloc_v2")),
@@ -32,8 +36,8 @@ fn a_program_gets_the_variant_of_its_version_if_the_driver_has_it() {
         ("11.2", "cuMemAllocAsync", 11020, PER_THREAD, Ok("cuMemAllocAsync_ptsz")),
         ("12.4", "cuMemAlloc", 12000, PER_THREAD, Ok("cuMemAlloc_v2")),
         ("12.4", "cuMemcpyHtoD", 12000, PER_THREAD, Ok("cuMemcpyHtoD_v2_ptds")),
-        ("12.4", "cuGraphInstantiate", 11040, 0, Ok("cuGraphInstantiate_v2")),
-        ("12.4", "cuGraphInstantiate", 12000, 0, Ok("cuGraphInstantiateWithFlags")),
+        ("12.4", "cuGraphInstantiate", 11030, 0, Ok("cuGraphInstantiate_v2")),
+        ("12.4", "cuGraphInstantiate", 11040, 0, Ok("cuGraphInstantiateWithFlags")),
         ("12.2", "cuGraphAddNode", 12020, 0, Ok("cuGraphAddNode")),
         ("12.3", "cuGraphAddNode", 12030, 0, Ok("cuGraphAddNode_v2")),
         ("11.7", "cuLaunchKernelEx", 11060, PER_THREAD, Ok("cuLaunchKernelEx_ptsz")),
@@ -47,8 +51,6 @@ fn a_program_gets_the_variant_of_its_version_if_the_driver_has_it() {
         let mut process = bed.start_with(&[("DIVVY_CUDA_SIM_VERSION", driver)]);
         let expected = match expected {
             Ok(symbol) => {
-                // A function pointer and the symbol of the same name are the same.
-                let symbol: &'static str = symbol;
                 let address = process.ok("symbol", &[Text(symbol)]);
                 assert_ne!(address, 0, "{symbol}");
                 (0, address, SUCCESS)
@@ -65,10 +67,25 @@ fn the_first_cu_get_proc_address_returns_an_error_for_what_is_not_there() {
     let bed = Bed::new();
     let mut process = bed.start_with(&[("DIVVY_CUDA_SIM_VERSION", "11.4")]);
     let mut code = |name, version| process.code("cuGetProcAddress", &[Text(name), Out, Num(version), Num(0)]);
-    assert_eq!((code("cuMemAlloc", 11000), code("cuGreenCtxCreate", 11000), code("cuMemAllocAsync", 11010)), (0, 500, 500));
+    assert_eq!(
+        (
+            code("cuMemAlloc", 11000),
+            code("cuGreenCtxCreate", 11000),
+            code("cuMemAllocAsync", 11010)
+        ),
+        (0, 500, 500)
+    );
     assert_eq!(code("cuMemAlloc", 11050), 1, "newer than the driver");
-    assert_eq!(process.code("cuGetProcAddress_v2", &[Text("cuMemAlloc"), Out, Num(11000), Num(4), NULL]), 1, "no such flag");
-    assert_eq!(process.code("cuGetProcAddress_v2", &[Text("cuMemAlloc"), Out, Num(11000), Num(0), NULL]), 0, "no status is asked for");
+    assert_eq!(
+        process.code("cuGetProcAddress_v2", &[Text("cuMemAlloc"), Out, Num(11000), Num(4), NULL]),
+        1,
+        "no such flag"
+    );
+    assert_eq!(
+        process.code("cuGetProcAddress_v2", &[Text("cuMemAlloc"), Out, Num(11000), Num(0), NULL]),
+        0,
+        "no status is asked for"
+    );
 }
 
 #[test]
@@ -78,7 +95,10 @@ fn the_version_is_that_of_the_driver_unless_a_variable_says_another() {
     assert_eq!(version(&[]), 13040);
     assert_eq!(version(&[("DIVVY_CUDA_SIM_VERSION", "11.0")]), 11000);
     let mut wrong = bed.start_with(&[("DIVVY_CUDA_SIM_VERSION", "new")]);
-    assert_eq!((wrong.code("cuDriverGetVersion", &[Out]), wrong.code("cuInit", &[Num(0)])), (999, 100));
+    assert_eq!(
+        (wrong.code("cuDriverGetVersion", &[Out]), wrong.code("cuInit", &[Num(0)])),
+        (999, 100)
+    );
 }
 
 #[test]
@@ -91,7 +111,10 @@ fn the_log_says_which_variant_was_called_and_what_it_answered() {
     process.code("cuStreamSynchronize", &[Num(0)]);
     let pid = process.pid();
     let text = std::fs::read_to_string(log).expect("the log");
-    assert_eq!(text, format!("{pid} cuInit 0\n{pid} cuStreamSynchronize_ptsz 201\n{pid} cuStreamSynchronize 201\n"));
+    assert_eq!(
+        text,
+        format!("{pid} cuInit 0\n{pid} cuStreamSynchronize_ptsz 201\n{pid} cuStreamSynchronize 201\n")
+    );
 }
 
 #[test]
@@ -108,4 +131,40 @@ fn a_call_fails_when_a_test_says_so_and_then_does_nothing() {
     assert_eq!((codes, bed.used() - before), ([0, 2, 0], 2 << 21));
     assert_eq!(process.code("cuMemFree_v2", &[NULL]), 999);
     assert_eq!(process.code("cuMemFree_v2", &[NULL]), 999);
+}
+
+#[test]
+fn the_library_of_a_version_has_only_the_symbols_of_that_version() {
+    let cases = [
+        ("cuMemAlloc_v2", 3020),
+        ("cuCtxCreate_v2", 3020),
+        ("cuMemCreate", 10020),
+        ("cuMemAllocAsync", 11020),
+        ("cuMemAllocAsync_ptsz", 11020),
+        ("cuGetProcAddress", 11030),
+        ("cuCtxCreate_v3", 11040),
+        ("cuGetProcAddress_v2", 12000),
+        ("cuGraphAddNode", 12020),
+        ("cuGraphAddNode_v2", 12030),
+        ("cuGreenCtxCreate", 12040),
+        ("cuCtxCreate_v4", 12050),
+        ("cuCtxGetDevice_v2", 13000),
+    ];
+    let bed = Bed::new();
+    for version in ["11.0", "11.4", "12.3", "12.4", "13.4"] {
+        let library = bed.path(version);
+        let mut program = Command::new(env!("CARGO_BIN_EXE_divvy-cuda-sim"));
+        let made = program.arg(version).arg(bed::cuda()).arg(&library).status();
+        assert!(made.expect("the program").success());
+        let library = library.to_str().expect("UTF-8");
+        let mut process = bed.start_with(&[("WORKER_CUDA", library), ("DIVVY_CUDA_SIM_VERSION", version)]);
+        let driver = process.ok("cuDriverGetVersion", &[Out]);
+        for (symbol, since) in cases {
+            let address = process.ok("symbol", &[Text(symbol)]);
+            assert_eq!(address != 0, since <= driver, "{symbol} in {version}");
+        }
+        process.ok("cuInit", &[Num(0)]);
+        process.enter(0);
+        process.ok("cuMemAlloc_v2", &[Out, Num(1)]);
+    }
 }

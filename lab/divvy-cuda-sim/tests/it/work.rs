@@ -28,7 +28,6 @@ fn launches_of_all_processes_run_one_after_the_other() {
         let function = kernel(process, "gemm_60000000ns");
         launch(process, function);
     }
-    assert!(start.elapsed() < Duration::from_millis(60) || second.code("cuStreamQuery", &[Num(0)]) == 0, "a launch does not wait");
     second.ok("cuCtxSynchronize", &[]);
     assert!(start.elapsed() >= Duration::from_millis(120), "behind the other process's");
     let mut busy: Vec<u64> = bed.usage(0).iter().map(|of| of.busy_ns).collect();
@@ -45,6 +44,7 @@ fn an_event_is_ready_when_the_work_before_it_is_done() {
     process.ok("cuEventRecord", &[Num(event), Num(0)]);
     process.ok("cuEventSynchronize", &[Num(event)]);
     process.ok("cuEventQuery", &[Num(event)]);
+    // A launch does not wait: this kernel takes an hour.
     launch(&mut process, function);
     process.ok("cuEventRecord", &[Num(event), Num(0)]);
     assert_eq!(process.code("cuEventQuery", &[Num(event)]), NOT_READY);
@@ -59,7 +59,13 @@ fn each_way_to_launch_takes_the_time_that_the_kernel_says() {
     process.enter(0);
     let function = kernel(&mut process, "gemm");
     let ones = [1u64; 6];
-    let grid = || [vec![function], ones.to_vec(), vec![0; 4]].concat().into_iter().map(Num).collect::<Vec<_>>();
+    let grid = || {
+        [vec![function], ones.to_vec(), vec![0; 4]]
+            .concat()
+            .into_iter()
+            .map(Num)
+            .collect::<Vec<_>>()
+    };
     let config = vec![1 | 1 << 32, 1 | 1 << 32, 1 | 1 << 32, 0, 0, 0, 0];
     let parameters = [vec![function], config[..4].to_vec(), vec![0, 0]].concat();
     let stream = process.ok("cuStreamCreate", &[Out, Num(0)]);
@@ -74,7 +80,10 @@ fn each_way_to_launch_takes_the_time_that_the_kernel_says() {
         ("cuLaunchKernel_ptsz", grid()),
         ("cuLaunchCooperativeKernel", grid()),
         ("cuLaunchKernelEx", vec![Words(config), Num(function), Num(0), Num(0)]),
-        ("cuLaunchCooperativeKernelMultiDevice", vec![Words(parameters), Num(1), Num(0)]),
+        (
+            "cuLaunchCooperativeKernelMultiDevice",
+            vec![Words(parameters), Num(1), Num(0)],
+        ),
         ("cuLaunch", vec![Num(function)]),
         ("cuLaunchGrid", vec![Num(function), Num(1), Num(1)]),
         ("cuLaunchGridAsync", vec![Num(function), Num(1), Num(1), Num(0)]),

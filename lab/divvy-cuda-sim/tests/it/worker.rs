@@ -1,15 +1,24 @@
 //! What a process of a test does: it reads calls from standard input, makes them, and writes what they answer.
 
-#![allow(unsafe_code, reason = "calls the functions of a C library, whose types only the caller of the test knows")]
+#![allow(
+    unsafe_code,
+    reason = "calls the functions of a C library, whose types only the caller of the test knows"
+)]
 
 use std::ffi::{CString, c_int};
 use std::io::Write;
 
 use libloading::Library;
 
+use crate::bed::{Bed, Num, Out, Text, Words};
+
 /// Every function of the driver and of NVML that the tests call takes up to 11 integers or pointers. The C ABIs of Linux let a caller pass more
 /// arguments than a function takes, and integers of 64 bits for shorter ones.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+struct Handle([u64; 8]);
 
 /// An argument, with the memory that it points to.
 enum Cell {
@@ -49,7 +58,11 @@ struct Worker {
 
 impl Worker {
     fn call(&self, name: &str, cells: &mut [Cell]) -> c_int {
-        let library = if name.starts_with("nvml") { self.nvml.as_ref().expect("NVML") } else { &self.cuda };
+        let library = if name.starts_with("nvml") {
+            self.nvml.as_ref().expect("NVML")
+        } else {
+            &self.cuda
+        };
         let mut arguments = [0; 11];
         for (argument, cell) in arguments.iter_mut().zip(cells) {
             *argument = cell.argument();
@@ -62,12 +75,28 @@ impl Worker {
         }
     }
 
+    /// Call cuIpcOpenMemHandle_v2.
+    fn open(&self, handle: &[u64]) -> (c_int, u64) {
+        let handle = Handle(handle.try_into().expect("64 bytes"));
+        let mut address = 0;
+        // SAFETY: the type is that of cuda.h, and the place of the result outlives the call.
+        let code = unsafe {
+            let function = self
+                .cuda
+                .get::<unsafe extern "C" fn(*mut u64, Handle, u32) -> c_int>(b"cuIpcOpenMemHandle_v2");
+            function.expect("a symbol")(&raw mut address, handle, 1)
+        };
+        (code, address)
+    }
+
     /// Allocate and free without end, and say so after each step.
     fn storm(&self, bytes: u64) {
         let mut held = Vec::new();
         let mut number = bytes;
         loop {
-            number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            number = number
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             if number >> 63 == 0 || held.is_empty() {
                 let mut cells = [Cell::Out(Box::new(0)), Cell::Number((number >> 33) % bytes + 1)];
                 if self.call("cuMemAlloc_v2", &mut cells) == 0
@@ -81,6 +110,26 @@ impl Worker {
             }
             answer("0");
         }
+    }
+
+    /// Allocate and free again and again. Whenever there is memory, no more than `left` may be left. Return how often there was.
+    fn contend(&self, bytes: u64, rounds: u64, left: u64) -> u64 {
+        let mut granted = 0;
+        for _ in 0..rounds {
+            let mut cells = [Cell::Out(Box::new(0)), Cell::Number(bytes)];
+            if self.call("cuMemAlloc_v2", &mut cells) != 0 {
+                continue;
+            }
+            granted += 1;
+            let mut info = [Cell::Out(Box::new(0)), Cell::Number(0)];
+            assert_eq!(self.call("cuMemGetInfo_v2", &mut info), 0);
+            let (Cell::Out(address), Cell::Out(free)) = (&cells[0], &info[0]) else {
+                unreachable!("as they were made")
+            };
+            assert_eq!(**free, left, "another process has memory, too");
+            assert_eq!(self.call("cuMemFree_v2", &mut [Cell::Number(**address)]), 0);
+        }
+        granted
     }
 
     /// Fork. The child answers with what cuInit and cuMemAlloc say in it, and stays until standard input ends.
@@ -104,13 +153,24 @@ impl Worker {
 fn answer(text: &str) {
     let mut out = std::io::stdout().lock();
     // The test harness has begun a line of its own.
-    writeln!(out, "\n= {text}").and_then(|()| out.flush()).expect("the test reads");
+    writeln!(out, "\n= {text}")
+        .and_then(|()| out.flush())
+        .expect("the test reads");
 }
 
-/// This is no test unless another test starts this program for it.
+/// Other tests start this program again with this test and a variable. Without the variable it checks what they rely on.
 #[test]
-fn a_process_of_another_test() {
-    let Some(cuda) = std::env::var_os("WORKER_CUDA") else { return };
+fn a_process_makes_the_calls_of_a_test_and_returns_what_they_wrote() {
+    let Some(cuda) = std::env::var_os("WORKER_CUDA") else {
+        let mut process = Bed::new().start();
+        let number = process.call("cuDeviceGetCount", &[Out]);
+        let name = process.call("cuDeviceGetName", &[Words(vec![u64::MAX; 2]), Num(16), Num(0)]);
+        let place = process.call("cuDeviceGetByPCIBusId", &[Out, Text("0000:81:00.0")]);
+        let [number, name, place] = [number, name, place].map(|answer| (answer.code, answer.words));
+        let text = u64::from_le_bytes(*b"GPU\0\xff\xff\xff\xff");
+        assert_eq!((number, name, place), ((0, vec![2]), (0, vec![text, u64::MAX]), (0, vec![1])));
+        return;
+    };
     // SAFETY: the simulated libraries have no initializers.
     let open = |path| unsafe { Library::new(path) }.expect("a library");
     let worker = Worker {
@@ -124,8 +184,16 @@ fn a_process_of_another_test() {
         let name = words.next().expect("a name");
         let mut cells: Vec<Cell> = words.map(Cell::parse).collect();
         match (name, cells.first()) {
+            ("contend", _) => {
+                let numbers: Vec<u64> = cells.iter_mut().map(Cell::argument).collect();
+                answer(&format!("0 {}", worker.contend(numbers[0], numbers[1], numbers[2])));
+            }
             ("storm", Some(Cell::Number(bytes))) => worker.storm(*bytes),
             ("fork", _) => worker.fork(),
+            ("open", Some(Cell::Bytes(handle))) => {
+                let (code, address) = worker.open(handle);
+                answer(&format!("{code} {address}"));
+            }
             ("symbol", Some(Cell::Text(name))) => {
                 // SAFETY: the address is only told.
                 let found = unsafe { worker.cuda.get::<*const ()>(name.as_bytes()) };

@@ -1,3 +1,5 @@
+use std::os::unix::fs::MetadataExt;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -57,6 +59,30 @@ fn a_file_that_is_no_ledger_is_an_error() {
         assert!(matches!(read, Err(Error::Malformed { .. })), "{name:?}: {read:?}");
     }
     assert!(matches!(Ledger::open(Path::new("/proc/none"), UUID), Err(Error::Io { .. })));
+}
+
+/// Report whether anybody waits for a lock of a file (`/proc/locks`, proc_locks(5)).
+fn is_awaited(inode: u64) -> bool {
+    let locks = std::fs::read_to_string("/proc/locks").expect("the locks");
+    let file = format!(":{inode} ");
+    locks.lines().any(|line| line.contains("-> ") && line.contains(&file))
+}
+
+#[test]
+fn a_check_and_its_change_are_one_step_for_all_processes() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut first, second) = (slot(dir.path()), slot(dir.path()));
+    let inode = std::fs::metadata(dir.path().join(UUID)).expect("the file").ino();
+    let third = Ledger::open(dir.path(), UUID).expect("opened");
+    assert!(third.lock(libc::F_OFD_SETLK, libc::F_WRLCK, 0).expect("locked"));
+    let asking = std::thread::spawn(move || first.hold(60, 100).expect("asked"));
+    while !is_awaited(inode) {
+        assert!(!asking.is_finished(), "it did not wait");
+        std::thread::yield_now();
+    }
+    third.write(at(second.index) + 8, &50u64.to_le_bytes()).expect("written");
+    third.lock(libc::F_OFD_SETLK, libc::F_UNLCK, 0).expect("unlocked");
+    assert!(!asking.join().expect("no panic"), "what was written meanwhile counts");
 }
 
 proptest! {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{Embedded, not_joined};
 use crate::programs::Program;
-use crate::scenario::{End, Plugin};
+use crate::scenario::{Cluster as _, End, Plugin};
 
 const DEVICE_PLUGIN: &str = "nvidia-device-plugin";
 const MPS_CONTROL_DAEMON: &str = "mps-control-daemon";

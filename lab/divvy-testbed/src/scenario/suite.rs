@@ -7,6 +7,7 @@
 mod doctor;
 mod ends;
 mod libraries;
+mod limits;
 mod mig;
 mod mig_strategies;
 mod migration;
@@ -103,11 +104,13 @@ pub enum Scene {
     Migration,
     /// Settings of single nodes, which a node label chooses.
     NodeConfigs,
+    /// The driver limits the memory of pods.
+    Limits,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 37] = [
+    pub const ALL: [Scene; 38] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -146,6 +149,7 @@ impl Scene {
         Scene::Mps,
         Scene::Migration,
         Scene::NodeConfigs,
+        Scene::Limits,
     ];
 
     /// Return the scene's name on the command line and a one-line description.
@@ -265,6 +269,10 @@ impl Scene {
                 "node-configs",
                 "a label chooses the settings of one node's agent; the label, the settings, and a mistake in them while pods run",
             ),
+            Scene::Limits => (
+                "limits",
+                "the driver holds pods to their shares; pods with and without divvy.dev/isolation; the driver refuses",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -340,6 +348,7 @@ impl Scene {
             Scene::Mps => mps::mps(play).await,
             Scene::Migration => migration::migration(play).await,
             Scene::NodeConfigs => node_configs::node_configs(play).await,
+            Scene::Limits => limits::play(play).await,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The agent's surroundings: an embedded API server, an emulated node, and a probe with scripted answers.
 
+use std::sync::{Arc, Mutex};
+
 use super::*;
 
 /// What the probe answers: each GPU's memory in MiB, and the XIDs so far.
@@ -13,6 +15,14 @@ pub(super) struct Machine {
     pub(super) instances: Option<(u32, u32)>,
     /// The number of AMD GPUs.
     pub(super) amd: usize,
+    /// Whether the driver can limit the memory of pods.
+    pub(super) has_limits: bool,
+    /// Whether the answers to requests for limits wait.
+    pub(super) holds_limits: bool,
+    /// Why the driver sets no limit.
+    pub(super) refuses_limits: Option<String>,
+    /// The requests for limits so far.
+    pub(super) limits: Arc<Mutex<Vec<Value>>>,
 }
 
 /// A scripted probe that speaks the probe's protocol (`docs/design/formats.md`).
@@ -43,7 +53,13 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                 };
                 let Ok(Some(line)) = line else { return };
                 let request: Value = serde_json::from_str(&line).expect("a request");
-                let Machine { gpus, mig, amd, .. } = machine.borrow().clone();
+                let Machine {
+                    gpus,
+                    mig,
+                    amd,
+                    has_limits,
+                    ..
+                } = machine.borrow().clone();
                 let ok = match request["op"].as_str() {
                     Some("hello") => json!({"v": 1, "probe": "test", "instance": "one", "seq": 0}),
                     Some("snapshot") => {
@@ -51,7 +67,7 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                             .iter()
                             .enumerate()
                             .map(|(i, mib)| {
-                                json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "nodes": [format!("nvidia{i}")], "model": "NVIDIA T4", "totalMiB": mib})
+                                json!({"uuid": format!("GPU-{i}"), "index": i, "minor": i, "nodes": [format!("nvidia{i}")], "model": "NVIDIA T4", "totalMiB": mib, "memoryLimit": has_limits})
                             })
                             .collect();
                         if let Some((gpu, mig)) = gpus.last_mut().zip(mig) {
@@ -85,6 +101,16 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                         match basis.spec(&Files::below(&root)) {
                             Ok((spec, notes)) => json!(DriverSpec { spec, notes }),
                             Err(text) => json!({"err": {"code": "driver_files", "text": text}}),
+                        }
+                    }
+                    Some("limit") => {
+                        machine.borrow().limits.lock().expect("no panic").push(request.clone());
+                        if machine.wait_for(|machine| !machine.holds_limits).await.is_err() {
+                            return;
+                        }
+                        match &machine.borrow().refuses_limits {
+                            Some(text) => json!({"err": {"code": "no_permission", "text": text}}),
+                            None => json!({"usedMiB": 0}),
                         }
                     }
                     _ => json!({}),
@@ -218,12 +244,21 @@ impl Bed {
 
     /// Create a pod with one container that is already bound. Without `gpu`, the pod looks as if no extender had handled it.
     pub(super) fn create(&self, name: &str, gpu: Option<u32>, units: u64) -> String {
+        self.create_with(name, gpu, units, &[])
+    }
+
+    /// Create a pod as [`Bed::create`] does, with these annotations.
+    pub(super) fn create_with(&self, name: &str, gpu: Option<u32>, units: u64, annotations: &[(&str, &str)]) -> String {
         let uuid = gpu.map(|gpu| format!("GPU-{gpu}"));
-        self.create_on(name, uuid, units)
+        self.create_annotated(name, uuid, units, annotations)
     }
 
     /// Create a pod as [`Bed::create`] does, on the device with this UUID.
     pub(super) fn create_on(&self, name: &str, uuid: Option<String>, units: u64) -> String {
+        self.create_annotated(name, uuid, units, &[])
+    }
+
+    fn create_annotated(&self, name: &str, uuid: Option<String>, units: u64, annotations: &[(&str, &str)]) -> String {
         let mut pod = builders::pod(name).gpu_mem(units).build();
         pod["spec"]["nodeName"] = "n1".into();
         if let Some(uuid) = uuid {
@@ -239,6 +274,9 @@ impl Bed {
                 containers: [("main".to_owned(), vec![ContainerShare { uuid, memory, cores: 0 }])].into(),
             };
             pod["metadata"]["annotations"][names::ALLOCATION] = allocation.to_json().into();
+        }
+        for (key, value) in annotations {
+            pod["metadata"]["annotations"][*key] = (*value).into();
         }
         let pod = self.api.create("pods", pod).expect("created");
         pod["metadata"]["uid"].as_str().expect("has one").to_owned()

@@ -206,6 +206,9 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         ("divvy.dev/gpu-memory", format!(">={}", "9".repeat(HUGE))),
         ("divvy.dev/gpu-prefer", "fastest".to_owned()),
         ("divvy.dev/gpu-prefer", "x".repeat(HUGE)),
+        ("divvy.dev/isolation", "hard".to_owned()),
+        ("divvy.dev/isolation", " none ".to_owned()),
+        ("divvy.dev/isolation", "x".repeat(HUGE)),
         ("divvy.dev/gpus", "2".to_owned()),
         ("divvy.dev/gpus", "3".to_owned()),
         ("divvy.dev/gpus", "2".repeat(HUGE)),
@@ -354,6 +357,7 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
         ("divvy.dev/gpu-memory", ">=20"),
         ("divvy.dev/gpu-memory", ">=0"),
         ("divvy.dev/gpu-prefer", "quickest"),
+        ("divvy.dev/isolation", "strong"),
         ("divvy.dev/gpus", "two"),
         ("divvy.dev/gpus", "17"),
     ] {

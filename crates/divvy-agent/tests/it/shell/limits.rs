@@ -1,0 +1,88 @@
+//! A driver that limits the memory of cgroups.
+
+use super::*;
+
+async fn bed() -> Bed {
+    let bed = Bed::new(&[16384, 16384]).await;
+    bed.machine.send_modify(|machine| machine.has_limits = true);
+    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::Cgroup)))
+        .await;
+    bed.kubelet_has(32).await;
+    bed
+}
+
+#[tokio::test]
+async fn the_driver_has_the_limit_of_a_pod_before_its_container_starts_and_again_after_a_reboot() {
+    let mut bed = bed().await;
+    bed.machine.send_modify(|machine| machine.holds_limits = true);
+    let uid = bed.create("a", Some(1), 3);
+    let asked = |count: usize| {
+        let limits = bed.machine.borrow().limits.lock().expect("no panic").clone();
+        (limits.len() == count).then_some(limits)
+    };
+    let limits = bed.eventually("a limit", || asked(1)).await;
+    assert!(bed.node.containers().is_empty(), "it waits for the limit");
+    assert_eq!(limits[0]["uuid"], "GPU-1");
+    assert_eq!(limits[0]["hardMiB"], 3072);
+    let cgroup = limits[0]["cgroup"].as_str().expect("a path");
+    let directory = bed.config.sys_root.join("sys/fs/cgroup").join(cgroup);
+    assert!(cgroup.ends_with(&uid) && directory.is_dir(), "{cgroup}");
+    bed.machine.send_modify(|machine| machine.holds_limits = false);
+    bed.running("a").await;
+    let (_, text) = bed.get("/metrics").await.expect("served");
+    assert!(text.contains("divvy_agent_memory_limits_total{outcome=\"set\"} 1"), "{text}");
+
+    bed.node.reboot().await.expect("rebooted");
+    bed.eventually("another limit", || asked(2)).await;
+    bed.running("a").await;
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_the_driver_does_not_limit_starts_and_an_event_says_why() {
+    let mut bed = bed().await;
+    let refusal = "the driver does not limit the memory of GPU GPU-0: no permission";
+    bed.machine
+        .send_modify(|machine| machine.refuses_limits = Some(refusal.to_owned()));
+    bed.create("a", Some(0), 3);
+    bed.running("a").await;
+    let event = bed.api.until(LIMIT, |api| {
+        let events = api.list("events", "default").ok()?;
+        events.into_iter().find(|event| event["reason"] == "NotLimited")
+    });
+    let event = event.await.expect("an event");
+    assert_eq!(event["involvedObject"]["name"], "a");
+    let text = event["message"].as_str().expect("a text");
+    assert!(
+        text.contains("may use more than its share") && text.ends_with(refusal),
+        "{text}"
+    );
+    let (_, text) = bed.get("/metrics").await.expect("served");
+    assert!(
+        text.contains("divvy_agent_memory_limits_total{outcome=\"failed\"} 1"),
+        "{text}"
+    );
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_pod_that_requires_its_limit_waits_until_the_driver_sets_it() {
+    let mut bed = bed().await;
+    bed.machine
+        .send_modify(|machine| machine.refuses_limits = Some("no permission".to_owned()));
+    bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "hard")]);
+    let waits = bed.api.until(LIMIT, |api| {
+        let pod = api.get("pods", "default", "a").ok()?;
+        let message = pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"].as_str()?;
+        Some(message.to_owned())
+    });
+    let message = waits.await.expect("the container waits");
+    assert!(
+        message.contains("the pod wants its share of the GPU to be enforced (divvy.dev/isolation)")
+            && message.contains("no permission"),
+        "{message}"
+    );
+    bed.machine.send_modify(|machine| machine.refuses_limits = None);
+    bed.running("a").await;
+    bed.stop_agent().await;
+}

@@ -1,0 +1,126 @@
+//! Contexts of the driver.
+
+use super::Driver;
+use crate::codes::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, PRIMARY_CONTEXT_ACTIVE};
+use crate::context::{Context, pop, top};
+use crate::memory::{Allocation, Kind};
+use crate::slab::Slabs;
+
+impl Driver {
+    /// Make a context that is no primary context. Its memory is taken at once.
+    pub(crate) fn create_context(&mut self, device: usize, flags: u32, api_version: u32) -> Result<usize, Code> {
+        let handle = self.new_handle();
+        self.open_context(handle, device, flags, api_version)?;
+        Ok(handle)
+    }
+
+    fn open_context(&mut self, handle: usize, device: usize, flags: u32, api_version: u32) -> Result<(), Code> {
+        let bytes = self.devices[device].card.context;
+        self.take(device, bytes)?;
+        let context = Context {
+            device,
+            flags,
+            api_version,
+            slabs: Slabs::default(),
+        };
+        self.contexts.insert(handle, context);
+        Ok(())
+    }
+
+    /// Return the context with this handle.
+    pub(crate) fn context(&self, handle: usize) -> Result<&Context, Code> {
+        self.contexts.get(&handle).ok_or(INVALID_CONTEXT)
+    }
+
+    /// Report whether the handle is that of a primary context.
+    fn is_primary(&self, handle: usize) -> bool {
+        self.devices.iter().any(|device| device.primary.handle == handle)
+    }
+
+    /// Destroy a context that is no primary context.
+    pub(crate) fn destroy_context(&mut self, handle: usize) -> Result<(), Code> {
+        self.context(handle)?;
+        if self.is_primary(handle) {
+            return Err(INVALID_CONTEXT);
+        }
+        if top() == Some(handle) {
+            pop()?;
+        }
+        self.close_context(handle)
+    }
+
+    /// Free all that a context has.
+    fn close_context(&mut self, handle: usize) -> Result<(), Code> {
+        let Some(context) = self.contexts.remove(&handle) else {
+            return Ok(());
+        };
+        let freed = self.memory.forget_context(handle);
+        let device = &mut self.devices[context.device];
+        device.give(device.card.context + context.slabs.bytes() + freed)?;
+        match self.contexts.values().any(|other| other.device == context.device) {
+            true => Ok(()),
+            false => self.end_of_device(context.device),
+        }
+    }
+
+    /// Free what outlives contexts, but not the last one of a device: the memory of its pools and graphs.
+    fn end_of_device(&mut self, device: usize) -> Result<(), Code> {
+        let outlives =
+            |allocation: &Allocation| allocation.device == device && matches!(allocation.kind, Kind::Pool(_) | Kind::Graph);
+        let mine = self.memory.allocations.iter().filter(|(_, allocation)| outlives(allocation));
+        let mine: Vec<u64> = mine.map(|(address, _)| *address).collect();
+        mine.into_iter().try_for_each(|address| self.release(address))?;
+        self.squeeze_pools(device)?;
+        self.trim_graphs(device)
+    }
+
+    /// Retain a device's primary context. Make it if it does not exist.
+    pub(crate) fn retain_primary(&mut self, device: usize) -> Result<usize, Code> {
+        if self.devices[device].primary.handle == 0 {
+            self.devices[device].primary.handle = self.new_handle();
+        }
+        let (handle, flags) = (self.devices[device].primary.handle, self.devices[device].primary.flags);
+        if !self.contexts.contains_key(&handle) {
+            self.open_context(handle, device, flags, 3020)?;
+        }
+        self.devices[device].primary.retained += 1;
+        Ok(handle)
+    }
+
+    /// Release a device's primary context. The last release destroys it.
+    pub(crate) fn release_primary(&mut self, device: usize) -> Result<(), Code> {
+        let primary = &mut self.devices[device].primary;
+        primary.retained = primary.retained.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+        match (primary.retained, primary.handle) {
+            (0, handle) => self.close_context(handle),
+            _ => Ok(()),
+        }
+    }
+
+    /// Destroy a device's primary context, even if it is retained.
+    pub(crate) fn reset_primary(&mut self, device: usize) -> Result<(), Code> {
+        self.close_context(self.devices[device].primary.handle)
+    }
+
+    /// Set the flags with which a primary context is made. Before CUDA 11 this was an error while the context existed.
+    pub(crate) fn set_primary_flags(&mut self, device: usize, flags: u32, while_active: bool) -> Result<(), Code> {
+        let primary = &mut self.devices[device].primary;
+        if let Some(context) = self.contexts.get_mut(&primary.handle) {
+            if !while_active {
+                return Err(PRIMARY_CONTEXT_ACTIVE);
+            }
+            context.flags = flags;
+        }
+        primary.flags = flags;
+        Ok(())
+    }
+
+    /// Return the context with this handle, or the current one for 0.
+    pub(crate) fn context_or_current(&self, handle: usize) -> Result<&Context, Code> {
+        let handle = match handle {
+            0 => self.current()?,
+            handle => handle,
+        };
+        self.contexts.get(&handle).ok_or(CONTEXT_IS_DESTROYED)
+    }
+}

@@ -1,0 +1,150 @@
+//! Pools of the driver.
+
+use super::Driver;
+use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::memory::{Allocation, Kind};
+use crate::pool::{CHUNK, Pool, used_by};
+use crate::slab::{PAGE, pages};
+
+impl Driver {
+    /// Return a pool.
+    pub(crate) fn pool(&mut self, handle: usize) -> Result<&mut Pool, Code> {
+        let found = self.pools.all.get_mut(&handle).filter(|pool| !pool.destroyed);
+        found.ok_or(INVALID_VALUE)
+    }
+
+    /// Make a pool.
+    pub(crate) fn create_pool(&mut self, device: usize, max: u64, imported: bool) -> usize {
+        let handle = self.new_handle();
+        let mut pool = Pool::new(device, max);
+        pool.imported = imported;
+        self.pools.all.insert(handle, pool);
+        handle
+    }
+
+    /// Return the default pool of a device.
+    pub(crate) fn default_pool(&mut self, device: usize) -> usize {
+        let found = self.pools.all.iter().find(|(_, pool)| pool.default && pool.device == device);
+        if let Some((handle, _)) = found {
+            return *handle;
+        }
+        let handle = self.create_pool(device, 0, false);
+        if let Some(pool) = self.pools.all.get_mut(&handle) {
+            pool.default = true;
+        }
+        handle
+    }
+
+    /// Return the pool from which a device's allocations come that name none.
+    pub(crate) fn current_pool(&mut self, device: usize) -> usize {
+        match self.devices[device].pool {
+            Some(pool) => pool,
+            None => self.default_pool(device),
+        }
+    }
+
+    /// Destroy a pool. Its device uses its default pool again.
+    pub(crate) fn destroy_pool(&mut self, handle: usize) -> Result<(), Code> {
+        let pool = self.pool(handle)?;
+        if pool.default {
+            return Err(INVALID_VALUE);
+        }
+        pool.destroyed = true;
+        for device in &mut self.devices {
+            device.pool.take_if(|current| *current == handle);
+        }
+        self.shrink_pool(handle, 0)
+    }
+
+    /// Allocate from a pool.
+    pub(crate) fn allocate_from_pool(&mut self, handle: usize, bytes: u64) -> Result<u64, Code> {
+        let pool = self.pool(handle)?;
+        if bytes == 0 || pool.imported {
+            return Err(INVALID_VALUE);
+        }
+        let (device, reserved) = (pool.device, pool.reserved);
+        let used = used_by(bytes)
+            .and_then(|own| pool.used.checked_add(own))
+            .ok_or(OUT_OF_MEMORY)?;
+        let limit = if pool.max == 0 { u64::MAX } else { pool.max };
+        if used > reserved {
+            let chunks = reserved.checked_add((used - reserved).checked_next_multiple_of(CHUNK).ok_or(OUT_OF_MEMORY)?);
+            let tight = pages(used).ok_or(OUT_OF_MEMORY)?;
+            let wanted = [chunks.unwrap_or(u64::MAX).min(limit), tight];
+            // On a GPU that is nearly full a pool grows by less.
+            let grown = wanted
+                .into_iter()
+                .filter(|wanted| (tight..=limit).contains(wanted))
+                .find_map(|wanted| {
+                    let taken = self.take(device, wanted - reserved);
+                    (taken != Err(OUT_OF_MEMORY)).then_some(taken.map(|()| wanted))
+                });
+            let pool = self.pool(handle)?;
+            pool.reserved = grown.unwrap_or(Err(OUT_OF_MEMORY))?;
+            pool.reserved_high = pool.reserved_high.max(pool.reserved);
+        }
+        let address = self.memory.addresses(pages(bytes).ok_or(OUT_OF_MEMORY)?, PAGE)?;
+        let pool = self.pool(handle)?;
+        pool.used = used;
+        pool.used_high = pool.used_high.max(used);
+        let allocation = Allocation {
+            device,
+            context: None,
+            bytes,
+            kind: Kind::Pool(handle),
+        };
+        self.memory.allocations.insert(address, allocation);
+        Ok(address)
+    }
+
+    /// Give an allocation back to its pool.
+    pub(crate) fn free_to_pool(&mut self, handle: usize, bytes: u64) -> Result<(), Code> {
+        let Some(pool) = self.pools.all.get_mut(&handle) else {
+            return Ok(());
+        };
+        pool.used = pool.used.saturating_sub(used_by(bytes).unwrap_or(0));
+        match pool.destroyed {
+            true => self.shrink_pool(handle, 0),
+            false => Ok(()),
+        }
+    }
+
+    /// Have a pool give back what it does not use, down to a size. A destroyed pool that is empty ends.
+    pub(crate) fn shrink_pool(&mut self, handle: usize, keep: u64) -> Result<(), Code> {
+        let Some(pool) = self.pools.all.get_mut(&handle) else {
+            return Ok(());
+        };
+        let needed = pool.used.max(keep).checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        let given = pool.reserved.saturating_sub(needed);
+        pool.reserved -= given;
+        let (device, ended) = (pool.device, pool.destroyed && pool.used == 0);
+        if ended {
+            self.pools.all.remove(&handle);
+        }
+        match given {
+            0 => Ok(()),
+            given => self.devices[device].give(given),
+        }
+    }
+
+    /// Do what a synchronization does: each pool of the device gives back what is above its threshold.
+    pub(crate) fn settle_pools(&mut self, device: usize) -> Result<(), Code> {
+        let mine = self.pools.all.iter().filter(|(_, pool)| pool.device == device);
+        let mine: Vec<(usize, u64)> = mine.map(|(handle, pool)| (*handle, pool.threshold)).collect();
+        mine.into_iter()
+            .try_for_each(|(handle, threshold)| self.shrink_pool(handle, threshold))
+    }
+
+    /// Have the pools of a device give back all that they do not use. Return false if that is nothing.
+    pub(crate) fn squeeze_pools(&mut self, device: usize) -> Result<bool, Code> {
+        let reserved = |driver: &Driver| -> u64 {
+            let mine = driver.pools.all.values().filter(|pool| pool.device == device);
+            mine.map(|pool| pool.reserved).sum()
+        };
+        let before = reserved(self);
+        let mine = self.pools.all.iter().filter(|(_, pool)| pool.device == device);
+        let mine: Vec<usize> = mine.map(|(handle, _)| *handle).collect();
+        mine.into_iter().try_for_each(|handle| self.shrink_pool(handle, 0))?;
+        Ok(reserved(self) < before)
+    }
+}

@@ -1,0 +1,133 @@
+//! Symbols for the limits of a cgroup's GPU memory, which drivers have from R615 on (nvml.h of CUDA 13.4; NVIDIA's document "MPS v3 Memory
+//! Partitioning").
+
+use std::ffi::c_char;
+use std::fs;
+use std::path::Path;
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, get_text, mig};
+use crate::changes::{Limit, LimitMode};
+use crate::machine::Card;
+use crate::sim::{Code, Inner, sim};
+
+const MIB: u64 = 1 << 20;
+/// The first driver that has these symbols.
+const FIRST_DRIVER: u32 = 615;
+/// The value that means "no limit".
+const MAX: u64 = u64::MAX;
+
+/// The argument of nvmlDeviceSetMemoryLimits_v1 (`nvmlSetMemoryLimits_v1_t`).
+#[repr(C)]
+struct SetLimits {
+    /// The full path of the cgroup's directory.
+    name_space: *const c_char,
+    soft: u64,
+    hard: u64,
+}
+
+/// The argument of nvmlDeviceGetMemoryLimits_v1 (`nvmlGetMemoryLimits_v1_t`).
+#[repr(C)]
+struct GetLimits {
+    name_space: *const c_char,
+    soft: u64,
+    hard: u64,
+    used: u64,
+}
+
+/// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none. An older driver answers as a library that lacks these
+/// symbols does.
+fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, LimitMode) -> Result<T, Code>) -> Result<T, Code> {
+    let major = super::machine_call(|machine| Ok(machine.driver_major()))?;
+    mig::call_with_part(device, |inner, card, index, part| {
+        let mode = inner.limit_mode().or((major >= FIRST_DRIVER).then_some(LimitMode::Misc));
+        let mode = mode.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND)?;
+        match mode == LimitMode::Off || part.is_some() || !card.mig.is_empty() {
+            true => Err(NOT_SUPPORTED),
+            false => work(inner, card, index, mode),
+        }
+    })
+}
+
+fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<(), Code> {
+    let index = call(device, |inner, _, index, mode| {
+        inner.limit_can_be_set(index)?;
+        let path = Path::new(cgroup);
+        let has_files = mode == LimitMode::Misc || path.join("dmem.max").exists();
+        match path.is_absolute() && path.is_dir() && has_files {
+            true => Ok(index),
+            false => Err(NOT_FOUND),
+        }
+    })?;
+    if soft > hard {
+        return Err(INVALID_ARGUMENT);
+    }
+    let limit = Limit { soft, hard };
+    let changed = sim().change(|changes, _| {
+        let index = u32::try_from(index).map_err(|error| error.to_string())?;
+        let gpu = changes.gpus.entry(index).or_default();
+        gpu.limits.retain(|cgroup, _| Path::new(cgroup).is_dir());
+        gpu.limits.insert(cgroup.to_owned(), limit);
+        Ok(())
+    });
+    changed.map_err(|_| ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN)
+}
+
+/// Return the limit of the nearest cgroup that has one, and the memory that the cgroup's processes use, in bytes.
+fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
+    call(device, |inner, card, index, mode| {
+        let path = Path::new(cgroup);
+        if !path.is_absolute() || !path.is_dir() {
+            return Err(NOT_FOUND);
+        }
+        let above = || path.ancestors().filter_map(Path::to_str);
+        let limits = inner.limits(index);
+        let limit = match mode {
+            // The driver's own list. A cgroup that was never set cannot be told from a driver without this function.
+            LimitMode::Misc | LimitMode::Off => above().find_map(|path| limits.get(path).copied()).ok_or(NOT_SUPPORTED)?,
+            // The kernel's files.
+            LimitMode::Dmem => {
+                let has_files = |path: &&str| Path::new(path).join("dmem.max").exists();
+                let nearest = above().find(has_files).ok_or(NOT_FOUND)?;
+                limits.get(nearest).copied().unwrap_or(&Limit { soft: 0, hard: MAX })
+            }
+        };
+        let processes = inner.processes(card, index, None)?.into_iter();
+        let used = processes
+            .filter(|(pid, _)| is_in(*pid, path))
+            .fold(0_u64, |sum, (_, used)| sum.saturating_add(used.saturating_mul(MIB)));
+        Ok((*limit, used))
+    })
+}
+
+/// Report whether a process is in a cgroup or below it.
+fn is_in(pid: u32, cgroup: &Path) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let own = text.lines().find_map(|line| line.strip_prefix("0::/"));
+    own.is_some_and(|own| Path::new("/sys/fs/cgroup").join(own).starts_with(cgroup))
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(device: ffi::nvmlDevice_t, limits: *const SetLimits) -> ffi::nvmlReturn_t {
+    answer(|| {
+        // SAFETY: null, or the caller's value.
+        let limits = unsafe { limits.as_ref() }.ok_or(INVALID_ARGUMENT)?;
+        // SAFETY: the caller's string.
+        let cgroup = unsafe { get_text(limits.name_space) }?;
+        set(device, cgroup, limits.soft, limits.hard)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(device: ffi::nvmlDevice_t, limits: *mut GetLimits) -> ffi::nvmlReturn_t {
+    answer(|| {
+        // SAFETY: null, or the caller's value, which nothing else uses meanwhile.
+        let limits = unsafe { limits.as_mut() }.ok_or(INVALID_ARGUMENT)?;
+        // SAFETY: the caller's string.
+        let cgroup = unsafe { get_text(limits.name_space) }?;
+        let (limit, used) = get(device, cgroup)?;
+        (limits.soft, limits.hard, limits.used) = (limit.soft, limit.hard, used);
+        Ok(())
+    })
+}
