@@ -1,7 +1,7 @@
 //! What programs find in the library.
 
 use crate::binary::REPLACED;
-use crate::sandbox::{MIB, Program, Sandbox};
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox};
 
 fn found(program: &mut Program, name: &str) -> (u64, u64) {
     let [_, ours, real] = program.call(&format!("symbol {name}"));
@@ -55,8 +55,7 @@ fn addresses_are_the_drivers_but_for_the_replaced_functions() {
     names.sort_unstable();
     names.dedup();
     for version in ["11.0", "11.4", "12.0", "12.9", "13.4"] {
-        let mut sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
-        sandbox.version = version;
+        let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB).with_driver(version);
         let mut program = sandbox.start();
         assert_eq!(program.code("init"), 0);
         let mut plain = sandbox.start_without_guard();
@@ -119,4 +118,30 @@ fn errors_are_the_drivers() {
     ] {
         assert_eq!(program.code(call), plain.code(call), "{call}");
     }
+}
+
+/// A driver of CUDA 11.0 has no pools and no `cuGetProcAddress`.
+#[test]
+fn with_an_old_driver_what_it_has_is_held_and_what_it_lacks_is_not_found() {
+    const NOT_FOUND: u64 = 500;
+    let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB).with_driver("11.0");
+    let mut program = sandbox.ready();
+    let memory = program.alloc(100 * MIB);
+    assert_eq!(program.code(&format!("alloc {}", 1024 * MIB)), OUT_OF_MEMORY);
+    assert_eq!(sandbox.charged(&program), CONTEXT + 100 * MIB);
+    assert_eq!(program.code(&format!("free {memory}")), 0);
+    for call in [
+        "async 1000",
+        "address cuMemAlloc 11000 0 0",
+        "address cuMemAlloc 11000 0 2",
+        "pool 0",
+        "pool-destroy 1",
+    ] {
+        assert_eq!(program.code(call), NOT_FOUND, "{call}");
+    }
+    // The guard has one set of symbols for all drivers; of the driver's own, `dlsym` finds what is there.
+    let (ours, real) = found(&mut program, "cuMemAllocAsync");
+    assert!(ours != 0 && real == 0);
+    assert_eq!(found(&mut program, "cuMemFreeAsync"), (0, 0));
+    assert_eq!(sandbox.charged(&program), CONTEXT);
 }

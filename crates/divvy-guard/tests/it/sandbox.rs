@@ -85,7 +85,7 @@ fn replace(library: &mut [u8], from: &str, to: &str) -> usize {
 pub(crate) struct Sandbox {
     directory: tempfile::TempDir,
     memory: u64,
-    pub(crate) version: &'static str,
+    version: &'static str,
 }
 
 impl Sandbox {
@@ -138,6 +138,20 @@ impl Sandbox {
         let sandbox = Self::new(memory);
         sandbox.give(0, &limits(share));
         sandbox
+    }
+
+    /// Have a driver of this version of CUDA, which lacks what came later.
+    pub(crate) fn with_driver(mut self, version: &'static str) -> Self {
+        self.version = version;
+        let real = self.path("libcuda.so.real");
+        fs::remove_file(&real).unwrap();
+        let status = Command::new(driver().with_file_name("divvy-cuda-sim"))
+            .arg(version)
+            .arg(driver())
+            .arg(real)
+            .status();
+        assert!(status.unwrap().success());
+        self
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
