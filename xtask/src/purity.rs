@@ -6,8 +6,9 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 14] = [
+const PURE: [&str; 15] = [
     "divvy-model",
+    "divvy-share",
     "divvy-agent-core",
     "divvy-labels",
     "divvy-nvidia-config",

@@ -1,0 +1,149 @@
+//! What all allocations have in common: reserve, ask the driver, note.
+
+use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
+use crate::driver;
+use crate::gpu::{Allowed, Gpu, PAGE, Reserved, Share, pages};
+use crate::ledger::{Entry, Kind};
+use crate::process::{Process, process};
+
+/// From this size on linear memory has pages of its own. Smaller allocations share pages, and a page is charged while one of them is in it: which page
+/// that is, the address tells. Whether the driver will need another page, cannot be known before, so there must be room for one.
+const LARGE: u64 = 1 << 20;
+/// The size that is noted for memory in a shared page; all others are whole pages.
+const SHARED: u64 = 1;
+
+/// A GPU that is held to a share.
+pub(crate) struct Held {
+    pub(crate) process: &'static Process,
+    pub(crate) gpu: &'static Gpu,
+    pub(crate) device: Device,
+    pub(crate) allowed: Allowed,
+}
+
+/// Whether and how a GPU is held. `Err`: the call ends with this code, or, without one, passes.
+pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
+    let process = process().ok_or(None)?;
+    // The driver knows what is wrong with a negative ordinal; no process has as many GPUs as the last one would need.
+    let gpu = process.gpu(device).ok_or((device >= 0).then_some(OUT_OF_MEMORY))?;
+    match gpu.share(|| driver::uuid(device)) {
+        Share::Free => Err(None),
+        Share::Nothing => Err(Some(OUT_OF_MEMORY)),
+        Share::Held(allowed) => Ok(Held {
+            process,
+            gpu,
+            device,
+            allowed,
+        }),
+    }
+}
+
+/// Charge an allocation: ask the driver with `call`, and note under `key` what it gave.
+pub(crate) fn allocate(
+    device: Device,
+    kind: Kind,
+    of: u64,
+    bytes: u64,
+    call: impl FnOnce() -> Code,
+    key: impl FnOnce() -> u64,
+) -> Code {
+    let held = match held(device) {
+        Ok(held) => held,
+        Err(Some(code)) => return code,
+        Err(None) => return call(),
+    };
+    held.allocate(kind, of, bytes, call, key)
+}
+
+impl Held {
+    pub(crate) fn allocate(
+        &self,
+        kind: Kind,
+        of: u64,
+        bytes: u64,
+        call: impl FnOnce() -> Code,
+        key: impl FnOnce() -> u64,
+    ) -> Code {
+        if self.process.ledger.room().is_err() {
+            return OUT_OF_MEMORY;
+        }
+        let small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
+        let charge = if small { PAGE } else { pages(bytes) };
+        match self.gpu.reserve(charge, &self.allowed) {
+            Reserved::Refused => return OUT_OF_MEMORY,
+            Reserved::Free => return call(),
+            Reserved::Charged => {}
+        }
+        let code = call();
+        if code != SUCCESS {
+            self.gpu.cancel(charge);
+            return code;
+        }
+        let (key, gpu) = (key(), self.device.unsigned_abs());
+        // Its page may have been charged for another one. Without room to note the page, it stays charged.
+        if small && matches!(self.process.ledger.enter(key / PAGE, gpu), Ok(false)) {
+            self.gpu.cancel(charge);
+        } else {
+            self.gpu.commit(charge);
+        }
+        note(
+            self.process,
+            Entry::new(kind, key, gpu, if small { SHARED } else { charge }, of),
+        );
+        code
+    }
+}
+
+/// Note a handle that was charged.
+pub(crate) fn note(process: &Process, entry: Entry) {
+    // Without room, which was made before, the memory stays charged until the process ends: that is too much, and never too little.
+    if let Ok(Some(gone)) = process.ledger.insert(entry) {
+        give_back(process, &gone);
+    }
+}
+
+/// Give back what a handle was charged with.
+pub(crate) fn give_back(process: &Process, entry: &Entry) {
+    let charge = match entry.size {
+        _ if entry.is(Kind::Mapping) => 0,
+        SHARED => leave(process, entry.key / PAGE),
+        charge => charge,
+    };
+    if let Some(gpu) = Device::try_from(entry.gpu).ok().and_then(|device| process.gpu(device)) {
+        gpu.free(charge);
+    }
+}
+
+/// Count one small allocation less in its page. Returns what that gives back.
+fn leave(process: &Process, slab: u64) -> u64 {
+    let entry = process.ledger.change(Kind::Slab, slab, |entry| {
+        entry.of = entry.of.saturating_sub(1);
+        entry.of == 0
+    });
+    if entry.is_some_and(|entry| entry.of == 0) { PAGE } else { 0 }
+}
+
+/// Free something: ask the driver with `call`, and give back what was noted under `key`. What was not noted was not charged.
+pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
+    let Some(process) = process() else { return call() };
+    // Forgotten before the driver is asked: after that, another thread can get the same handle.
+    let Some(entry) = process.ledger.take(kind, key) else {
+        return call();
+    };
+    let code = call();
+    if code == SUCCESS {
+        give_back(process, &entry);
+    } else {
+        note(process, entry);
+    }
+    code
+}
+
+/// Give back everything that died with a context.
+pub(crate) fn sweep(process: &Process, context: u64) {
+    let dead = |entry: &Entry| (entry.is(Kind::Linear) || entry.is(Kind::Array)) && entry.of == context;
+    let mut place = 0;
+    while let Some((next, entry)) = process.ledger.take_from(place, dead) {
+        place = next;
+        give_back(process, &entry);
+    }
+}

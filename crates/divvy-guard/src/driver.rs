@@ -1,0 +1,144 @@
+//! The functions of the real library.
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::{null_mut, without_provenance_mut};
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::cuda::{Code, Context, Device, NOT_FOUND, SUCCESS, Uuid};
+
+unsafe extern "C" {
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// `RTLD_NEXT`: search what the loader has after the library that asks. That is the real library, which is all that the guard needs.
+const NEXT: *mut c_void = without_provenance_mut(usize::MAX);
+/// The driver has no function of this name.
+const MISSING: *mut c_void = without_provenance_mut(1);
+
+/// A function of the real library, which is looked up once.
+pub(crate) struct Function {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Function {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self {
+            name,
+            found: AtomicPtr::new(null_mut()),
+        }
+    }
+
+    /// Where it is; `None` when this driver does not have it.
+    pub(crate) fn get(&self) -> Option<*mut c_void> {
+        let mut found = self.found.load(Ordering::Acquire);
+        if found.is_null() {
+            // SAFETY: the handle is a valid one, and the name ends with 0.
+            found = unsafe { dlsym(NEXT, self.name.as_ptr()) };
+            if found.is_null() {
+                found = MISSING;
+            }
+            self.found.store(found, Ordering::Release);
+        }
+        (found != MISSING).then_some(found)
+    }
+}
+
+/// Call a function of the real library that the guard does not replace. It is `NOT_FOUND` when this driver does not have it.
+macro_rules! ask {
+    ($name:ident($($argument:expr => $type:ty),*)) => {{
+        static FUNCTION: Function = Function::new(
+            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no 0"),
+            },
+        );
+        match FUNCTION.get() {
+            Some(found) => {
+                // SAFETY: the driver's function of this name has these arguments, by cuda.h.
+                let function: unsafe extern "C" fn($($type),*) -> Code = unsafe { core::mem::transmute(found) };
+                // SAFETY: every pointer among the arguments is a reference to a local variable of the right type.
+                unsafe { function($($argument),*) }
+            }
+            None => NOT_FOUND,
+        }
+    }};
+}
+
+/// The current context of the thread, and its GPU.
+pub(crate) fn current() -> Option<(Device, u64)> {
+    let (mut device, mut context): (Device, Context) = (0, null_mut());
+    (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS
+        && ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS)
+        .then(|| (device, context.addr() as u64))
+}
+
+/// The UUID of a GPU. For a part of a GPU (MIG) it is that of the whole: `cuDeviceGetUuid_v2` would tell the part.
+pub(crate) fn uuid(device: Device) -> Option<Uuid> {
+    let mut uuid = Uuid::default();
+    (ask!(cuDeviceGetUuid(&mut uuid => &mut Uuid, device => Device)) == SUCCESS).then_some(uuid)
+}
+
+/// Whether the primary context of a GPU exists.
+pub(crate) fn primary_exists(device: Device) -> Option<bool> {
+    let (mut flags, mut active): (u32, c_int) = (0, 0);
+    let code = ask!(cuDevicePrimaryCtxGetState(device => Device, &mut flags => &mut u32, &mut active => &mut c_int));
+    (code == SUCCESS).then_some(active != 0)
+}
+
+/// Free linear memory.
+pub(crate) fn free(pointer: u64) -> Code {
+    ask!(cuMemFree_v2(pointer => u64))
+}
+
+/// The GPU of a stream. The streams that every context has are those of the current one.
+pub(crate) fn device_of_stream(stream: u64) -> Option<Device> {
+    /// `CU_STREAM_PER_THREAD`; below it are `CU_STREAM_LEGACY` and the null stream.
+    const PER_THREAD: u64 = 2;
+    let (device, current) = current()?;
+    let mut context: u64 = 0;
+    let known = stream > PER_THREAD && ask!(cuStreamGetCtx(stream => u64, &mut context => &mut u64)) == SUCCESS;
+    if !known || context == current || ask!(cuCtxPushCurrent_v2(context => u64)) != SUCCESS {
+        return Some(device);
+    }
+    let mut other: Device = device;
+    ask!(cuCtxGetDevice(&mut other => &mut Device));
+    ask!(cuCtxPopCurrent_v2(&mut context => &mut u64));
+    Some(other)
+}
+
+/// The pool from which a GPU allocates.
+pub(crate) fn pool_of(device: Device) -> Option<u64> {
+    let mut pool: u64 = 0;
+    (ask!(cuDeviceGetMemPool(&mut pool => &mut u64, device => Device)) == SUCCESS).then_some(pool)
+}
+
+/// The pool that a GPU has from the start.
+pub(crate) fn default_pool_of(device: Device) -> Option<u64> {
+    let mut pool: u64 = 0;
+    (ask!(cuDeviceGetDefaultMemPool(&mut pool => &mut u64, device => Device)) == SUCCESS).then_some(pool)
+}
+
+/// Attributes of a pool (`CUmemPool_attribute`) that are numbers of bytes.
+pub(crate) enum PoolBytes {
+    /// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT`.
+    Reserved = 5,
+    /// `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
+    Used = 7,
+}
+
+/// What a pool has from the GPU, or programs have from it.
+pub(crate) fn pool_bytes(pool: u64, which: PoolBytes) -> Option<u64> {
+    let mut bytes: u64 = 0;
+    let code = ask!(cuMemPoolGetAttribute(pool => u64, which as c_int => c_int, &mut bytes => &mut u64));
+    (code == SUCCESS).then_some(bytes)
+}
+
+/// What graphs have reserved of a GPU.
+pub(crate) fn graph_bytes(device: Device) -> Option<u64> {
+    /// `CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT`.
+    const RESERVED: c_int = 2;
+    let mut bytes: u64 = 0;
+    let code = ask!(cuDeviceGetGraphMemAttribute(device => Device, RESERVED => c_int, &mut bytes => &mut u64));
+    (code == SUCCESS).then_some(bytes)
+}

@@ -1,0 +1,361 @@
+//! One GPU, as this process may use it: its files, its slot, and what is charged to the slot.
+
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use divvy_share::claim::{Locks as _, claim, owner};
+use divvy_share::limits::{self, Limits, Unreadable};
+use divvy_share::reserve::{self, Table, Word as _};
+use divvy_share::usage::{self, Usage};
+use linux_raw_sys::errno::{EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
+
+use crate::cuda::Uuid;
+use crate::path::{Path, ROOT};
+use crate::sys::{self, Errno, File, FileLocks, Mutex};
+
+/// What is known about a GPU or about a slot. Zero: nothing yet.
+const UNKNOWN: u32 = 0;
+/// Nothing holds the process: every call passes.
+const FREE: u32 = 1;
+/// The pod has no share of this GPU.
+const NOTHING: u32 = 2;
+/// There are limits; or the process has a slot.
+const HELD: u32 = 3;
+
+/// The driver gives memory in pages of this size.
+pub(crate) const PAGE: u64 = 2 << 20;
+
+/// Zeros are a GPU that nothing is known about.
+#[repr(C)]
+pub(crate) struct Gpu {
+    /// Held while files are opened and while a reservation is decided.
+    lock: Mutex,
+    state: AtomicU32,
+    seat: AtomicU32,
+    slot: AtomicU32,
+    limits: AtomicPtr<[AtomicU64; limits::WORDS]>,
+    usage: AtomicPtr<Usage>,
+    uuid: [AtomicU64; 2],
+    /// The limits that were read last.
+    bytes: AtomicU64,
+    allowed: AtomicU64,
+    refuse_managed: AtomicU32,
+    /// What a context is charged with. It stays the same for the process, so that what is given back is what was charged.
+    context: AtomicU64,
+    /// Bytes that threads are about to take from pools.
+    pub(crate) coming: AtomicU64,
+    pub(crate) primary: AtomicU32,
+    pub(crate) primary_context: AtomicU64,
+}
+
+/// What the pod may have of a GPU.
+pub(crate) struct Allowed {
+    /// The share, which programs see as the size of the GPU.
+    pub(crate) bytes: u64,
+    /// What may be charged.
+    pub(crate) charges: u64,
+    pub(crate) refuse_managed: bool,
+}
+
+/// Whether a GPU is held to a share.
+pub(crate) enum Share {
+    Free,
+    Nothing,
+    Held(Allowed),
+}
+
+/// What became of a request.
+pub(crate) enum Reserved {
+    /// The driver may be asked. Then [`Gpu::commit`] or [`Gpu::cancel`] has to follow.
+    Charged,
+    /// The driver may be asked, and nothing is charged.
+    Free,
+    /// It is too much.
+    Refused,
+}
+
+/// What the driver takes for an allocation with pages of its own.
+pub(crate) fn pages(bytes: u64) -> u64 {
+    bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
+impl Gpu {
+    /// The share of the pod. `uuid` asks the driver which GPU this is, once.
+    pub(crate) fn share(&self, uuid: impl FnOnce() -> Option<Uuid>) -> Share {
+        match self.state.load(Ordering::Acquire) {
+            FREE => Share::Free,
+            NOTHING => Share::Nothing,
+            HELD => self.held(),
+            _ => {
+                // Asked without the lock, because the driver may call back.
+                // A driver that cannot tell refuses the call, too: it says why.
+                let Some(uuid) = uuid() else { return Share::Free };
+                let _locked = self.lock.lock();
+                if self.state.load(Ordering::Acquire) == UNKNOWN {
+                    self.open(uuid);
+                }
+                match self.state.load(Ordering::Acquire) {
+                    FREE => Share::Free,
+                    HELD => self.held(),
+                    // Also when the files could not be opened this time.
+                    _ => Share::Nothing,
+                }
+            }
+        }
+    }
+
+    fn open(&self, uuid: Uuid) {
+        let [low, high] = uuid_words(uuid);
+        for (word, value) in self.uuid.iter().zip([low, high]) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let state = match sys::open(Path::of(uuid, b"/limits").as_c_str(), false, limits::SIZE) {
+            Ok(file) => match sys::map::<[AtomicU64; limits::WORDS]>(&file, false) {
+                Ok(words) => {
+                    self.limits.store(core::ptr::from_ref(words).cast_mut(), Ordering::Relaxed);
+                    match read(words) {
+                        Ok(limits) => {
+                            self.note(&limits);
+                            self.context.store(pages(limits.context), Ordering::Relaxed);
+                            HELD
+                        }
+                        // The agent sees a process without a slot, and reports it. An upgrade must not end a program.
+                        Err(Unreadable::Newer(_) | Unreadable::Foreign | Unreadable::Torn) => FREE,
+                    }
+                }
+                Err(_) => UNKNOWN,
+            },
+            // Shares are given here, and this GPU is not among them.
+            Err(ENOENT) if sys::exists(Path::from(&[&ROOT.get()]).as_c_str()) => NOTHING,
+            Err(EMFILE | ENFILE | ENOMEM | EINTR) => UNKNOWN,
+            Err(_) => FREE,
+        };
+        self.state.store(state, Ordering::Release);
+    }
+
+    fn note(&self, limits: &Limits) {
+        self.bytes.store(limits.bytes, Ordering::Relaxed);
+        self.allowed.store(limits.allowed(), Ordering::Relaxed);
+        self.refuse_managed.store(u32::from(limits.refuse_managed), Ordering::Relaxed);
+    }
+
+    fn held(&self) -> Share {
+        // SAFETY: the pointer was stored before `state` became `HELD`, by `sys::map`, and the mapping is never removed.
+        let words = unsafe { self.limits.load(Ordering::Acquire).as_ref() };
+        match words.map(read) {
+            Some(Ok(limits)) => {
+                self.note(&limits);
+                Share::Held(Allowed {
+                    bytes: limits.bytes,
+                    charges: limits.allowed(),
+                    refuse_managed: limits.refuse_managed,
+                })
+            }
+            Some(Err(Unreadable::Newer(_))) => Share::Free,
+            // The agent is writing, or was killed while it did: what was read last holds.
+            _ => Share::Held(Allowed {
+                bytes: self.bytes.load(Ordering::Relaxed),
+                charges: self.allowed.load(Ordering::Relaxed),
+                refuse_managed: self.refuse_managed.load(Ordering::Relaxed) != 0,
+            }),
+        }
+    }
+
+    /// What one context is charged with.
+    pub(crate) fn context(&self) -> u64 {
+        self.context.load(Ordering::Relaxed)
+    }
+
+    /// Reserve memory, in whole pages.
+    pub(crate) fn reserve(&self, charge: u64, allowed: &Allowed) -> Reserved {
+        let _locked = self.lock.lock();
+        let Some((usage, slot)) = (match self.sit() {
+            FREE => return Reserved::Free,
+            HELD => self.seated(),
+            _ => None,
+        }) else {
+            return Reserved::Refused;
+        };
+        if charge > 0 && reserve::reserve(&mut Slots::new(self, usage), slot, charge, allowed.charges).is_err() {
+            if let Some(slot) = usage.slots.get(slot) {
+                slot.denied.fetch_add(1, Ordering::Relaxed);
+            }
+            return Reserved::Refused;
+        }
+        Reserved::Charged
+    }
+
+    /// The driver gave what was reserved.
+    pub(crate) fn commit(&self, charge: u64) {
+        let Some((usage, slot)) = self.seated() else { return };
+        reserve::commit(&Slots::new(self, usage), slot, charge);
+        self.peak(usage, slot);
+    }
+
+    /// The driver did not give what was reserved.
+    pub(crate) fn cancel(&self, charge: u64) {
+        if let Some((usage, slot)) = self.seated() {
+            reserve::cancel(&Slots::new(self, usage), slot, charge);
+        }
+    }
+
+    /// The driver has memory back.
+    pub(crate) fn free(&self, charge: u64) {
+        if let Some((usage, slot)) = self.seated() {
+            reserve::free(&Slots::new(self, usage), slot, charge);
+        }
+    }
+
+    /// A pool has grown or shrunk, which cannot be refused any more. Both are whole pages.
+    pub(crate) fn adjust(&self, before: u64, now: u64) {
+        let Some((usage, slot)) = self.seated() else { return };
+        let table = Slots::new(self, usage);
+        table.used(slot).add(now.saturating_sub(before));
+        table.used(slot).sub(before.saturating_sub(now));
+        self.peak(usage, slot);
+    }
+
+    fn peak(&self, usage: &Usage, slot: usize) {
+        if let Some(slot) = usage.slots.get(slot) {
+            slot.peak.fetch_max(slot.used.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+    }
+
+    /// What the processes of the pod are charged with together.
+    pub(crate) fn charged(&self) -> u64 {
+        self.seated()
+            .map_or(0, |(usage, _)| reserve::charged(&mut Slots::new(self, usage)))
+    }
+
+    fn seated(&self) -> Option<(&'static Usage, usize)> {
+        if self.seat.load(Ordering::Acquire) != HELD {
+            return None;
+        }
+        // SAFETY: the pointer was stored before `seat` became `HELD`, by `sys::map`, and the mapping is never removed.
+        let usage = unsafe { self.usage.load(Ordering::Acquire).as_ref() }?;
+        Some((usage, self.slot.load(Ordering::Relaxed) as usize))
+    }
+
+    /// Take a slot, if this process has none. The lock must be held.
+    fn sit(&self) -> u32 {
+        let seat = self.seat.load(Ordering::Acquire);
+        if seat != UNKNOWN {
+            return seat;
+        }
+        let opened = match self.usage_file() {
+            Ok(file) => sys::map::<Usage>(&file, true).map(|usage| (file, usage)),
+            Err(error) => Err(error),
+        };
+        let (file, usage) = match opened {
+            Ok(opened) => opened,
+            Err(EMFILE | ENFILE | ENOMEM | EINTR) => return UNKNOWN,
+            Err(_) => {
+                self.seat.store(FREE, Ordering::Release);
+                return FREE;
+            }
+        };
+        if usage.check().is_err() {
+            self.seat.store(FREE, Ordering::Release);
+            return FREE;
+        }
+        let pid = sys::pid();
+        let Some(slot) = claim(&FileLocks(&file), usage, pid) else {
+            usage.crowded.fetch_add(1, Ordering::Relaxed);
+            // The next allocation tries again, and must not leave one mapping more each time.
+            sys::unmap(usage);
+            return UNKNOWN;
+        };
+        self.usage.store(core::ptr::from_ref(usage).cast_mut(), Ordering::Relaxed);
+        self.slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.seat.store(HELD, Ordering::Release);
+        // The mapping keeps the description open, and with it the lock: the program may close all its descriptors.
+        drop(file);
+        HELD
+    }
+
+    fn usage_file(&self) -> Result<File, Errno> {
+        let [low, high] = &self.uuid;
+        let uuid = uuid_of([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
+        sys::open(Path::of(uuid, b"/usage").as_c_str(), true, usage::SIZE)
+    }
+}
+
+fn read(words: &[AtomicU64; limits::WORDS]) -> Result<Limits, Unreadable> {
+    let mut result = Err(Unreadable::Torn);
+    for _ in 0..4 {
+        let mut copy = [0; limits::WORDS];
+        for (to, from) in copy.iter_mut().zip(words) {
+            *to = from.load(Ordering::Relaxed);
+        }
+        result = Limits::parse(&copy).map(|(_, limits)| limits);
+        if result != Err(Unreadable::Torn) {
+            break;
+        }
+    }
+    result
+}
+
+fn uuid_words(uuid: Uuid) -> [u64; 2] {
+    let value = u128::from_ne_bytes(uuid.0);
+    [value as u64, (value >> 64) as u64]
+}
+
+fn uuid_of([low, high]: [u64; 2]) -> Uuid {
+    Uuid((u128::from(low) | u128::from(high) << 64).to_ne_bytes())
+}
+
+/// The slots of the pod's processes, for one reservation.
+struct Slots<'a> {
+    gpu: &'a Gpu,
+    usage: &'static Usage,
+    /// Opened when it matters which slots have an owner.
+    file: Option<Result<File, Errno>>,
+    pauses: u32,
+}
+
+/// Naps of 100 microseconds: a reservation waits 50 ms for others.
+const PAUSES: u32 = 500;
+
+impl<'a> Slots<'a> {
+    fn new(gpu: &'a Gpu, usage: &'static Usage) -> Self {
+        Self {
+            gpu,
+            usage,
+            file: None,
+            pauses: 0,
+        }
+    }
+}
+
+static ZERO: AtomicU64 = AtomicU64::new(0);
+
+impl Table for Slots<'_> {
+    type Word = AtomicU64;
+
+    fn slots(&self) -> usize {
+        self.usage.bound()
+    }
+
+    fn pending(&self, slot: usize) -> &AtomicU64 {
+        self.usage.slots.get(slot).map_or(&ZERO, |slot| &slot.pending)
+    }
+
+    fn used(&self, slot: usize) -> &AtomicU64 {
+        self.usage.slots.get(slot).map_or(&ZERO, |slot| &slot.used)
+    }
+
+    fn held(&mut self, slot: usize) -> bool {
+        // A file that cannot be opened tells nothing, so the slot counts.
+        let file = self.file.get_or_insert_with(|| self.gpu.usage_file());
+        file.as_ref().map_or(true, |file| FileLocks(file).held(owner(slot)))
+    }
+
+    fn fence(&self) {
+        reserve::full_fence();
+    }
+
+    fn pause(&mut self) -> bool {
+        self.pauses = self.pauses.saturating_add(1);
+        sys::nap();
+        self.pauses < PAUSES
+    }
+}

@@ -1,0 +1,407 @@
+//! What this process has from the driver, by the driver's handles: so the guard knows at the end of each what to give back.
+//!
+//! The driver could be asked for the size of an allocation when it is freed. But `cuMemFree` also frees buffers of imported memory and of pools,
+//! which are charged in another way, and the driver does not tell them apart from linear memory in all versions.
+
+use core::cell::UnsafeCell;
+
+use crate::sys::{self, Mutex};
+
+/// What a handle is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Kind {
+    /// Memory that `cuMemFree` frees. `of` is its context.
+    Linear = 1,
+    /// A context. `of` is unused.
+    Context,
+    /// Physical memory (`cuMemCreate`). `of` counts its handles and mappings, which keep it alive.
+    Physical,
+    /// A mapping of physical memory. `of` is its handle; nothing is charged for the mapping.
+    Mapping,
+    /// An array. `of` is its context.
+    Array,
+    /// A memory pool. `of` is unused.
+    Pool,
+    /// What graphs have of a GPU. The key is the GPU's ordinal, and `of` is unused.
+    Graphs,
+    /// Memory imported from another interface. `of` is unused.
+    External,
+    /// A page that small allocations share. The key is its number, and `of` counts them.
+    Slab,
+}
+
+/// One handle. Zeros are an empty place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Entry {
+    kind: u32,
+    pub(crate) gpu: u32,
+    pub(crate) key: u64,
+    pub(crate) size: u64,
+    pub(crate) of: u64,
+}
+
+impl Entry {
+    const EMPTY: Self = Self {
+        kind: 0,
+        gpu: 0,
+        key: 0,
+        size: 0,
+        of: 0,
+    };
+
+    pub(crate) fn new(kind: Kind, key: u64, gpu: u32, size: u64, of: u64) -> Self {
+        Self {
+            kind: kind as u32,
+            gpu,
+            key,
+            size,
+            of,
+        }
+    }
+
+    pub(crate) fn is(&self, kind: Kind) -> bool {
+        self.kind == kind as u32
+    }
+
+    fn hash(&self) -> usize {
+        let mixed = (self.key ^ u64::from(self.kind) << 60).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as usize
+    }
+}
+
+/// A hash table with linear probing. The number of places is a power of two, and at least one is empty.
+struct Table<'a> {
+    places: &'a mut [Entry],
+}
+
+impl Table<'_> {
+    fn wrap(&self, index: usize) -> usize {
+        index & self.places.len().wrapping_sub(1)
+    }
+
+    fn at(&self, index: usize) -> Entry {
+        self.places.get(index).copied().unwrap_or(Entry::EMPTY)
+    }
+
+    fn set(&mut self, index: usize, entry: Entry) {
+        if let Some(place) = self.places.get_mut(index) {
+            *place = entry;
+        }
+    }
+
+    /// Where the entry is, or the empty place where it would be.
+    fn place(&self, wanted: &Entry) -> usize {
+        let mut index = self.wrap(wanted.hash());
+        loop {
+            let entry = self.at(index);
+            if entry.kind == 0 || (entry.kind == wanted.kind && entry.key == wanted.key) {
+                return index;
+            }
+            index = self.wrap(index.wrapping_add(1));
+        }
+    }
+
+    /// Empty a place, and move what would not be found behind it any more.
+    fn clear(&mut self, mut hole: usize) {
+        let mut index = hole;
+        loop {
+            index = self.wrap(index.wrapping_add(1));
+            let entry = self.at(index);
+            if entry.kind == 0 {
+                break;
+            }
+            let away = self.wrap(index.wrapping_sub(entry.hash()));
+            if away >= self.wrap(index.wrapping_sub(hole)) {
+                self.set(hole, entry);
+                hole = index;
+            }
+        }
+        self.set(hole, Entry::EMPTY);
+    }
+}
+
+/// The table of this process. Zeros are an empty one.
+pub(crate) struct Ledger {
+    lock: Mutex,
+    inner: UnsafeCell<Inner>,
+}
+
+struct Inner {
+    places: *mut Entry,
+    capacity: usize,
+    len: usize,
+}
+
+// SAFETY: `inner` is only used in `with`, which holds the lock.
+unsafe impl Sync for Ledger {}
+
+/// There is no memory for the table.
+#[derive(Debug)]
+pub(crate) struct NoRoom;
+
+impl Ledger {
+    fn with<R>(&self, body: impl FnOnce(&mut Inner) -> R) -> R {
+        let _locked = self.lock.lock();
+        // SAFETY: the lock is held, so this is the only reference.
+        body(unsafe { &mut *self.inner.get() })
+    }
+
+    /// Make room for a handle before the driver is asked for it.
+    pub(crate) fn room(&self) -> Result<(), NoRoom> {
+        self.with(Inner::room)
+    }
+
+    /// Note a handle. Returns what was noted under it before: the driver has reused the handle, so that is gone.
+    pub(crate) fn insert(&self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
+        self.with(|inner| inner.insert(entry))
+    }
+
+    /// Note a handle, unless it is noted already.
+    pub(crate) fn insert_new(&self, entry: Entry) -> Result<(), NoRoom> {
+        self.with(|inner| {
+            let known = inner.table().is_some_and(|table| table.at(table.place(&entry)).kind != 0);
+            if known { Ok(()) } else { inner.insert(entry).map(|_| ()) }
+        })
+    }
+
+    /// What is noted about a handle.
+    pub(crate) fn get(&self, kind: Kind, key: u64) -> Option<Entry> {
+        self.change(kind, key, |_| false)
+    }
+
+    /// The first handle of a kind from a place on, and its place. Handles that come or go meanwhile may be missed.
+    pub(crate) fn next(&self, kind: Kind, from: usize) -> Option<(usize, Entry)> {
+        self.with(|inner| {
+            let table = inner.table()?;
+            let mut place = from;
+            while let Some(entry) = table.places.get(place) {
+                if entry.is(kind) {
+                    return Some((place, *entry));
+                }
+                place = place.wrapping_add(1);
+            }
+            None
+        })
+    }
+
+    /// Forget a handle.
+    pub(crate) fn take(&self, kind: Kind, key: u64) -> Option<Entry> {
+        self.with(|inner| {
+            let mut table = inner.table()?;
+            let index = table.place(&Entry::new(kind, key, 0, 0, 0));
+            let entry = table.at(index);
+            if entry.kind == 0 {
+                return None;
+            }
+            table.clear(index);
+            inner.len = inner.len.saturating_sub(1);
+            Some(entry)
+        })
+    }
+
+    /// Change an entry. `true`: forget it afterwards.
+    pub(crate) fn change(&self, kind: Kind, key: u64, change: impl FnOnce(&mut Entry) -> bool) -> Option<Entry> {
+        self.with(|inner| {
+            let mut table = inner.table()?;
+            let index = table.place(&Entry::new(kind, key, 0, 0, 0));
+            let mut entry = table.at(index);
+            if entry.kind == 0 {
+                return None;
+            }
+            if change(&mut entry) {
+                table.clear(index);
+                inner.len = inner.len.saturating_sub(1);
+            } else {
+                table.set(index, entry);
+            }
+            Some(entry)
+        })
+    }
+
+    /// Count one small allocation more in its page. `true`: it is the first.
+    pub(crate) fn enter(&self, slab: u64, gpu: u32) -> Result<bool, NoRoom> {
+        self.with(|inner| {
+            let new = Entry::new(Kind::Slab, slab, gpu, 0, 1);
+            if let Some(mut table) = inner.table() {
+                let index = table.place(&new);
+                let mut known = table.at(index);
+                if known.kind != 0 {
+                    known.of = known.of.wrapping_add(1);
+                    table.set(index, known);
+                    return Ok(false);
+                }
+            }
+            inner.insert(new).map(|_| true)
+        })
+    }
+
+    /// Forget the first handle from a place on for which this is `true`, and return it and the place to go on from. Handles that come meanwhile may be
+    /// missed.
+    pub(crate) fn take_from(&self, from: usize, which: impl Fn(&Entry) -> bool) -> Option<(usize, Entry)> {
+        self.with(|inner| {
+            let mut table = inner.table()?;
+            let mut place = from;
+            loop {
+                let entry = *table.places.get(place)?;
+                if entry.kind != 0 && which(&entry) {
+                    // What lay behind it may be there now.
+                    table.clear(place);
+                    inner.len = inner.len.saturating_sub(1);
+                    return Some((place, entry));
+                }
+                place = place.wrapping_add(1);
+            }
+        })
+    }
+}
+
+const FIRST: usize = 1024;
+
+impl Inner {
+    fn table(&mut self) -> Option<Table<'_>> {
+        if self.places.is_null() {
+            return None;
+        }
+        // SAFETY: the pointer is of `sys::memory` for this many entries, and zeros and all that is written there are entries. `self` is borrowed
+        // for as long as the slice.
+        let places = unsafe { core::slice::from_raw_parts_mut(self.places, self.capacity) };
+        Some(Table { places })
+    }
+
+    fn room(&mut self) -> Result<(), NoRoom> {
+        if self.len.saturating_mul(2) < self.capacity {
+            return Ok(());
+        }
+        let capacity = self.capacity.saturating_mul(2).max(FIRST);
+        // Not wiped in a child: the pointer to it is, which is enough.
+        let places = sys::memory::<Entry>(capacity, false).map_err(|_| NoRoom)?;
+        let (old, old_capacity) = (self.places, self.capacity);
+        let mut grown = Self {
+            places,
+            capacity,
+            len: self.len,
+        };
+        if let (Some(from), Some(mut to)) = (self.table(), grown.table()) {
+            for entry in from.places.iter().filter(|entry| entry.kind != 0) {
+                let index = to.place(entry);
+                to.set(index, *entry);
+            }
+        }
+        *self = grown;
+        if !old.is_null() {
+            sys::forget(old, old_capacity);
+        }
+        Ok(())
+    }
+
+    fn insert(&mut self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
+        // One place stays empty forever, so that each search ends.
+        if self.room().is_err() && self.len.saturating_add(1) >= self.capacity {
+            return Err(NoRoom);
+        }
+        let mut table = self.table().ok_or(NoRoom)?;
+        let index = table.place(&entry);
+        let before = table.at(index);
+        table.set(index, entry);
+        if before.kind != 0 {
+            return Ok(Some(before));
+        }
+        self.len = self.len.saturating_add(1);
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Call {
+        Insert(u64),
+        InsertNew(u64),
+        Enter(u64),
+        Take(u64),
+        Change(u64),
+        Sweep(u64),
+    }
+
+    fn call() -> impl Strategy<Value = Call> {
+        // Few keys, so that they meet; their hashes differ.
+        let key = 0..400_u64;
+        prop_oneof![
+            6 => key.clone().prop_map(Call::Insert),
+            1 => key.clone().prop_map(Call::InsertNew),
+            2 => key.clone().prop_map(Call::Enter),
+            4 => key.clone().prop_map(Call::Take),
+            2 => key.prop_map(Call::Change),
+            1 => (2..9_u64).prop_map(Call::Sweep),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+
+        /// Compared with the standard library's map. Two sets of keys are in the table, of two kinds.
+        #[test]
+        fn it_knows_what_was_noted_and_not_forgotten(calls in prop::collection::vec(call(), 0..3000)) {
+            let ledger = sys::memory::<Ledger>(1, false).expect("memory");
+            // SAFETY: zeros are an empty ledger.
+            let ledger = unsafe { &*ledger };
+            let (mut linear, mut slabs) = (HashMap::new(), HashMap::new());
+            for (step, call) in calls.into_iter().enumerate() {
+                let step = step as u64;
+                let entry = |key| Entry::new(Kind::Linear, key, 3, step, key);
+                match call {
+                    // What was noted under the same handle comes back, so that it is not charged forever.
+                    Call::Insert(key) => prop_assert_eq!(ledger.insert(entry(key)).expect("room"), linear.insert(key, entry(key))),
+                    Call::InsertNew(key) => {
+                        ledger.insert_new(entry(key)).expect("room");
+                        linear.entry(key).or_insert(entry(key));
+                    }
+                    Call::Enter(key) => {
+                        let count: &mut u64 = slabs.entry(key).or_default();
+                        *count += 1;
+                        prop_assert_eq!(ledger.enter(key, 3).expect("room"), *count == 1);
+                    }
+                    Call::Take(key) => prop_assert_eq!(ledger.take(Kind::Linear, key), linear.remove(&key)),
+                    Call::Change(key) => {
+                        let left = ledger.change(Kind::Slab, key, |entry| {
+                            entry.of -= 1;
+                            entry.of == 0
+                        });
+                        let count = slabs.get_mut(&key).map(|count| {
+                            *count -= 1;
+                            *count
+                        });
+                        prop_assert_eq!(left.map(|entry| entry.of), count);
+                        slabs.retain(|_, count| *count > 0);
+                    }
+                    Call::Sweep(divisor) => {
+                        let (mut place, mut gone) = (0, 0);
+                        while let Some((next, entry)) = ledger.take_from(place, |entry| entry.is(Kind::Linear) && entry.key % divisor == 0) {
+                            (place, gone) = (next, gone + 1);
+                            prop_assert_eq!(linear.remove(&entry.key), Some(entry));
+                        }
+                        prop_assert!(linear.keys().all(|key| key % divisor != 0), "{} gone", gone);
+                    }
+                }
+            }
+            for key in 0..400 {
+                prop_assert_eq!(ledger.get(Kind::Linear, key), linear.get(&key).copied());
+                prop_assert_eq!(ledger.get(Kind::Slab, key).map(|entry| entry.of), slabs.get(&key).copied());
+            }
+            let mut place = 0;
+            let mut found = 0;
+            while let Some((at, _)) = ledger.next(Kind::Slab, place) {
+                (place, found) = (at + 1, found + 1);
+            }
+            prop_assert_eq!(found, slabs.len());
+        }
+    }
+}

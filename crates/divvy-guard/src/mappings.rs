@@ -1,0 +1,136 @@
+//! Physical memory and its mappings (`cuMemCreate`, `cuMemMap`).
+//!
+//! Physical memory lives until its last handle and its last mapping are gone: programs release the handle as soon as they have mapped the memory.
+
+use crate::charge::{self, give_back, note};
+use crate::cuda::{AllocationProp, Code, DEVICE, SUCCESS};
+use crate::ledger::{Entry, Kind};
+use crate::process::{Process, process};
+
+/// In `Entry::of` of physical memory: one handle, and one mapping.
+const HANDLE: u64 = 1;
+const MAPPING: u64 = 1 << 32;
+
+/// `cuMemCreate`.
+///
+/// # Safety
+///
+/// `prop` is null or valid, as the driver demands it.
+pub(crate) unsafe fn create(
+    bytes: u64,
+    prop: *const AllocationProp,
+    call: impl FnOnce() -> Code,
+    handle: impl FnOnce() -> u64,
+) -> Code {
+    // SAFETY: the caller's promise.
+    match unsafe { prop.as_ref() } {
+        Some(prop) if prop.location_type == DEVICE => {
+            charge::allocate(prop.location_id, Kind::Physical, HANDLE, bytes, call, handle)
+        }
+        // Memory of the host; or the driver says what is wrong.
+        _ => call(),
+    }
+}
+
+/// Count one handle or mapping less, ask the driver, and give the memory back when it was the last one.
+fn drop_one(handle: u64, what: u64, call: impl FnOnce() -> Code) -> Code {
+    let Some(process) = process() else { return call() };
+    let mut had = false;
+    let entry = process.ledger.change(Kind::Physical, handle, |entry| {
+        let count = if what == HANDLE {
+            entry.of & (MAPPING - 1)
+        } else {
+            entry.of >> 32
+        };
+        had = count > 0;
+        if had {
+            entry.of = entry.of.wrapping_sub(what);
+        }
+        had && entry.of == 0
+    });
+    let Some(mut entry) = entry.filter(|_| had) else {
+        return call();
+    };
+    let code = call();
+    if code == SUCCESS {
+        if entry.of == 0 {
+            give_back(process, &entry);
+        }
+    } else if entry.of == 0 {
+        entry.of = what;
+        note(process, entry);
+    } else {
+        count(handle, what);
+    }
+    code
+}
+
+/// Count one handle or mapping more. `false`: the memory was not charged.
+fn count(handle: u64, what: u64) -> bool {
+    let add = |entry: &mut Entry| {
+        entry.of = entry.of.wrapping_add(what);
+        false
+    };
+    process()
+        .and_then(|process| process.ledger.change(Kind::Physical, handle, add))
+        .is_some()
+}
+
+/// `cuMemRelease`.
+pub(crate) fn release(handle: u64, call: impl FnOnce() -> Code) -> Code {
+    drop_one(handle, HANDLE, call)
+}
+
+/// `cuMemRetainAllocationHandle`: the same handle once more.
+pub(crate) fn retain(call: impl FnOnce() -> Code, handle: impl FnOnce() -> u64) -> Code {
+    let code = call();
+    if code == SUCCESS {
+        // What was not charged is not counted.
+        count(handle(), HANDLE);
+    }
+    code
+}
+
+/// `cuMemMap`.
+pub(crate) fn map(pointer: u64, size: u64, handle: u64, call: impl FnOnce() -> Code) -> Code {
+    let Some(process) = process() else { return call() };
+    if !count(handle, MAPPING) {
+        return call();
+    }
+    let code = call();
+    if code == SUCCESS {
+        note(process, Entry::new(Kind::Mapping, pointer, 0, size, handle));
+    } else {
+        drop_one(handle, MAPPING, || SUCCESS);
+    }
+    code
+}
+
+/// `cuMemUnmap`: the range may have several mappings, one after the other.
+pub(crate) fn unmap(pointer: u64, size: u64, call: impl FnOnce() -> Code) -> Code {
+    let Some(process) = process() else { return call() };
+    // Forgotten before the driver is asked: after that, another thread can map something there.
+    let first = process.ledger.take(Kind::Mapping, pointer);
+    let code = call();
+    match first {
+        Some(mapping) if code == SUCCESS => {
+            drop_one(mapping.of, MAPPING, || SUCCESS);
+            if mapping.size < size {
+                unmap_rest(process, pointer, size);
+            }
+        }
+        Some(mapping) => note(process, mapping),
+        None if code == SUCCESS => unmap_rest(process, pointer, size),
+        None => {}
+    }
+    code
+}
+
+fn unmap_rest(process: &Process, pointer: u64, size: u64) {
+    let inside = |entry: &Entry| entry.is(Kind::Mapping) && entry.key.wrapping_sub(pointer) < size;
+    let mut place = 0;
+    while let Some((next, mapping)) = process.ledger.take_from(place, inside) {
+        place = next;
+        drop_one(mapping.of, MAPPING, || SUCCESS);
+    }
+}

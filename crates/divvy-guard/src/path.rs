@@ -1,0 +1,76 @@
+//! Where the files of a share are.
+
+use core::ffi::CStr;
+
+use divvy_share::DIRECTORY;
+
+use crate::cuda::Uuid;
+
+/// Where a container has the directories of its GPUs ([`DIRECTORY`]). The tests replace the bytes in a copy of the library.
+pub(crate) static ROOT: Root = Root(match DIRECTORY.as_bytes().first_chunk() {
+    Some(bytes) if DIRECTORY.len() == 16 => *bytes,
+    _ => panic!("the directory has another length"),
+});
+
+pub(crate) struct Root([u8; 16]);
+
+impl Root {
+    pub(crate) fn get(&self) -> [u8; 16] {
+        // SAFETY: the reference is valid. Volatile, so that the compiler does not put the bytes it knows into the code.
+        unsafe { core::ptr::read_volatile(&self.0) }
+    }
+}
+
+/// A path, with room for the longest: `/run/divvy/share/GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx/limits`.
+pub(crate) struct Path {
+    bytes: [u8; 80],
+    len: usize,
+}
+
+impl Path {
+    pub(crate) fn from(parts: &[&[u8]]) -> Self {
+        let mut path = Self { bytes: [0; 80], len: 0 };
+        for byte in parts.iter().copied().flatten() {
+            path.push(*byte);
+        }
+        path
+    }
+
+    /// A file of the GPU with this UUID.
+    pub(crate) fn of(uuid: Uuid, file: &[u8]) -> Self {
+        let mut path = Self::from(&[&ROOT.get(), b"/GPU-"]);
+        for (index, byte) in uuid.0.iter().enumerate() {
+            if matches!(index, 4 | 6 | 8 | 10) {
+                path.push(b'-');
+            }
+            path.push(digit(byte >> 4));
+            path.push(digit(byte & 15));
+        }
+        for byte in file {
+            path.push(*byte);
+        }
+        path
+    }
+
+    fn push(&mut self, byte: u8) {
+        // The last byte stays 0.
+        if self.len < 79
+            && let Some(place) = self.bytes.get_mut(self.len)
+        {
+            *place = byte;
+            self.len = self.len.wrapping_add(1);
+        }
+    }
+
+    pub(crate) fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"")
+    }
+}
+
+fn digit(value: u8) -> u8 {
+    if value < 10 {
+        value.wrapping_add(b'0')
+    } else {
+        value.wrapping_add(b'a' - 10)
+    }
+}

@@ -1,0 +1,252 @@
+//! Stream-ordered allocation (`cuMemAllocAsync`): a pool takes memory from the GPU, and programs take theirs from the pool.
+//!
+//! A pool is charged with what it has reserved from the GPU, which the driver tells, and not with what programs have of it. It gives memory back when
+//! a stream, an event, or a context is synchronized, so the charge is set right then, too. Memory of graphs is charged in the same way.
+
+use core::sync::atomic::Ordering;
+
+use crate::charge::{self, Held, give_back, held, note};
+use crate::cuda::{ALLOCATION_NODE, AllocationNode, AllocationProp, Code, DEVICE, Device, Node, OUT_OF_MEMORY, SUCCESS};
+use crate::driver::{self, PoolBytes};
+use crate::gpu::{Reserved, pages};
+use crate::ledger::{Entry, Kind};
+use crate::process::{Process, process};
+
+/// By how much a pool grows at least.
+const CHUNK: u64 = 32 << 20;
+/// The unit of what a pool gives out.
+const UNIT: u64 = 512;
+
+/// `cuMemAllocAsync`: from the current pool of the stream's GPU.
+pub(crate) fn allocate(bytes: u64, stream: u64, call: impl FnOnce() -> Code) -> Code {
+    let Some(device) = driver::device_of_stream(stream) else {
+        return call();
+    };
+    match driver::pool_of(device) {
+        Some(pool) => from_pool(device, pool, bytes, call),
+        None => call(),
+    }
+}
+
+/// `cuMemAllocFromPoolAsync`. A pool that the program did not make on a GPU, and that is not the one that GPUs have from the start, is not charged: it
+/// is of the host, or another process pays for it.
+pub(crate) fn allocate_from(pool: u64, bytes: u64, call: impl FnOnce() -> Code) -> Code {
+    let known = process().and_then(|process| process.ledger.get(Kind::Pool, pool));
+    let device = match known {
+        Some(entry) => Device::try_from(entry.gpu).ok(),
+        None => driver::current()
+            .map(|(device, _)| device)
+            .filter(|device| driver::default_pool_of(*device) == Some(pool)),
+    };
+    match device {
+        Some(device) => from_pool(device, pool, bytes, call),
+        None => call(),
+    }
+}
+
+fn from_pool(device: Device, pool: u64, bytes: u64, call: impl FnOnce() -> Code) -> Code {
+    let held = match held(device) {
+        Ok(held) => held,
+        Err(Some(code)) => return code,
+        Err(None) => return call(),
+    };
+    if know(&held, pool).is_err() {
+        return OUT_OF_MEMORY;
+    }
+    let bytes = bytes.checked_next_multiple_of(UNIT).unwrap_or(u64::MAX);
+    // Other threads may be about to take what is free in the pool.
+    let others = held.gpu.coming.fetch_add(bytes, Ordering::AcqRel);
+    let code = grow(&held, pool, bytes, others, call);
+    held.gpu.coming.fetch_sub(bytes, Ordering::AcqRel);
+    code
+}
+
+fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> Code) -> Code {
+    let mut settled = false;
+    loop {
+        let reserved = driver::pool_bytes(pool, PoolBytes::Reserved).unwrap_or(0);
+        let used = driver::pool_bytes(pool, PoolBytes::Used).unwrap_or(0);
+        let free = reserved.saturating_sub(used).saturating_sub(others);
+        let growth = match bytes.saturating_sub(free) {
+            0 => 0,
+            more => more.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX),
+        };
+        match held.gpu.reserve(growth, &held.allowed) {
+            Reserved::Free => return call(),
+            Reserved::Refused if settled => return OUT_OF_MEMORY,
+            // Pools may have given back what they are still charged with.
+            Reserved::Refused => {
+                settle_all(held.process);
+                settled = true;
+            }
+            Reserved::Charged => {
+                let code = call();
+                settle(held.process, Kind::Pool, pool);
+                held.gpu.cancel(growth);
+                return code;
+            }
+        }
+    }
+}
+
+/// Note a pool, if it is not noted yet.
+fn know(held: &Held, pool: u64) -> Result<(), crate::ledger::NoRoom> {
+    // During the capture of a graph, what seems to be allocated from the pool becomes the graph's.
+    know_graphs(held)?;
+    let pool = Entry::new(Kind::Pool, pool, held.device.unsigned_abs(), 0, 0);
+    held.process.ledger.insert_new(pool)
+}
+
+/// Note that graphs may have memory of a GPU.
+fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
+    held.process.pools.store(1, Ordering::Release);
+    let device = held.device.unsigned_abs();
+    held.process
+        .ledger
+        .insert_new(Entry::new(Kind::Graphs, u64::from(device), device, 0, 0))
+}
+
+/// `cuGraphAddMemAllocNode`: the node gets its memory when the graph is launched, as the driver likes. What does not fit now is refused now; a launch is
+/// only charged.
+///
+/// # Safety
+///
+/// `node` is null or valid, as the driver demands it.
+pub(crate) unsafe fn add_node(node: *const AllocationNode, call: impl FnOnce() -> Code) -> Code {
+    // SAFETY: the caller's promise.
+    let Some(node) = (unsafe { node.as_ref() }).filter(|node| node.pool.location_type == DEVICE) else {
+        return call();
+    };
+    let held = match held(node.pool.location_id) {
+        Ok(held) => held,
+        Err(Some(code)) => return code,
+        Err(None) => return call(),
+    };
+    if know_graphs(&held).is_err() {
+        return OUT_OF_MEMORY;
+    }
+    match held.gpu.reserve(pages(node.bytes), &held.allowed) {
+        Reserved::Refused => return OUT_OF_MEMORY,
+        Reserved::Charged => held.gpu.cancel(pages(node.bytes)),
+        Reserved::Free => {}
+    }
+    call()
+}
+
+/// `cuGraphAddNode`: the same for a node of any type.
+///
+/// # Safety
+///
+/// `node` is null or valid, as the driver demands it.
+pub(crate) unsafe fn add_any_node(node: *const Node, call: impl FnOnce() -> Code) -> Code {
+    // SAFETY: the caller's promise.
+    match unsafe { node.as_ref() } {
+        // SAFETY: the reference is valid.
+        Some(node) if node.kind == ALLOCATION_NODE => unsafe { add_node(&node.allocation, call) },
+        _ => call(),
+    }
+}
+
+/// Charge a pool, or the graphs of a GPU, with what they have reserved.
+fn settle(process: &Process, kind: Kind, pool: u64) {
+    // So that the later answer of the driver is noted later. These questions do not call back into the program.
+    let _locked = process.settling.lock();
+    let now = match kind {
+        Kind::Graphs => Device::try_from(pool).ok().and_then(driver::graph_bytes),
+        _ => driver::pool_bytes(pool, PoolBytes::Reserved),
+    };
+    let Some(now) = now.map(pages) else { return };
+    let mut before = 0;
+    let entry = process.ledger.change(kind, pool, |entry| {
+        before = entry.size;
+        entry.size = now;
+        false
+    });
+    if let Some(gpu) = entry
+        .and_then(|entry| Device::try_from(entry.gpu).ok())
+        .and_then(|device| process.gpu(device))
+    {
+        gpu.adjust(before, now);
+    }
+}
+
+/// Charge each pool and the graphs of each GPU with what they have reserved.
+pub(crate) fn settle_all(process: &Process) {
+    for kind in [Kind::Pool, Kind::Graphs] {
+        let mut place = 0;
+        while let Some((at, pool)) = process.ledger.next(kind, place) {
+            settle(process, kind, pool.key);
+            place = at.wrapping_add(1);
+        }
+    }
+}
+
+/// A call after which pools and graphs may have more or less memory than before: a synchronization, a launch, or the end of a graph.
+pub(crate) fn synchronize(call: impl FnOnce() -> Code) -> Code {
+    let code = call();
+    if let Some(process) = process()
+        && process.pools.load(Ordering::Acquire) != 0
+    {
+        settle_all(process);
+    }
+    code
+}
+
+/// `cuMemPoolCreate`: the pool has nothing yet, but whose it is has to be known.
+///
+/// # Safety
+///
+/// `prop` is null or valid, as the driver demands it.
+pub(crate) unsafe fn create(prop: *const AllocationProp, call: impl FnOnce() -> Code, pool: impl FnOnce() -> u64) -> Code {
+    // SAFETY: the caller's promise.
+    let device = match unsafe { prop.as_ref() } {
+        Some(prop) if prop.location_type == DEVICE => prop.location_id,
+        _ => return call(),
+    };
+    let held = match held(device) {
+        Ok(held) => held,
+        Err(Some(code)) => return code,
+        Err(None) => return call(),
+    };
+    if held.process.ledger.room().is_err() {
+        return OUT_OF_MEMORY;
+    }
+    let code = call();
+    if code == SUCCESS {
+        held.process.pools.store(1, Ordering::Release);
+        note(held.process, Entry::new(Kind::Pool, pool(), device.unsigned_abs(), 0, 0));
+    }
+    code
+}
+
+/// `cuMemPoolDestroy`: what is still allocated from the pool stays, and the driver does not tell when it goes. It stays charged until the driver gives
+/// the handle to another pool, or the process ends.
+pub(crate) fn destroy(pool: u64, call: impl FnOnce() -> Code) -> Code {
+    let Some(process) = process() else { return call() };
+    let used = driver::pool_bytes(pool, PoolBytes::Used).map_or(0, pages);
+    let Some(mut entry) = process.ledger.take(Kind::Pool, pool) else {
+        return call();
+    };
+    let code = call();
+    if code == SUCCESS {
+        if used == 0 {
+            give_back(process, &entry);
+            return code;
+        }
+        if let Some(gpu) = Device::try_from(entry.gpu).ok().and_then(|device| process.gpu(device)) {
+            gpu.adjust(entry.size, used);
+        }
+        entry.size = used;
+    }
+    charge::note(process, entry);
+    code
+}
+
+/// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`.
+pub(crate) fn change(pool: u64, call: impl FnOnce() -> Code) -> Code {
+    let code = call();
+    if let Some(process) = process() {
+        settle(process, Kind::Pool, pool);
+    }
+    code
+}

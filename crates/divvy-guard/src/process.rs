@@ -1,0 +1,79 @@
+//! The guard's state in this process.
+//!
+//! It lies in memory that the kernel fills with zeros in a child after fork(2) (`MADV_WIPEONFORK`, since Linux 4.14), and zeros are the state before
+//! the first call. So a child that uses the GPU takes a slot of its own, and never writes into its parent's. The parent's slot stays held while the
+//! child has its mapping, as the driver keeps the parent's memory while the child has its descriptors.
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use crate::cuda::Device;
+use crate::gpu::Gpu;
+use crate::ledger::Ledger;
+use crate::sys::{self, Mutex};
+
+/// GPUs that a process can see. No machine has more.
+const GPUS: usize = 64;
+
+/// All of it, in one piece. Zeros are valid.
+#[repr(C)]
+pub(crate) struct Process {
+    pub(crate) ledger: Ledger,
+    /// 1 when the process has pools.
+    pub(crate) pools: AtomicU32,
+    /// Held while a pool is charged with what the driver says.
+    pub(crate) settling: Mutex,
+    gpus: [Gpu; GPUS],
+}
+
+static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
+
+/// The state of this process. `None`: there is no memory for it, or the kernel cannot wipe it.
+pub(crate) fn process() -> Option<&'static Process> {
+    let mut process = PROCESS.load(Ordering::Acquire);
+    if process.is_null() {
+        let made = sys::memory::<Process>(1, true).ok()?;
+        process = match PROCESS.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => made,
+            Err(other) => {
+                sys::forget(made, 1);
+                other
+            }
+        };
+    }
+    // SAFETY: the memory is a `Process` of zeros or what became of it, is never unmapped once it is in `PROCESS`, and is only changed through shared
+    // references.
+    Some(unsafe { &*process })
+}
+
+impl Process {
+    /// The GPU with an ordinal of this process.
+    pub(crate) fn gpu(&self, device: Device) -> Option<&Gpu> {
+        self.gpus.get(usize::try_from(device).ok()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, fork};
+
+    use super::*;
+
+    #[test]
+    fn a_child_begins_with_nothing() {
+        let ours = process().expect("memory");
+        ours.pools.store(7, Ordering::Relaxed);
+        // SAFETY: the child only reads memory, and ends.
+        let child = match unsafe { fork() }.expect("a child") {
+            ForkResult::Parent { child } => child,
+            ForkResult::Child => {
+                let found = process().map_or(100, |process| process.pools.load(Ordering::Relaxed));
+                // SAFETY: ends the process at once.
+                unsafe { nix::libc::_exit(i32::try_from(found).unwrap_or(101)) }
+            }
+        };
+        assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
+        assert_eq!(ours.pools.load(Ordering::Relaxed), 7);
+    }
+}

@@ -1,0 +1,277 @@
+//! System calls that do not go through a libc, and what is built of them.
+
+use core::ffi::{CStr, c_void};
+use core::mem::MaybeUninit;
+use core::ptr::{null_mut, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
+
+use divvy_share::claim::Locks;
+use linux_raw_sys::errno::{EINVAL, ENOMEM};
+use linux_raw_sys::general::{
+    __NR_close, __NR_fcntl, __NR_fstat, __NR_futex, __NR_getpid, __NR_madvise, __NR_mmap, __NR_munmap, __NR_nanosleep,
+    __NR_openat, __kernel_timespec, AT_FDCWD, F_OFD_GETLK, F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT,
+    FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_CLOEXEC, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH,
+    O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
+};
+
+/// An error number of the kernel.
+pub(crate) type Errno = u32;
+
+/// A system call, which changes no memory but what its arguments point to.
+///
+/// # Safety
+///
+/// As the call with this number demands.
+#[cfg(target_arch = "x86_64")]
+unsafe fn syscall(number: u32, arguments: [usize; 6]) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result;
+    // SAFETY: the arguments are in the registers of the kernel's convention. It changes rcx and r11 besides the result.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack, preserves_flags),
+        );
+    }
+    result
+}
+
+/// A system call, which changes no memory but what its arguments point to.
+///
+/// # Safety
+///
+/// As the call with this number demands.
+#[cfg(target_arch = "aarch64")]
+unsafe fn syscall(number: u32, arguments: [usize; 6]) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result;
+    // SAFETY: the arguments are in the registers of the kernel's convention. It changes only the result's register.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") number as usize,
+            inlateout("x0") a as isize => result,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    result
+}
+
+/// A system call's result, or its error number.
+///
+/// # Safety
+///
+/// As the call with this number demands.
+unsafe fn call<const N: usize>(number: u32, arguments: [usize; N]) -> Result<usize, Errno> {
+    let mut all = [0; 6];
+    for (to, from) in all.iter_mut().zip(arguments) {
+        *to = from;
+    }
+    // SAFETY: the caller's promise.
+    let result = unsafe { syscall(number, all) };
+    usize::try_from(result).map_err(|_| u32::try_from(result.wrapping_neg()).unwrap_or(EINVAL))
+}
+
+/// An open file.
+pub(crate) struct File(i32);
+
+impl Drop for File {
+    fn drop(&mut self) {
+        // SAFETY: the descriptor is this value's own. A descriptor is gone also when closing it fails.
+        let _ = unsafe { call(__NR_close, [self.0 as usize]) };
+    }
+}
+
+fn open_any(path: &CStr, flags: u32) -> Result<File, Errno> {
+    // SAFETY: the path ends with 0.
+    let file = unsafe {
+        call(
+            __NR_openat,
+            [
+                AT_FDCWD as usize,
+                path.as_ptr().expose_provenance(),
+                (flags | O_CLOEXEC) as usize,
+                0,
+            ],
+        )
+    }?;
+    i32::try_from(file).map(File).map_err(|_| EINVAL)
+}
+
+/// Open a regular file of exactly this size, and no link to one.
+pub(crate) fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
+    // NONBLOCK: a pipe under this name must not stop the program.
+    let file = open_any(
+        path,
+        if write { O_RDWR } else { O_RDONLY } | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
+    )?;
+    let mut stat = MaybeUninit::<stat>::zeroed();
+    // SAFETY: the kernel writes one `struct stat`.
+    unsafe { call(__NR_fstat, [file.0 as usize, stat.as_mut_ptr().expose_provenance()]) }?;
+    // SAFETY: it is all numbers, and began as zeros.
+    let stat = unsafe { stat.assume_init() };
+    let fits = stat.st_mode & S_IFMT == S_IFREG && u64::try_from(stat.st_size) == Ok(size as u64);
+    if fits { Ok(file) } else { Err(EINVAL) }
+}
+
+/// Whether something is there.
+pub(crate) fn exists(path: &CStr) -> bool {
+    open_any(path, O_PATH).is_ok()
+}
+
+/// This process's id, as its container sees it.
+pub(crate) fn pid() -> u64 {
+    // SAFETY: the call has no arguments, and cannot fail.
+    unsafe { call(__NR_getpid, []) }.map_or(0, |pid| pid as u64)
+}
+
+fn map_bytes(size: usize, write: bool, flags: u32, file: Option<&File>) -> Result<*mut c_void, Errno> {
+    let access = if write { PROT_READ | PROT_WRITE } else { PROT_READ };
+    let file = file.map_or(usize::MAX, |file| file.0 as usize);
+    // SAFETY: the kernel chooses an address range that nothing else uses.
+    let address = unsafe { call(__NR_mmap, [0, size, access as usize, flags as usize, file, 0]) }?;
+    Ok(with_exposed_provenance_mut(address))
+}
+
+fn unmap_bytes(address: *mut c_void, size: usize) {
+    // SAFETY: both callers promise that the range is a mapping of this module that nothing uses. A failure leaves it mapped, which harms nobody.
+    let _ = unsafe { call(__NR_munmap, [address.addr(), size]) };
+}
+
+/// Map the start of a file as it is and will be. A `T` may have any bytes and must be made of atomics, because other processes write it.
+pub(crate) fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
+    let address = map_bytes(size_of::<T>(), write, MAP_SHARED, Some(file))?;
+    // SAFETY: the range has the size of a `T` and the alignment of a page. By the contract of this function any bytes are a `T`, and others may
+    // write to it.
+    Ok(unsafe { &*address.cast::<T>() })
+}
+
+/// Remove a mapping of [`map`] that nothing uses any more.
+pub(crate) fn unmap<T>(mapped: &'static T) {
+    unmap_bytes(core::ptr::from_ref(mapped).cast_mut().cast(), size_of::<T>());
+}
+
+/// Memory for some `T`, for which zeros are a valid value. With `wipe`, a child finds zeros again after fork(2).
+pub(crate) fn memory<T>(count: usize, wipe: bool) -> Result<*mut T, Errno> {
+    let size = size_of::<T>().checked_mul(count).ok_or(ENOMEM)?;
+    let address = map_bytes(size, true, MAP_PRIVATE | MAP_ANONYMOUS, None)?;
+    if wipe {
+        // SAFETY: the range is the one just mapped; the advice changes nothing in this process.
+        let advised = unsafe { call(__NR_madvise, [address.addr(), size, MADV_WIPEONFORK as usize]) };
+        if let Err(error) = advised {
+            unmap_bytes(address, size);
+            return Err(error);
+        }
+    }
+    Ok(address.cast())
+}
+
+/// Give back what [`memory`] returned. Nothing may use it any more.
+pub(crate) fn forget<T>(memory: *mut T, count: usize) {
+    unmap_bytes(memory.cast(), size_of::<T>().saturating_mul(count));
+}
+
+/// Let others go on for about 100 microseconds: the timer adds its slack of 50.
+pub(crate) fn nap() {
+    let time = __kernel_timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000,
+    };
+    // SAFETY: the kernel reads one time, and writes no remainder to a null pointer. A signal may end it early.
+    let _ = unsafe {
+        call(
+            __NR_nanosleep,
+            [core::ptr::from_ref(&time).expose_provenance(), null_mut::<()>().addr()],
+        )
+    };
+}
+
+fn futex(word: &AtomicU32, operation: u32, value: u32) {
+    // SAFETY: the word is valid, and there is no time limit. Every outcome makes the caller look at the word again.
+    let _ = unsafe {
+        call(
+            __NR_futex,
+            [
+                word.as_ptr().expose_provenance(),
+                (operation | FUTEX_PRIVATE_FLAG) as usize,
+                value as usize,
+                0,
+            ],
+        )
+    };
+}
+
+/// A mutex between the threads of this process. Zero is unlocked.
+pub(crate) struct Mutex(AtomicU32);
+
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+/// Taken, and a thread may sleep until it is free.
+const AWAITED: u32 = 2;
+
+impl Mutex {
+    /// Lock until the guard is dropped.
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        if self
+            .0
+            .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            while self.0.swap(AWAITED, Ordering::Acquire) != FREE {
+                // Returns at once if the value changed meanwhile; a signal also ends it.
+                futex(&self.0, FUTEX_WAIT, AWAITED);
+            }
+        }
+        Locked(self)
+    }
+}
+
+pub(crate) struct Locked<'a>(&'a Mutex);
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if self.0.0.swap(FREE, Ordering::Release) == AWAITED {
+            futex(&self.0.0, FUTEX_WAKE, 1);
+        }
+    }
+}
+
+/// The locks of a file's open description.
+pub(crate) struct FileLocks<'a>(pub(crate) &'a File);
+
+impl FileLocks<'_> {
+    fn call(&self, command: u32, kind: u32, byte: u64) -> Option<flock> {
+        let mut lock = flock {
+            l_type: kind as i16,
+            l_whence: 0,
+            l_start: i64::try_from(byte).ok()?,
+            l_len: 1,
+            l_pid: 0,
+        };
+        let pointer = core::ptr::from_mut(&mut lock).expose_provenance();
+        // SAFETY: the commands read and write one `struct flock`.
+        unsafe { call(__NR_fcntl, [self.0.0 as usize, command as usize, pointer]) }.ok()?;
+        Some(lock)
+    }
+}
+
+impl Locks for FileLocks<'_> {
+    /// A question that fails counts as yes: what may be somebody's is not taken and not forgotten.
+    fn held(&self, byte: u64) -> bool {
+        self.call(F_OFD_GETLK, F_WRLCK, byte)
+            .is_none_or(|lock| lock.l_type != F_UNLCK as i16)
+    }
+
+    fn take(&self, byte: u64) -> bool {
+        self.call(F_OFD_SETLK, F_WRLCK, byte).is_some()
+    }
+
+    fn release(&self, byte: u64) {
+        // Cannot fail for a lock that is held; otherwise the end of the process releases it.
+        let _ = self.call(F_OFD_SETLK, F_UNLCK, byte);
+    }
+}

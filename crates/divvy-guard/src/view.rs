@@ -1,0 +1,76 @@
+//! What programs see of the memory: the pod's share.
+
+use crate::charge::held;
+use crate::cuda::{Code, Device, SUCCESS};
+use crate::driver;
+
+/// A number that the driver has written for the program: 32 bits in the functions of CUDA before 3.2.
+pub(crate) trait Bytes: Copy {
+    fn lower(self, most: u64) -> Self;
+}
+
+impl Bytes for usize {
+    fn lower(self, most: u64) -> Self {
+        self.min(Self::try_from(most).unwrap_or(Self::MAX))
+    }
+}
+
+impl Bytes for u32 {
+    fn lower(self, most: u64) -> Self {
+        self.min(Self::try_from(most).unwrap_or(Self::MAX))
+    }
+}
+
+/// # Safety
+///
+/// `number` is null, or the driver has just written to it.
+unsafe fn lower<T: Bytes>(number: *mut T, most: u64) {
+    if !number.is_null() {
+        // SAFETY: the caller's promise. The program chose the pointer, so nothing is assumed about its alignment.
+        unsafe { number.write_unaligned(number.read_unaligned().lower(most)) };
+    }
+}
+
+/// `cuMemGetInfo`: either pointer may be null. A pod that is over its share has nothing free; that is no error.
+///
+/// # Safety
+///
+/// The pointers are those that `call` gives to the driver.
+pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, call: impl FnOnce() -> Code) -> Code {
+    let code = call();
+    if code != SUCCESS {
+        return code;
+    }
+    let Some((device, _)) = driver::current() else { return code };
+    let (bytes, left) = match held(device) {
+        Ok(held) => (held.allowed.bytes, held.allowed.charges.saturating_sub(held.gpu.charged())),
+        Err(Some(_)) => (0, 0),
+        Err(None) => return code,
+    };
+    // SAFETY: the driver succeeded, so it has written to each pointer that is not null.
+    unsafe {
+        lower(free, left);
+        lower(total, bytes);
+    }
+    code
+}
+
+/// `cuDeviceTotalMem`.
+///
+/// # Safety
+///
+/// The pointer is the one that `call` gives to the driver.
+pub(crate) unsafe fn total<T: Bytes>(total: *mut T, device: Device, call: impl FnOnce() -> Code) -> Code {
+    let code = call();
+    if code != SUCCESS {
+        return code;
+    }
+    let bytes = match held(device) {
+        Ok(held) => held.allowed.bytes,
+        Err(Some(_)) => 0,
+        Err(None) => return code,
+    };
+    // SAFETY: the driver succeeded, so it has written to the pointer if it is not null.
+    unsafe { lower(total, bytes) };
+    code
+}

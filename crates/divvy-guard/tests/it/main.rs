@@ -1,0 +1,19 @@
+//! The guard as containers get it, over the simulated driver.
+//!
+//! The library under test is the one that ships: only the two paths in it are replaced, by others of the same length.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod account;
+mod arrays;
+mod binary;
+mod files;
+mod graphs;
+mod loading;
+mod mappings;
+mod names;
+mod pools;
+mod programs;
+mod sandbox;
+mod several;
+mod view;

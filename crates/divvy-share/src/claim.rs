@@ -1,0 +1,52 @@
+//! How a process gets a slot.
+//!
+//! A slot whose owner was killed still has the owner's numbers. They must be gone before the slot has an owner again, or other processes would count
+//! memory that no process has. So a process that takes a slot first locks the slot's second byte, clears the slot while it has no owner, and only then
+//! locks the byte that makes it the owner.
+
+use core::sync::atomic::Ordering;
+
+use crate::usage::{SLOTS, Usage};
+
+/// Locks on bytes of the file, of one open file description.
+pub trait Locks {
+    /// Whether another description has locked the byte.
+    fn held(&self, byte: u64) -> bool;
+    /// Lock the byte. `false`: another description has it.
+    fn take(&self, byte: u64) -> bool;
+    /// Give the byte back.
+    fn release(&self, byte: u64);
+}
+
+/// The byte that the owner of a slot has locked.
+#[must_use]
+pub fn owner(slot: usize) -> u64 {
+    slot as u64
+}
+
+/// The byte that is locked while a slot is cleared.
+#[must_use]
+pub fn cleaner(slot: usize) -> u64 {
+    (SLOTS + slot) as u64
+}
+
+/// Take the first free slot. `None`: there is none.
+pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
+    usage.slots.iter().enumerate().find_map(|(index, slot)| {
+        // The first question only spares the lock; the second one decides.
+        if locks.held(owner(index)) || !locks.take(cleaner(index)) {
+            return None;
+        }
+        let mine = !locks.held(owner(index)) && {
+            for word in [&slot.used, &slot.pending, &slot.pid, &slot.peak, &slot.denied] {
+                word.store(0, Ordering::Relaxed);
+            }
+            slot.pid.store(pid, Ordering::Release);
+            // Before the owner announces anything, so a process that sees an announcement looks at its slot.
+            usage.bound.fetch_max(index as u64 + 1, Ordering::AcqRel);
+            locks.take(owner(index))
+        };
+        locks.release(cleaner(index));
+        mine.then_some(index)
+    })
+}

@@ -1,0 +1,34 @@
+//! The two files that a pod has for each of its GPUs, and how its processes share what the pod may use.
+//!
+//! [`limits`] is written by the agent; containers can only read it. [`usage`] has a slot for each process that uses the GPU; the processes write
+//! it. [`reserve`] is how a process asks for memory, and [`claim`] how it gets its slot.
+//!
+//! There is no shared total and no shared mutex, so there is nothing to repair when a process is killed. A process owns its slot by an open file
+//! description lock (fcntl(2), `F_OFD_SETLK`) on one byte of `usage`. The kernel drops the lock when the last process that has the description
+//! open or mapped is gone: then the slot does not count any more.
+//!
+//! # Files
+//!
+//! A container has them in `<DIRECTORY>/GPU-<UUID>/`, with the UUID as the driver writes it:
+//!
+//! | file | in the container | who may write it |
+//! |---|---|---|
+//! | `limits` | mounted read-only, mode 0444 | the agent, in place: [`limits::Limits::copy`] |
+//! | `usage` | mounted for writing, mode 0666 | every process of the pod: containers have any user |
+//!
+//! All containers of a pod have the same two files, because the share is the pod's. The agent makes them with their full size before the pod starts
+//! and never shortens them: a process has them mapped, and a mapped page that is gone ends it (SIGBUS). A container that shortens `usage` ends
+//! processes of its own pod, and no others.
+//!
+//! This crate has no I/O and no unsafe code, and needs no standard library: the guard, which lives in other people's processes, and the agent use
+//! the same functions.
+
+#![no_std]
+
+/// Where a container has its shares. No variable and no option names another place, or a container could choose its limits.
+pub const DIRECTORY: &str = "/run/divvy/share";
+
+pub mod claim;
+pub mod limits;
+pub mod reserve;
+pub mod usage;

@@ -1,0 +1,153 @@
+//! The file `usage`: a head, and a slot for each process of the pod that uses the GPU.
+//!
+//! Every container of the pod can write the whole file, so its content is a claim and not a fact. A pod that writes lies into it can get
+//! more than its share, which the agent sees by the driver's own numbers, or less. It reaches no other pod: each has its own file.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"DIVVYUSE");
+/// The version of the layout. A later version keeps the first two words.
+pub const VERSION: u64 = 1;
+/// Processes that can use the GPU at the same time.
+pub const SLOTS: usize = 256;
+const HEAD: usize = 64;
+const SLOT: usize = 64;
+/// Bytes of the file.
+pub const SIZE: usize = HEAD + SLOTS * SLOT;
+
+/// The file as processes map it. All of it can change at any moment, and any bytes are a valid value.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Usage {
+    magic: AtomicU64,
+    version: AtomicU64,
+    /// Processes that were refused because there was no free slot.
+    pub crowded: AtomicU64,
+    /// Slots from here on never had an owner, so that a process does not have to look at all of them.
+    pub(crate) bound: AtomicU64,
+    _rest: [AtomicU64; 4],
+    /// The slots. Their index is the byte of the file that their owner has locked.
+    pub slots: [Slot; SLOTS],
+}
+
+/// What one process uses. Its owner alone writes it.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// Bytes that the process has from the driver.
+    pub used: AtomicU64,
+    /// Bytes that the process asks for, or has been granted and not yet got from the driver.
+    pub pending: AtomicU64,
+    /// The process's id, as its container sees it. It is for people: nothing is decided by it.
+    pub pid: AtomicU64,
+    /// The most that `used` has been.
+    pub peak: AtomicU64,
+    /// Allocations that were refused because of the limit.
+    pub denied: AtomicU64,
+    _rest: [AtomicU64; 3],
+}
+
+const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<Usage>() == SIZE);
+
+/// A slot's content, read without the other processes standing still.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// [`Slot::used`].
+    pub used: u64,
+    /// [`Slot::pending`].
+    pub pending: u64,
+    /// [`Slot::pid`].
+    pub pid: u64,
+    /// [`Slot::peak`].
+    pub peak: u64,
+    /// [`Slot::denied`].
+    pub denied: u64,
+}
+
+/// Why a file is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// The file has another size.
+    #[error("the file has {0} bytes, and a file of usage has {SIZE}: somebody in the pod changed it")]
+    Size(usize),
+    /// The file has another content.
+    #[error("the file does not start as a file of usage does: somebody in the pod changed it")]
+    Foreign,
+    /// An agent of a later version made the file.
+    #[error(
+        "the file has layout version {0}, which this version of Divvy does not know; restart the pod to get the matching guard"
+    )]
+    Newer(u64),
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Self {
+            magic: AtomicU64::new(MAGIC),
+            version: AtomicU64::new(VERSION),
+            crowded: AtomicU64::default(),
+            bound: AtomicU64::default(),
+            _rest: Default::default(),
+            slots: core::array::from_fn(|_| Slot::default()),
+        }
+    }
+}
+
+impl Usage {
+    /// How many slots, from the first on, can have an owner.
+    #[must_use]
+    pub fn bound(&self) -> usize {
+        usize::try_from(self.bound.load(Ordering::Acquire)).map_or(SLOTS, |bound| bound.min(SLOTS))
+    }
+
+    /// Whether the mapped file is one of usage and of this version.
+    ///
+    /// # Errors
+    ///
+    /// If it is not.
+    pub fn check(&self) -> Result<(), Unusable> {
+        check(self.magic.load(Ordering::Relaxed), self.version.load(Ordering::Relaxed))
+    }
+}
+
+/// A new file.
+#[must_use]
+pub fn file() -> [u8; SIZE] {
+    let mut file = [0; SIZE];
+    file[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+    file[8..16].copy_from_slice(&VERSION.to_ne_bytes());
+    file
+}
+
+/// The slots in a file's bytes, and the count of processes that found none. Which slots have an owner is for the caller to find out.
+///
+/// # Errors
+///
+/// If the bytes are not a file of usage of this version.
+pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], u64), Unusable> {
+    if bytes.len() != SIZE {
+        return Err(Unusable::Size(bytes.len()));
+    }
+    let (words, _) = bytes.as_chunks();
+    let word = |index: usize| words.get(index).map_or(0, |word| u64::from_ne_bytes(*word));
+    check(word(0), word(1))?;
+    let slots = core::array::from_fn(|slot| {
+        let first = (HEAD + slot * SLOT) / 8;
+        Seen {
+            used: word(first),
+            pending: word(first + 1),
+            pid: word(first + 2),
+            peak: word(first + 3),
+            denied: word(first + 4),
+        }
+    });
+    Ok((slots, word(2)))
+}
+
+fn check(magic: u64, version: u64) -> Result<(), Unusable> {
+    match (magic, version) {
+        (MAGIC, VERSION) => Ok(()),
+        (MAGIC, newer) if newer > VERSION => Err(Unusable::Newer(newer)),
+        _ => Err(Unusable::Foreign),
+    }
+}

@@ -1,0 +1,164 @@
+//! What is read from the files, with any content.
+
+use std::sync::atomic::Ordering;
+
+use divvy_share::claim::{Locks, claim};
+use divvy_share::limits::{self, Limits, Unreadable};
+use divvy_share::usage::{self, SLOTS, Seen, Unusable, Usage};
+use proptest::prelude::*;
+
+fn limits_of(bytes: u64) -> Limits {
+    Limits {
+        bytes,
+        overhead: 3 << 20,
+        context: 300 << 20,
+        rate: 500_000_000,
+        priority: 7,
+        refuse_managed: true,
+    }
+}
+
+fn put(file: &mut [u8], limits: &Limits, generation: u64) {
+    let (offset, copy) = limits.copy(generation);
+    let offset = offset as usize;
+    file[offset..offset + copy.len()].copy_from_slice(&copy);
+}
+
+#[test]
+fn limits_are_read_as_they_were_written() {
+    let mut file = limits_of(1 << 30).file();
+    assert_eq!(Limits::from_bytes(&file), Ok((1, limits_of(1 << 30))));
+    put(&mut file, &limits_of(2 << 30), 2);
+    assert_eq!(Limits::from_bytes(&file), Ok((2, limits_of(2 << 30))));
+    put(&mut file, &Limits::default(), 3);
+    assert_eq!(Limits::from_bytes(&file), Ok((3, Limits::default())));
+}
+
+#[test]
+fn a_writer_killed_at_any_byte_leaves_the_limits_before_or_after() {
+    let (old, new) = (limits_of(1 << 30), limits_of(5 << 30));
+    let before = old.file();
+    let (offset, copy) = new.copy(2);
+    for written in 0..=copy.len() {
+        let mut file = before;
+        file[offset as usize..offset as usize + written].copy_from_slice(&copy[..written]);
+        let (_, seen) = Limits::from_bytes(&file).unwrap();
+        assert!(seen == old || seen == new, "{written} bytes written: {seen:?}");
+    }
+}
+
+#[test]
+fn limits_that_are_not_ours_are_told_apart() {
+    let file = limits_of(1).file();
+    assert_eq!(Limits::from_bytes(&file[..limits::SIZE - 1]), Err(Unreadable::Foreign));
+    assert_eq!(Limits::from_bytes(&[0xff; limits::SIZE]), Err(Unreadable::Foreign));
+    let mut newer = file;
+    newer[8] = 9;
+    assert_eq!(Limits::from_bytes(&newer), Err(Unreadable::Newer(9)));
+    let mut torn = file;
+    torn[24] ^= 1;
+    torn[limits::SIZE / 2 + 24] ^= 1;
+    assert_eq!(Limits::from_bytes(&torn), Err(Unreadable::Torn));
+}
+
+#[test]
+fn an_overhead_above_the_share_allows_nothing() {
+    let limits = Limits {
+        bytes: 1,
+        overhead: 2,
+        ..Limits::default()
+    };
+    assert_eq!(limits.allowed(), 0);
+}
+
+#[test]
+fn usage_that_somebody_changed_is_not_used() {
+    let file = usage::file();
+    assert_eq!(usage::parse(&file).map(|(slots, _)| slots[255]), Ok(Seen::default()));
+    assert_eq!(usage::parse(&file[..100]).unwrap_err(), Unusable::Size(100));
+    assert_eq!(usage::parse(&[0xff; usage::SIZE]).unwrap_err(), Unusable::Foreign);
+    let mut newer = file;
+    newer[8] = 2;
+    assert_eq!(usage::parse(&newer).unwrap_err(), Unusable::Newer(2));
+}
+
+#[test]
+fn a_slot_is_read_from_where_processes_write_it() {
+    let mut file = usage::file();
+    file[16..24].copy_from_slice(&4_u64.to_ne_bytes());
+    for word in 0..5_u64 {
+        let first = 64 + 255 * 64 + word as usize * 8;
+        file[first..first + 8].copy_from_slice(&(word + 10).to_ne_bytes());
+    }
+    let (slots, crowded) = usage::parse(&file).unwrap();
+    let last = Seen {
+        used: 10,
+        pending: 11,
+        pid: 12,
+        peak: 13,
+        denied: 14,
+    };
+    assert_eq!((slots[255], slots[254], crowded), (last, Seen::default(), 4));
+}
+
+/// Bytes that another description has locked.
+struct Others(Vec<u64>);
+
+impl Locks for Others {
+    fn held(&self, byte: u64) -> bool {
+        self.0.contains(&byte)
+    }
+
+    fn take(&self, byte: u64) -> bool {
+        !self.held(byte)
+    }
+
+    fn release(&self, _byte: u64) {}
+}
+
+fn left_behind(bytes: u64) -> Usage {
+    let usage = Usage::default();
+    for slot in &usage.slots {
+        slot.used.store(bytes, Ordering::Relaxed);
+    }
+    usage
+}
+
+#[test]
+fn the_first_slot_without_an_owner_is_taken_and_cleared() {
+    let usage = left_behind(5);
+    // The owner of slot 0 lives, and slot 1 is being cleared by another process.
+    assert_eq!(claim(&Others(vec![0, 257]), &usage, 42), Some(2));
+    let words: Vec<_> = usage.slots[..4]
+        .iter()
+        .map(|slot| (slot.used.load(Ordering::Relaxed), slot.pid.load(Ordering::Relaxed)))
+        .collect();
+    assert_eq!(words, [(5, 0), (5, 0), (0, 42), (5, 0)]);
+    assert_eq!(usage.bound(), 3);
+    // The bound stays when an earlier slot is taken.
+    assert_eq!(claim(&Others(vec![2]), &usage, 43), Some(0));
+    assert_eq!(usage.bound(), 3);
+}
+
+#[test]
+fn without_a_free_slot_none_is_taken() {
+    let usage = left_behind(5);
+    assert_eq!(claim(&Others((0..SLOTS as u64).collect()), &usage, 42), None);
+    assert!(usage.slots.iter().all(|slot| slot.pid.load(Ordering::Relaxed) == 0));
+    assert_eq!(usage.bound(), 0);
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_limits_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..600), whole in any::<bool>()) {
+        let mut file = limits_of(1 << 30).file();
+        if whole {
+            let changed = bytes.len().min(file.len());
+            file[..changed].copy_from_slice(&bytes[..changed]);
+            let read = Limits::from_bytes(&file);
+            prop_assert!(read.is_err() || read.unwrap().1 == limits_of(1 << 30));
+        } else {
+            prop_assert!(Limits::from_bytes(&bytes).is_err());
+        }
+    }
+}
