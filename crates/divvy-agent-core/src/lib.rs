@@ -377,7 +377,7 @@ impl Core {
     pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
         self.told_of(&pod.uid);
         // The pod has its GPUs already, and the agent reads only the isolation, not the rules by which they were chosen.
-        pod.request.forget_most_rules();
+        pod.request.forget_rules_but_isolation();
         let mut actions = Vec::new();
         match self.pods.get_mut(&pod.uid) {
             Some(known) => {

@@ -132,15 +132,25 @@ impl PodRequest {
     /// pods usually request, and the isolation, which the agent needs. The other rules are no longer needed, and may take up to [`crate::limits::RULE_BYTES`] of text per
     /// annotation.
     pub fn forget_most_rules(&mut self) {
-        let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
-        let kept = rules.map(|rules| GpuRules {
+        self.keep_rules(|rules| GpuRules {
             gpus: rules.gpus,
             isolation: rules.isolation,
             ..GpuRules::default()
         });
-        self.rules = kept
-            .filter(|kept| *kept != GpuRules::default())
-            .map(|kept| Arc::new(Ok(kept)));
+    }
+
+    /// Drop all rules except the isolation.
+    pub fn forget_rules_but_isolation(&mut self) {
+        self.keep_rules(|rules| GpuRules {
+            isolation: rules.isolation,
+            ..GpuRules::default()
+        });
+    }
+
+    fn keep_rules(&mut self, keep: impl FnOnce(&GpuRules) -> GpuRules) {
+        let rules = self.rules.as_deref().and_then(|rules| rules.as_ref().ok());
+        let kept = rules.map(keep).filter(|kept| *kept != GpuRules::default());
+        self.rules = kept.map(|kept| Arc::new(Ok(kept)));
     }
 
     /// Report whether any container requests shared GPU memory.
