@@ -12,7 +12,6 @@ mod sysfs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use divvy_host::{Files, Tree};
@@ -24,7 +23,7 @@ use self::kfd::Node;
 use self::links::Links;
 use self::ras::Counters;
 use self::sysfs::Directory;
-use crate::backend::{Backend, Calls, Event};
+use crate::backend::{Backend, Calls, Event, Sink};
 use crate::protocol::Limited;
 use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 
@@ -45,7 +44,7 @@ pub struct Amd {
     memory: Memory,
     counters: Counters,
     links: Links,
-    events: Option<Sender<Event>>,
+    events: Option<Sink>,
 }
 
 /// What is remembered of each device, by its name in `/sys`.
@@ -102,7 +101,7 @@ impl Amd {
         let troubles = files.troubles();
         if let (Some(events), false) = (&self.events, troubles.is_empty()) {
             // An error means that the backend is being dropped.
-            let _ = events.send(Event::Degraded(format!(
+            events.send(Event::Degraded(format!(
                 "files of AMD GPUs cannot be read: {}",
                 troubles.join("; ")
             )));
@@ -125,7 +124,7 @@ impl Amd {
             let of_card = found.iter().filter(|other| other.device.place.0 == card.device.place.0);
             for gpu in of_card.filter_map(|found| found.facts.as_ref().ok()) {
                 // An error means that the backend is being dropped.
-                let _ = events.send(Event::Fault(Fault {
+                events.send(Event::Fault(Fault {
                     vendor: Vendor::Amd,
                     uuid: Some(gpu.uuid.clone()),
                     code: count,
@@ -196,10 +195,8 @@ impl Backend for Amd {
         ))
     }
 
-    fn events(&mut self) -> Receiver<Event> {
-        let (sender, receiver) = channel();
-        self.events = Some(sender);
-        receiver
+    fn events(&mut self, sink: Sink) {
+        self.events = Some(sink);
     }
 
     fn keeps_lost(&self) -> bool {

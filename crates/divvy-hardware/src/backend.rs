@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,12 +27,34 @@ pub trait Backend: Send {
     /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU cannot do this.
     fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure>;
 
-    /// Start to listen for errors that the driver reports on its own. The receiver gets every event that happens after this call
-    /// has returned. The thread that sends the events ends when the backend is dropped.
-    fn events(&mut self) -> Receiver<Event>;
+    /// Start to listen for errors that the driver reports on its own. `sink` gets every event that happens after this call has returned, until
+    /// the backend is dropped.
+    fn events(&mut self, sink: Sink);
 
     /// Report whether a lost GPU stays lost for this backend until the driver is opened again.
     fn keeps_lost(&self) -> bool;
+}
+
+/// Gets a driver's events, on the thread that receives them.
+#[derive(Clone)]
+pub struct Sink(Arc<dyn Fn(Event) + Send + Sync>);
+
+impl fmt::Debug for Sink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sink")
+    }
+}
+
+impl Sink {
+    /// Make a sink of a function, which must not block.
+    pub fn new(take: impl Fn(Event) + Send + Sync + 'static) -> Sink {
+        Sink(Arc::new(take))
+    }
+
+    /// Pass on an event.
+    pub fn send(&self, event: Event) {
+        (self.0)(event);
+    }
 }
 
 /// An event that the driver reports on its own.

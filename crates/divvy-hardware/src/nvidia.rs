@@ -13,7 +13,6 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use nvml_wrapper::Nvml;
@@ -23,7 +22,7 @@ pub use library::{driver_root, has_library};
 use limits::Limits;
 pub(crate) use reception::Reception;
 
-use crate::backend::{Backend, Calls, Event};
+use crate::backend::{Backend, Calls, Sink};
 use crate::protocol::Limited;
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
 use divvy_model::nvidia::xid_is_fatal;
@@ -168,10 +167,13 @@ impl Backend for Nvidia {
         }
     }
 
-    fn events(&mut self) -> Receiver<Event> {
-        let (listener, receiver) = events::listen(self.nvml.clone(), self.calls.clone(), self.reception.clone());
-        self.events = Some(listener);
-        receiver
+    fn events(&mut self, sink: Sink) {
+        self.events = Some(events::listen(
+            self.nvml.clone(),
+            self.calls.clone(),
+            self.reception.clone(),
+            sink,
+        ));
     }
 
     fn keeps_lost(&self) -> bool {

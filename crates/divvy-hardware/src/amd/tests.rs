@@ -1,4 +1,5 @@
 use std::fs;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use divvy_testkit::amd::{self as recorded, Machine, function_directory, kfd_node};
@@ -410,11 +411,17 @@ fn a_machine_whose_module_is_not_loaded_has_no_driver_and_says_how_to_load_it() 
     assert_eq!(amd.processes().expect_err("no module").code, Code::DriverNotLoaded);
 }
 
+fn listen(amd: &mut Amd) -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    amd.events(Sink::new(move |event| sender.send(event).expect("the test listens")));
+    receiver
+}
+
 #[test]
 fn a_gpu_fails_when_its_uncorrectable_errors_increase_and_only_then() {
     let root = write(Machine::Vega10);
     let mut amd = open(&root);
-    let events = amd.events();
+    let events = listen(&mut amd);
     let address = "0000:19:00.0";
     let ras = function_directory(root.path(), address).join("ras/umc_err_count");
     let set = |count| recorded::set_memory_errors(root.path(), address, count).expect("written");
@@ -449,7 +456,7 @@ fn a_gpu_fails_when_its_uncorrectable_errors_increase_and_only_then() {
     // All partitions of a GPU are on its memory.
     let root = write(Machine::Mi308Cpx);
     let mut amd = open(&root);
-    let events = amd.events();
+    let events = listen(&mut amd);
     let seen = snapshot(&mut amd);
     recorded::set_memory_errors(root.path(), "0000:0a:00.0", 1).expect("written");
     snapshot(&mut amd);

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::Reception;
 use super::ffi::{self, EventSet, RawEvent};
-use crate::backend::{Calls, Event};
+use crate::backend::{Calls, Event, Sink};
 
 /// nvmlEventTypeXidCriticalError. ECC event types are not needed: relevant ECC errors arrive as XIDs 48, 63, 64, 94, and 95.
 const XID: u64 = 8;
@@ -52,18 +51,17 @@ struct Registered {
     incomplete: bool,
 }
 
-/// Register all GPUs, then wait for events in a new thread. The receiver gets every event that happens after this call has returned.
-pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls, reception: Reception) -> (Listener, Receiver<Event>) {
-    let (sender, receiver) = channel();
+/// Register all GPUs, then wait for events in a new thread. The sink gets every event that happens after this call has returned.
+pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls, reception: Reception, sink: Sink) -> Listener {
     let stop = Arc::new(AtomicBool::new(false));
     let events = Events {
         nvml,
         calls,
-        sender,
+        sink,
         reception,
     };
     let first = events.register();
-    let (sender, reception) = (events.sender.clone(), events.reception.clone());
+    let (sink, reception) = (events.sink.clone(), events.reception.clone());
     let spawned = thread::Builder::new().name("nvml-events".to_owned()).spawn({
         let stop = stop.clone();
         move || events.run(&stop, first)
@@ -72,17 +70,17 @@ pub(super) fn listen(nvml: Arc<Nvml>, calls: Calls, reception: Reception) -> (Li
         .inspect_err(|error| {
             let text = format!("cannot start the thread for events: {error}");
             reception.fails(Instant::now(), text.clone());
-            let _ = sender.send(Event::Degraded(text));
+            sink.send(Event::Degraded(text));
         })
         .ok();
-    (Listener { stop, thread }, receiver)
+    Listener { stop, thread }
 }
 
 /// What the thread works with.
 struct Events {
     nvml: Arc<Nvml>,
     calls: Calls,
-    sender: Sender<Event>,
+    sink: Sink,
     reception: Reception,
 }
 
@@ -126,8 +124,7 @@ impl Events {
             Ok(event) => {
                 self.reception.works();
                 if let Some(event) = xid(&registered.names, event) {
-                    // An error means that the backend is being dropped.
-                    let _ = self.sender.send(event);
+                    self.sink.send(event);
                 }
                 false
             }
@@ -154,8 +151,7 @@ impl Events {
     }
 
     fn degraded(&self, text: String) {
-        // An error means that the backend is being dropped.
-        let _ = self.sender.send(Event::Degraded(text));
+        self.sink.send(Event::Degraded(text));
     }
 
     fn register(&self) -> Option<Registered> {

@@ -2,15 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use divvy_model::{MiB, Vendor};
 
 use super::hub::Hub;
-use super::{log, spawn};
-use crate::backend::{Backend, Event};
+use super::log;
+use crate::backend::{Backend, Event, Sink};
 use crate::protocol::Limited;
 use crate::{Code, Failure, GpuProcesses, Known, SNAPSHOT_VERSION, Snapshot};
 
@@ -60,7 +59,7 @@ impl Slot {
         match opened {
             Ok(mut backend) => {
                 if let Some(hub) = hub {
-                    forward(backend.events(), hub.clone());
+                    backend.events(sink(hub.clone()));
                 }
                 self.backend = Some(backend);
                 self.absent = false;
@@ -218,28 +217,23 @@ impl Drivers {
     }
 }
 
-/// Pass on a backend's events until the backend is dropped.
-fn forward(events: Receiver<Event>, hub: Arc<Hub>) {
-    let forwarding = spawn("forward", move || {
-        let mut last = String::new();
-        for event in events {
-            match event {
-                // The clients come first: while a fault is not known, pods are placed on the GPU.
-                Event::Fault(fault) => {
-                    hub.publish(fault.clone());
-                    let gpu = fault.uuid.as_deref().unwrap_or("an unnamed GPU");
-                    log(format_args!("{} on {gpu}", fault.name));
-                }
-                // Log repeated failures with the same text only once.
-                Event::Degraded(text) if text == last => {}
-                Event::Degraded(text) => {
-                    log(format_args!("{text}"));
-                    last = text;
-                }
+/// Return what passes a backend's events on to the clients.
+fn sink(hub: Arc<Hub>) -> Sink {
+    let last = Mutex::new(String::new());
+    Sink::new(move |event| match event {
+        // The clients come first: while a fault is not known, pods are placed on the GPU.
+        Event::Fault(fault) => {
+            hub.publish(fault.clone());
+            let gpu = fault.uuid.as_deref().unwrap_or("an unnamed GPU");
+            log(format_args!("{} on {gpu}", fault.name));
+        }
+        Event::Degraded(text) => {
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            // Log repeated failures with the same text only once.
+            if *last != text {
+                log(format_args!("{text}"));
+                *last = text;
             }
         }
-    });
-    if let Err(error) = forwarding {
-        log(format_args!("faults are not reported: {error}"));
-    }
+    })
 }

@@ -117,11 +117,10 @@ impl Owner {
 mod tests {
     use std::collections::BTreeMap;
     use std::sync::Mutex;
-    use std::sync::mpsc::{Sender, channel};
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::backend::{Backend, Event};
+    use crate::backend::{Backend, Event, Sink};
     use crate::{Driver, Fault, GpuFacts, GpuProcesses, SNAPSHOT_VERSION, Snapshot};
 
     /// What a scripted driver does next: it cannot be opened, or it answers.
@@ -131,7 +130,7 @@ mod tests {
     struct Scripted {
         vendor: Vendor,
         answers: Answers,
-        events: Option<Sender<Event>>,
+        events: Option<Sink>,
     }
 
     impl Backend for Scripted {
@@ -147,7 +146,7 @@ mod tests {
                         name: "gone".to_owned(),
                         partition: None,
                     };
-                    events.send(Event::Fault(fault)).expect("the hub listens");
+                    events.send(Event::Fault(fault));
                 }
             }
             answer
@@ -168,10 +167,8 @@ mod tests {
             }
         }
 
-        fn events(&mut self) -> Receiver<Event> {
-            let (sender, receiver) = channel();
-            self.events = Some(sender);
-            receiver
+        fn events(&mut self, sink: Sink) {
+            self.events = Some(sink);
         }
 
         fn keeps_lost(&self) -> bool {
