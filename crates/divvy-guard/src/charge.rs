@@ -1,4 +1,4 @@
-//! What all allocations have in common: reserve, ask the driver, note.
+//! The steps of every allocation: reserve the memory, call the driver, and record the allocation.
 
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
@@ -6,10 +6,10 @@ use crate::gpu::{Allowed, Gpu, PAGE, Reserved, Share, pages};
 use crate::ledger::{Entry, Kind};
 use crate::process::{Process, process};
 
-/// From this size on linear memory has pages of its own. Smaller allocations share pages, and a page is charged while one of them is in it: which page
-/// that is, the address tells. Whether the driver will need another page, cannot be known before, so there must be room for one.
+/// Linear memory of at least this size has its own pages. Smaller allocations share pages, and a page is charged as long as it contains one of them. The
+/// address says which page this is. It is not known in advance whether the driver will need another page, so there must be room for one.
 const LARGE: u64 = 1 << 20;
-/// The size that is noted for memory in a shared page; all others are whole pages.
+/// The size that is recorded for memory in a shared page. All other sizes are whole pages.
 const SHARED: u64 = 1;
 
 /// A GPU that is held to a share.
@@ -20,7 +20,7 @@ pub(crate) struct Held {
     pub(crate) allowed: Allowed,
 }
 
-/// Whether and how a GPU is held. `Err`: the call ends with this code, or, without one, passes.
+/// Return how a GPU is held to a share. `Err(Some(code))`: the call fails with this code. `Err(None)`: the call is not limited.
 pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
     let process = process().ok_or(None)?;
     // The driver knows what is wrong with a negative ordinal; no process has as many GPUs as the last one would need.
@@ -37,7 +37,7 @@ pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
     }
 }
 
-/// Charge an allocation: ask the driver with `call`, and note under `key` what it gave.
+/// Charge an allocation: call the driver with `call`, and record the result under `key`.
 pub(crate) fn allocate(
     device: Device,
     kind: Kind,
@@ -93,15 +93,15 @@ impl Held {
     }
 }
 
-/// Note a handle that was charged.
+/// Record a handle that was charged.
 pub(crate) fn note(process: &Process, entry: Entry) {
-    // Without room, which was made before, the memory stays charged until the process ends: that is too much, and never too little.
+    // Room was made before. Without it, the memory stays charged until the process ends, which charges too much and never too little.
     if let Ok(Some(gone)) = process.ledger.insert(entry) {
         give_back(process, &gone);
     }
 }
 
-/// Give back what a handle was charged with.
+/// Return the charge of a handle.
 pub(crate) fn give_back(process: &Process, entry: &Entry) {
     let charge = match entry.size {
         _ if entry.is(Kind::Mapping) => 0,
@@ -113,7 +113,7 @@ pub(crate) fn give_back(process: &Process, entry: &Entry) {
     }
 }
 
-/// Count one small allocation less in its page. Returns what that gives back.
+/// Remove one small allocation from its page. Return the charge that this frees.
 fn leave(process: &Process, slab: u64) -> u64 {
     let entry = process.ledger.change(Kind::Slab, slab, |entry| {
         entry.of = entry.of.saturating_sub(1);
@@ -122,10 +122,10 @@ fn leave(process: &Process, slab: u64) -> u64 {
     if entry.is_some_and(|entry| entry.of == 0) { PAGE } else { 0 }
 }
 
-/// Free something: ask the driver with `call`, and give back what was noted under `key`. What was not noted was not charged.
+/// Free something: call the driver with `call`, and return the charge that was recorded under `key`. An allocation without a record was not charged.
 pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
-    // Forgotten before the driver is asked: after that, another thread can get the same handle.
+    // Removed before the driver is called, because another thread can get the same handle right afterwards.
     let Some(entry) = process.ledger.take(kind, key) else {
         return call();
     };
@@ -138,7 +138,7 @@ pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
     code
 }
 
-/// Give back everything that died with a context.
+/// Return the charges of everything that ended with a context.
 pub(crate) fn sweep(process: &Process, context: u64) {
     let dead = |entry: &Entry| (entry.is(Kind::Linear) || entry.is(Kind::Array)) && entry.of == context;
     let mut place = 0;

@@ -12,19 +12,19 @@ use crate::cuda::Uuid;
 use crate::path::{Path, ROOT};
 use crate::sys::{self, Errno, File, FileLocks, Mutex};
 
-/// What is known about a GPU or about a slot. Zero: nothing yet.
+/// The state of a GPU or of a slot: nothing is known yet.
 const UNKNOWN: u32 = 0;
-/// Nothing holds the process: every call passes.
+/// The process is not limited.
 const FREE: u32 = 1;
 /// The pod has no share of this GPU.
 const NOTHING: u32 = 2;
-/// There are limits; or the process has a slot.
+/// The GPU has limits, or the process has a slot.
 const HELD: u32 = 3;
 
 /// The driver gives memory in pages of this size.
 pub(crate) const PAGE: u64 = 2 << 20;
 
-/// Zeros are a GPU that nothing is known about.
+/// Zeros are a GPU about which nothing is known.
 #[repr(C)]
 pub(crate) struct Gpu {
     /// Held while files are opened and while a reservation is decided.
@@ -63,17 +63,17 @@ pub(crate) enum Share {
     Held(Allowed),
 }
 
-/// What became of a request.
+/// The result of a request.
 pub(crate) enum Reserved {
-    /// The driver may be asked. Then [`Gpu::commit`] or [`Gpu::cancel`] has to follow.
+    /// The driver may be called. [`Gpu::commit`] or [`Gpu::cancel`] must follow.
     Charged,
-    /// The driver may be asked, and nothing is charged.
+    /// The driver may be called, and nothing is charged.
     Free,
-    /// It is too much.
+    /// The request exceeds the share.
     Refused,
 }
 
-/// What the driver takes for an allocation with pages of its own.
+/// Return the memory that the driver uses for an allocation with its own pages.
 pub(crate) fn pages(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
 }
@@ -87,7 +87,7 @@ impl Gpu {
             HELD => self.held(),
             _ => {
                 // Asked without the lock, because the driver may call back.
-                // A driver that cannot tell refuses the call, too: it says why.
+                // A driver that cannot answer also refuses the call, and says why.
                 let Some(uuid) = uuid() else { return Share::Free };
                 let _locked = self.lock.lock();
                 if self.state.load(Ordering::Acquire) == UNKNOWN {
@@ -118,13 +118,13 @@ impl Gpu {
                             self.context.store(pages(limits.context), Ordering::Relaxed);
                             HELD
                         }
-                        // The agent sees a process without a slot, and reports it. An upgrade must not end a program.
+                        // An upgrade must not end a program. The agent reports a process without a slot.
                         Err(Unreadable::Newer(_) | Unreadable::Foreign | Unreadable::Torn) => FREE,
                     }
                 }
                 Err(_) => UNKNOWN,
             },
-            // Shares are given here, and this GPU is not among them.
+            // The pod has shares, but none of this GPU.
             Err(ENOENT) if sys::exists(Path::from(&[&ROOT.get()]).as_c_str()) => NOTHING,
             Err(EMFILE | ENFILE | ENOMEM | EINTR) => UNKNOWN,
             Err(_) => FREE,
@@ -151,7 +151,7 @@ impl Gpu {
                 })
             }
             Some(Err(Unreadable::Newer(_))) => Share::Free,
-            // The agent is writing, or was killed while it did: what was read last holds.
+            // The agent is writing, or was killed while writing: the values that were read last apply.
             _ => Share::Held(Allowed {
                 bytes: self.bytes.load(Ordering::Relaxed),
                 charges: self.allowed.load(Ordering::Relaxed),
@@ -184,21 +184,21 @@ impl Gpu {
         Reserved::Charged
     }
 
-    /// The driver gave what was reserved.
+    /// The driver has allocated the reserved memory.
     pub(crate) fn commit(&self, charge: u64) {
         let Some((usage, slot)) = self.seated() else { return };
         reserve::commit(&Slots::new(self, usage), slot, charge);
         self.peak(usage, slot);
     }
 
-    /// The driver did not give what was reserved.
+    /// The driver has not allocated the reserved memory.
     pub(crate) fn cancel(&self, charge: u64) {
         if let Some((usage, slot)) = self.seated() {
             reserve::cancel(&Slots::new(self, usage), slot, charge);
         }
     }
 
-    /// The driver has memory back.
+    /// Memory was freed.
     pub(crate) fn free(&self, charge: u64) {
         if let Some((usage, slot)) = self.seated() {
             reserve::free(&Slots::new(self, usage), slot, charge);
@@ -344,7 +344,7 @@ impl Table for Slots<'_> {
     }
 
     fn held(&mut self, slot: usize) -> bool {
-        // A file that cannot be opened tells nothing, so the slot counts.
+        // If the file cannot be opened, the owner is unknown, so the slot counts.
         let file = self.file.get_or_insert_with(|| self.gpu.usage_file());
         file.as_ref().map_or(true, |file| FileLocks(file).held(owner(slot)))
     }

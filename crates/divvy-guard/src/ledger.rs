@@ -1,4 +1,4 @@
-//! What this process has from the driver, by the driver's handles: so the guard knows at the end of each what to give back.
+//! What this process has allocated, by the driver's handles. When a handle ends, the guard finds its charge here.
 //!
 //! The driver could be asked for the size of an allocation when it is freed. But `cuMemFree` also frees buffers of imported memory and of pools,
 //! which are charged in another way, and the driver does not tell them apart from linear memory in all versions.
@@ -7,7 +7,7 @@ use core::cell::UnsafeCell;
 
 use crate::sys::{self, Mutex};
 
-/// What a handle is.
+/// The kind of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Kind {
@@ -153,12 +153,12 @@ impl Ledger {
         self.with(Inner::room)
     }
 
-    /// Note a handle. Returns what was noted under it before: the driver has reused the handle, so that is gone.
+    /// Record a handle. Return its earlier record, if any: the driver has reused the handle, so the earlier allocation has ended.
     pub(crate) fn insert(&self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
         self.with(|inner| inner.insert(entry))
     }
 
-    /// Note a handle, unless it is noted already.
+    /// Record a handle, unless it has a record already.
     pub(crate) fn insert_new(&self, entry: Entry) -> Result<(), NoRoom> {
         self.with(|inner| {
             let known = inner.table().is_some_and(|table| table.at(table.place(&entry)).kind != 0);
@@ -166,12 +166,12 @@ impl Ledger {
         })
     }
 
-    /// What is noted about a handle.
+    /// Return the record of a handle.
     pub(crate) fn get(&self, kind: Kind, key: u64) -> Option<Entry> {
         self.change(kind, key, |_| false)
     }
 
-    /// The first handle of a kind from a place on, and its place. Handles that come or go meanwhile may be missed.
+    /// Return the first handle of a kind at or after a place, and its place. Handles that are added or removed meanwhile may be missed.
     pub(crate) fn next(&self, kind: Kind, from: usize) -> Option<(usize, Entry)> {
         self.with(|inner| {
             let table = inner.table()?;
@@ -186,7 +186,7 @@ impl Ledger {
         })
     }
 
-    /// Forget a handle.
+    /// Remove the record of a handle.
     pub(crate) fn take(&self, kind: Kind, key: u64) -> Option<Entry> {
         self.with(|inner| {
             let mut table = inner.table()?;
@@ -201,7 +201,7 @@ impl Ledger {
         })
     }
 
-    /// Change an entry. `true`: forget it afterwards.
+    /// Change a record. If `change` returns true, remove it afterwards.
     pub(crate) fn change(&self, kind: Kind, key: u64, change: impl FnOnce(&mut Entry) -> bool) -> Option<Entry> {
         self.with(|inner| {
             let mut table = inner.table()?;
@@ -220,7 +220,7 @@ impl Ledger {
         })
     }
 
-    /// Count one small allocation more in its page. `true`: it is the first.
+    /// Add one small allocation to its page. Return whether it is the first.
     pub(crate) fn enter(&self, slab: u64, gpu: u32) -> Result<bool, NoRoom> {
         self.with(|inner| {
             let new = Entry::new(Kind::Slab, slab, gpu, 0, 1);
@@ -237,8 +237,8 @@ impl Ledger {
         })
     }
 
-    /// Forget the first handle from a place on for which this is `true`, and return it and the place to go on from. Handles that come meanwhile may be
-    /// missed.
+    /// Remove the first handle at or after a place for which `which` returns true. Return it, and the place from which to continue. Handles that are added
+    /// meanwhile may be missed.
     pub(crate) fn take_from(&self, from: usize, which: impl Fn(&Entry) -> bool) -> Option<(usize, Entry)> {
         self.with(|inner| {
             let mut table = inner.table()?;

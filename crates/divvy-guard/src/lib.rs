@@ -1,24 +1,25 @@
 //! A shadow of `libcuda.so.1`, which holds the processes of a pod to their share of a GPU.
 //!
-//! A container finds this library under the name of CUDA's driver library. It exports the few functions that allocate and free memory or tell how much
-//! there is, and needs one library: the real one, by its absolute path. Every other name is found there by the loader, also names that this library
-//! has never heard of, and a missing name stays missing.
+//! In a container, this library has the name of CUDA's driver library. It exports only the functions that allocate memory, free memory, or report how
+//! much there is. It needs one library: the real one, by its absolute path. The loader finds every other name there, including names that this library
+//! does not know, and a name that the driver lacks is still missing.
 //!
-//! The pod's share is in the files that `divvy-share` describes. A process that can be held to nothing (no files, files of a later version, a file that
-//! somebody in the pod has broken) runs as without this library: the agent sees memory in use without a slot, and reports it.
+//! The pod's share is in the files that `divvy-share` describes. If these files are missing, have a later version, or were damaged by a program in the
+//! pod, the process runs as if this library did not exist. The agent sees memory in use without a slot, and reports it.
 //!
-//! The guard is cooperative. A program that loads the real library by its path, or that writes into the file of usage, gets more than its share until
-//! the agent sees it in the driver's own numbers.
+//! The guard cannot stop a program that avoids it. A program that loads the real library by its path, or writes into the file of usage, gets more than
+//! its share until the agent sees it in the driver's own numbers.
 //!
 //! # Rules for this code
 //!
-//! It runs in other people's programs, so: no panic (a test looks for the code of one), no allocator, no signal handler, no output, no thread, no
-//! constructor, no environment, no descriptor that stays open, and no lock held while the driver is called, except for the question what a pool has.
+//! It runs in other people's programs. Therefore it has no code that panics (a test checks this), no allocator, no signal handler, no output, no thread,
+//! and no constructor. It reads no environment variable and keeps no file descriptor open. It holds no lock while it calls the driver, except when it asks
+//! how much memory a pool has.
 //!
 //! # Build
 //!
-//! `cargo build --profile node -p divvy-guard --features shadow`, with no other package: features that other packages want of the dependencies would
-//! bring the standard library in. Without the feature it is an ordinary library for the compiler's checks.
+//! `cargo build --profile node -p divvy-guard --features shadow`, without any other package, because other packages enable features of the dependencies
+//! that need the standard library. Without the feature, it is an ordinary library for the compiler's checks.
 
 #![cfg_attr(feature = "shadow", no_std)]
 #![allow(
@@ -48,7 +49,7 @@ mod process;
 mod sys;
 mod view;
 
-/// There is no code that panics: a symbol that no library has stands where a panic would go, and a test checks that it is not needed.
+/// No code panics. A panic would call a symbol that no library has, and a test checks that the library does not need this symbol.
 #[cfg(feature = "shadow")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -9,7 +9,7 @@ use crate::ledger::Kind;
 pub(crate) fn allocate(bytes: u64, call: impl FnOnce() -> Code, pointer: impl FnOnce() -> u64) -> Code {
     match driver::current() {
         Some((device, context)) => charge::allocate(device, Kind::Linear, context, bytes, call, pointer),
-        // The driver says what is missing.
+        // The driver reports that there is no context.
         None => call(),
     }
 }
@@ -17,7 +17,8 @@ pub(crate) fn allocate(bytes: u64, call: impl FnOnce() -> Code, pointer: impl Fn
 /// Rows start at multiples of this on all GPUs so far.
 const PITCH: u64 = 512;
 
-/// `cuMemAllocPitch`: how far rows are apart, the driver decides. When it is more than expected, the memory goes back, and is charged as it is.
+/// `cuMemAllocPitch`: the driver decides the distance between rows. If it is larger than expected, the memory is freed, and allocated again with the real size
+/// charged.
 pub(crate) fn allocate_rows(
     width: u64,
     height: u64,

@@ -1,7 +1,7 @@
 //! Stream-ordered allocation (`cuMemAllocAsync`): a pool takes memory from the GPU, and programs take theirs from the pool.
 //!
-//! A pool is charged with what it has reserved from the GPU, which the driver tells, and not with what programs have of it. It gives memory back when
-//! a stream, an event, or a context is synchronized, so the charge is set right then, too. Memory of graphs is charged in the same way.
+//! A pool is charged with the memory that it has reserved from the GPU, which the driver reports, and not with what programs have allocated from it. A
+//! pool returns memory when a stream, an event, or a context is synchronized, so the charge is corrected then. Memory of graphs is charged in the same way.
 
 use core::sync::atomic::Ordering;
 
@@ -12,9 +12,9 @@ use crate::gpu::{Reserved, pages};
 use crate::ledger::{Entry, Kind};
 use crate::process::{Process, process};
 
-/// By how much a pool grows at least.
+/// The least amount by which a pool grows.
 const CHUNK: u64 = 32 << 20;
-/// The unit of what a pool gives out.
+/// The unit of allocations from a pool.
 const UNIT: u64 = 512;
 
 /// `cuMemAllocAsync`: from the current pool of the stream's GPU.
@@ -28,8 +28,8 @@ pub(crate) fn allocate(bytes: u64, stream: u64, call: impl FnOnce() -> Code) -> 
     }
 }
 
-/// `cuMemAllocFromPoolAsync`. A pool that the program did not make on a GPU, and that is not the one that GPUs have from the start, is not charged: it
-/// is of the host, or another process pays for it.
+/// `cuMemAllocFromPoolAsync`. Only pools that the program created on a GPU, and the default pools of GPUs, are charged. Other pools are in the host's memory, or
+/// are charged to another process.
 pub(crate) fn allocate_from(pool: u64, bytes: u64, call: impl FnOnce() -> Code) -> Code {
     let known = process().and_then(|process| process.ledger.get(Kind::Pool, pool));
     let device = match known {
@@ -74,7 +74,7 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> 
         match held.gpu.reserve(growth, &held.allowed) {
             Reserved::Free => return call(),
             Reserved::Refused if settled => return OUT_OF_MEMORY,
-            // Pools may have given back what they are still charged with.
+            // Pools may have returned memory with which they are still charged.
             Reserved::Refused => {
                 settle_all(held.process);
                 settled = true;
@@ -89,7 +89,7 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> 
     }
 }
 
-/// Note a pool, if it is not noted yet.
+/// Record a pool, if it has no record yet.
 fn know(held: &Held, pool: u64) -> Result<(), crate::ledger::NoRoom> {
     // During the capture of a graph, what seems to be allocated from the pool becomes the graph's.
     know_graphs(held)?;
@@ -97,7 +97,7 @@ fn know(held: &Held, pool: u64) -> Result<(), crate::ledger::NoRoom> {
     held.process.ledger.insert_new(pool)
 }
 
-/// Note that graphs may have memory of a GPU.
+/// Record that graphs may have memory of a GPU.
 fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
     held.process.pools.store(1, Ordering::Release);
     let device = held.device.unsigned_abs();
@@ -106,8 +106,8 @@ fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
         .insert_new(Entry::new(Kind::Graphs, u64::from(device), device, 0, 0))
 }
 
-/// `cuGraphAddMemAllocNode`: the node gets its memory when the graph is launched, as the driver likes. What does not fit now is refused now; a launch is
-/// only charged.
+/// `cuGraphAddMemAllocNode`: the driver allocates the node's memory when the graph is launched. A node that does not fit now is refused now. A launch is
+/// charged but not refused.
 ///
 /// # Safety
 ///
@@ -149,7 +149,7 @@ pub(crate) unsafe fn add_any_node(node: *const Node, call: impl FnOnce() -> Code
 
 /// Charge a pool, or the graphs of a GPU, with what they have reserved.
 fn settle(process: &Process, kind: Kind, pool: u64) {
-    // So that the later answer of the driver is noted later. These questions do not call back into the program.
+    // Answers of the driver must be recorded in their order. These calls do not call back into the program.
     let _locked = process.settling.lock();
     let now = match kind {
         Kind::Graphs => Device::try_from(pool).ok().and_then(driver::graph_bytes),
@@ -181,7 +181,7 @@ pub(crate) fn settle_all(process: &Process) {
     }
 }
 
-/// A call after which pools and graphs may have more or less memory than before: a synchronization, a launch, or the end of a graph.
+/// Handle a call that may change how much memory pools and graphs have: a synchronization, a launch, or the end of a graph.
 pub(crate) fn synchronize(call: impl FnOnce() -> Code) -> Code {
     let code = call();
     if let Some(process) = process()
@@ -192,7 +192,7 @@ pub(crate) fn synchronize(call: impl FnOnce() -> Code) -> Code {
     code
 }
 
-/// `cuMemPoolCreate`: the pool has nothing yet, but whose it is has to be known.
+/// `cuMemPoolCreate`: the pool has no memory yet, but its GPU is recorded.
 ///
 /// # Safety
 ///
@@ -219,8 +219,8 @@ pub(crate) unsafe fn create(prop: *const AllocationProp, call: impl FnOnce() -> 
     code
 }
 
-/// `cuMemPoolDestroy`: what is still allocated from the pool stays, and the driver does not tell when it goes. It stays charged until the driver gives
-/// the handle to another pool, or the process ends.
+/// `cuMemPoolDestroy`: memory that is still allocated from the pool stays allocated, and the driver does not report when it is freed. It stays charged until
+/// the driver reuses the handle for another pool, or the process ends.
 pub(crate) fn destroy(pool: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
     let used = driver::pool_bytes(pool, PoolBytes::Used).map_or(0, pages);

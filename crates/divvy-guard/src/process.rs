@@ -1,8 +1,8 @@
 //! The guard's state in this process.
 //!
-//! It lies in memory that the kernel fills with zeros in a child after fork(2) (`MADV_WIPEONFORK`, since Linux 4.14), and zeros are the state before
-//! the first call. So a child that uses the GPU takes a slot of its own, and never writes into its parent's. The parent's slot stays held while the
-//! child has its mapping, as the driver keeps the parent's memory while the child has its descriptors.
+//! The state is in memory that the kernel fills with zeros in a child after fork(2) (`MADV_WIPEONFORK`, since Linux 4.14), and zeros are the state before
+//! the first call. So a child that uses the GPU takes its own slot, and never writes to its parent's. The parent's slot stays held as long as the child has
+//! the mapping, just as the driver keeps the parent's memory as long as the child has its descriptors.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -12,10 +12,10 @@ use crate::gpu::Gpu;
 use crate::ledger::Ledger;
 use crate::sys::{self, Mutex};
 
-/// GPUs that a process can see. No machine has more.
+/// The largest number of GPUs that a process can see. No machine has more.
 const GPUS: usize = 64;
 
-/// All of it, in one piece. Zeros are valid.
+/// The whole state in one piece. Zeros are a valid state.
 #[repr(C)]
 pub(crate) struct Process {
     pub(crate) ledger: Ledger,

@@ -1,8 +1,8 @@
 //! How a process gets a slot.
 //!
-//! A slot whose owner was killed still has the owner's numbers. They must be gone before the slot has an owner again, or other processes would count
-//! memory that no process has. So a process that takes a slot first locks the slot's second byte, clears the slot while it has no owner, and only then
-//! locks the byte that makes it the owner.
+//! A slot whose owner was killed still has the owner's numbers. They must be cleared before the slot has an owner again, or other processes would count
+//! memory that no process has. So a process first locks a second byte of the slot, clears the slot while it has no owner, and only then locks the byte that
+//! makes it the owner.
 
 use core::sync::atomic::Ordering;
 
@@ -12,9 +12,9 @@ use crate::usage::{SLOTS, Usage};
 pub trait Locks {
     /// Whether another description has locked the byte.
     fn held(&self, byte: u64) -> bool;
-    /// Lock the byte. `false`: another description has it.
+    /// Lock the byte. Return false if another description has locked it.
     fn take(&self, byte: u64) -> bool;
-    /// Give the byte back.
+    /// Unlock the byte.
     fn release(&self, byte: u64);
 }
 
@@ -30,10 +30,10 @@ pub fn cleaner(slot: usize) -> u64 {
     (SLOTS + slot) as u64
 }
 
-/// Take the first free slot. `None`: there is none.
+/// Take the first free slot. Return `None` if there is none.
 pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
     usage.slots.iter().enumerate().find_map(|(index, slot)| {
-        // The first question only spares the lock; the second one decides.
+        // The first check only avoids a lock. The second one decides.
         if locks.held(owner(index)) || !locks.take(cleaner(index)) {
             return None;
         }

@@ -1,9 +1,9 @@
 //! The file `limits`: what a pod may use of one GPU.
 //!
-//! The file holds two copies, each with a generation and a checksum. The writer replaces the older copy, so one copy is whole at each moment,
-//! also when the writer was killed in the middle. A reader takes the newer whole copy and waits for nobody.
+//! The file holds two copies, each with a generation and a checksum. The writer replaces the older copy, so one copy is complete at every moment, even if
+//! the writer is killed while it writes. A reader takes the newer complete copy, and never waits.
 //!
-//! The words are in the machine's byte order: the file never leaves the machine.
+//! The words are in the machine's byte order, because the file never leaves the machine.
 
 /// `DIVVYLIM`, in the order of bytes of a little-endian machine.
 const MAGIC: u64 = u64::from_le_bytes(*b"DIVVYLIM");
@@ -21,42 +21,42 @@ pub const SIZE: usize = WORDS * 8;
 pub struct Limits {
     /// The pod's share of the memory, in bytes.
     pub bytes: u64,
-    /// Memory that the driver reports for the pod and that no process has in its slot, in bytes.
+    /// Memory in bytes that the driver reports for the pod and that is in no process's slot.
     pub overhead: u64,
-    /// What one context takes on this model of GPU, in bytes.
+    /// Memory in bytes that one context takes on this model of GPU.
     pub context: u64,
-    /// GPU time that the pod may use, in nanoseconds per second; 0 is without a limit. No guard reads it yet.
+    /// GPU time that the pod may use, in nanoseconds per second. 0 means no limit. No guard reads it yet.
     pub rate: u64,
-    /// Of two pods that wait for the GPU, the one with the higher value is first. No guard reads it yet.
+    /// Of two pods that wait for the GPU, the one with the higher value runs first. No guard reads it yet.
     pub priority: u64,
-    /// Managed memory is refused. Otherwise it is charged as if it were on the GPU.
+    /// Whether managed memory is refused. Otherwise it is charged as if it were on the GPU.
     pub refuse_managed: bool,
 }
 
 /// Why no limits could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// The file is something else.
-    #[error("the file does not start as a file of limits does; the agent has to write it again")]
+    /// The file is not a file of limits.
+    #[error("the file does not begin like a file of limits; the agent must write it again")]
     Foreign,
     /// An agent of a later version wrote the file.
     #[error(
         "the file has layout version {0}, which this version of Divvy does not know; restart the pod to get the matching guard"
     )]
     Newer(u64),
-    /// Neither copy is whole. Either both were replaced during the read, and a second read helps, or the file is damaged.
-    #[error("neither copy in the file is whole; the agent has to write it again")]
+    /// Neither copy is complete. Either both were replaced during the read, so that another read helps, or the file is damaged.
+    #[error("neither copy in the file is complete; the agent must write it again")]
     Torn,
 }
 
 impl Limits {
-    /// What the processes of the pod may have charged together.
+    /// Return the number of bytes with which the processes of the pod together may be charged.
     #[must_use]
     pub fn allowed(&self) -> u64 {
         self.bytes.saturating_sub(self.overhead)
     }
 
-    /// One copy for the file, and the byte where it belongs. A writer increases the generation by one each time.
+    /// Return one copy for the file, and its position in bytes. A writer increases the generation by one each time.
     #[must_use]
     pub fn copy(&self, generation: u64) -> (u64, [u8; COPY * 8]) {
         let mut words = [0; COPY];
@@ -77,7 +77,7 @@ impl Limits {
         (if generation.is_multiple_of(2) { 0 } else { COPY as u64 * 8 }, bytes)
     }
 
-    /// A new file: both copies, with the generations 0 and 1.
+    /// Return a new file: both copies, with the generations 0 and 1.
     #[must_use]
     pub fn file(&self) -> [u8; SIZE] {
         let mut file = [0; SIZE];
@@ -87,28 +87,28 @@ impl Limits {
         file
     }
 
-    /// The limits in a file's words, and their generation.
+    /// Read the limits and their generation from a file's words.
     ///
     /// # Errors
     ///
-    /// If the file has no copy that is whole and of this version.
+    /// Fails if the file has no complete copy of this version.
     pub fn parse(words: &[u64; WORDS]) -> Result<(u64, Self), Unreadable> {
         let (first, second) = words.split_at(COPY);
         match (copy(first), copy(second)) {
             (Ok(first), Ok(second)) => Ok(if first.0 > second.0 { first } else { second }),
             (Ok(whole), Err(Unreadable::Torn)) | (Err(Unreadable::Torn), Ok(whole)) => Ok(whole),
-            // A later version may begin with a part that looks like ours.
+            // A part of a later version may look like this version.
             (Err(newer @ Unreadable::Newer(_)), _) | (_, Err(newer @ Unreadable::Newer(_))) => Err(newer),
             (Err(Unreadable::Foreign), _) | (_, Err(Unreadable::Foreign)) => Err(Unreadable::Foreign),
             (Err(Unreadable::Torn), Err(Unreadable::Torn)) => Err(Unreadable::Torn),
         }
     }
 
-    /// The limits in a file's bytes, and their generation.
+    /// Read the limits and their generation from a file's bytes.
     ///
     /// # Errors
     ///
-    /// If the file is shorter than [`SIZE`] or has no copy that is whole and of this version.
+    /// Fails if the file is shorter than [`SIZE`] or has no complete copy of this version.
     pub fn from_bytes(bytes: &[u8]) -> Result<(u64, Self), Unreadable> {
         let mut words = [0; WORDS];
         let bytes = bytes.get(..SIZE).ok_or(Unreadable::Foreign)?;
@@ -156,7 +156,7 @@ fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
     Ok((generation, limits))
 }
 
-/// Tells a copy that is partly old and partly new from a whole one. It protects against nobody: only root can write the file.
+/// Distinguishes a complete copy from one that is partly old and partly new. It is no protection against attacks; only root can write the file.
 fn checksum(words: &[u64]) -> u64 {
     let body = words.split_last().map_or(words, |(_, body)| body);
     body.iter().fold(MAGIC, |sum, word| {

@@ -1,18 +1,18 @@
-//! How a process reserves memory: it announces, it sums, it keeps or takes back.
+//! How a process reserves memory: it announces an amount, sums all slots, and keeps or withdraws the amount.
 //!
-//! A process first adds what it wants to `pending` of its slot, and then sums `pending` and `used` of all slots that have an owner. If the sum is
-//! allowed, the memory is the process's: it calls the driver, and then moves the bytes to `used`.
+//! A process first adds the amount to `pending` of its slot, and then sums `pending` and `used` of all slots that have an owner. If the sum is within the
+//! limit, the process has reserved the memory: it calls the driver, and then moves the bytes to `used`.
 //!
-//! **Never more than allowed.** Between the announcement and the sum each process has a sequentially consistent fence. Of any set of processes that
-//! hold a reservation, take the one whose fence is the last. It saw the announcements of all others, so its sum was at least what they hold together.
-//! For this a reader reads `pending` before `used`, and bytes are added to `used` before they leave `pending`: so they are counted twice for
-//! a moment, and never not at all.
+//! **Never more than allowed.** Each process has a sequentially consistent fence between its announcement and its sum. Of any set of processes that hold a
+//! reservation, consider the one whose fence came last. It saw the announcements of all others, so its sum was at least what they hold together. For this,
+//! a reader reads `pending` before `used`, and bytes are added to `used` before they are removed from `pending`. So they may be counted twice for a
+//! moment, but are always counted.
 //!
-//! **One process always goes on.** Processes that announce at the same moment can stand in each other's way. Then all but the one with the lowest slot take
-//! their announcement back, and try again.
+//! **One process always makes progress.** Processes that announce at the same moment can block each other. Then all of them except the one with the lowest slot
+//! withdraw their announcement, and try again.
 //!
-//! **A refusal is a fact.** A sum is not taken at one moment: memory that one process frees and another gets can be in it twice. So a process is
-//! refused only if two sums, one right after the other, saw the same.
+//! **A refusal is right.** A sum is not taken at one moment: memory that one process frees and another one gets can be counted twice. So a process is
+//! refused only if two sums in a row saw the same values.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -32,25 +32,25 @@ pub trait Table {
     type Word: Word;
     /// How many slots there are to look at. It may grow, before the owner of a new one announces anything.
     fn slots(&self) -> usize;
-    /// The bytes that the owner of a slot asks for or is about to get.
+    /// The bytes that the owner of a slot requests, or has reserved but not received yet.
     fn pending(&self, slot: usize) -> &Self::Word;
     /// The bytes that the owner of a slot has.
     fn used(&self, slot: usize) -> &Self::Word;
-    /// Whether a slot has an owner. What a process without one leaves behind does not count.
+    /// Report whether a slot has an owner. The values of a slot without an owner do not count.
     fn held(&mut self, slot: usize) -> bool;
     /// A sequentially consistent fence.
     fn fence(&self);
-    /// Let other processes go on. `false`: this reservation has waited long enough.
+    /// Let other processes continue. Return false if this reservation has waited long enough.
     fn pause(&mut self) -> bool;
 }
 
 /// Why memory was not reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is more than is left of the share.
+    /// The request exceeds what is left of the share.
     #[error("the pod's share of the GPU has not that much memory left")]
     Full,
-    /// Other processes' reservations were in the way, and stayed there.
+    /// Reservations of other processes blocked the request the whole time.
     #[error("other processes of the pod were reserving memory the whole time")]
     Contended,
 }
@@ -65,7 +65,7 @@ pub fn reserve<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) ->
     table.pending(own).add(bytes);
     table.fence();
     loop {
-        // What dead processes left behind is counted here, because to find out who owns what takes system calls. Most allocations end here.
+        // This sum includes the values of slots without an owner, because finding the owners takes system calls. Most allocations end here.
         if raw(table) <= allowed {
             return Ok(());
         }
@@ -86,7 +86,7 @@ pub fn reserve<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) ->
             Verdict::Yield => {
                 full = None;
                 table.pending(own).sub(bytes);
-                // Not back before the lower one has decided, or the two could meet again and again.
+                // Wait until the process with the lower slot has decided, or the two could block each other again and again.
                 while {
                     if !table.pause() {
                         return Err(Refused::Contended);
@@ -105,23 +105,23 @@ pub fn reserve<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) ->
     }
 }
 
-/// Reserved bytes are now the process's.
+/// The driver has allocated the reserved bytes.
 pub fn commit<T: Table>(table: &T, own: usize, bytes: u64) {
     table.used(own).add(bytes);
     table.pending(own).sub(bytes);
 }
 
-/// Reserved bytes were not used: the driver refused.
+/// The driver has refused the reserved bytes.
 pub fn cancel<T: Table>(table: &T, own: usize, bytes: u64) {
     table.pending(own).sub(bytes);
 }
 
-/// The driver has the bytes back.
+/// The bytes were freed.
 pub fn free<T: Table>(table: &T, own: usize, bytes: u64) {
     table.used(own).sub(bytes);
 }
 
-/// What the processes of the pod have and are about to get.
+/// Return the bytes that the processes of the pod have or have reserved.
 pub fn charged<T: Table>(table: &mut T) -> u64 {
     (0..table.slots()).fold(0, |sum, slot| {
         let bytes = both(table, slot);
@@ -139,18 +139,18 @@ fn raw<T: Table>(table: &T) -> u64 {
     (0..table.slots()).fold(0, |sum, slot| sum.saturating_add(both(table, slot)))
 }
 
-/// Whether a process with a lower slot asks for memory or is about to get it.
+/// Report whether a process with a lower slot requests memory or has reserved some.
 fn lower<T: Table>(table: &mut T, own: usize) -> bool {
     (0..own).any(|slot| table.pending(slot).load() != 0 && table.held(slot))
 }
 
 enum Verdict {
     Fits,
-    /// What processes have already is too much for this request; with what was seen.
+    /// The memory that processes have already leaves too little for this request. The value identifies what was seen.
     Full(u64),
-    /// Only processes with higher slots are in the way.
+    /// Only processes with higher slots block the request.
     Stay,
-    /// A process with a lower slot is in the way.
+    /// A process with a lower slot blocks the request.
     Yield,
 }
 
@@ -186,17 +186,17 @@ impl Word for AtomicU64 {
     }
 
     fn add(&self, bytes: u64) {
-        // Cannot fail: the function has always a new value.
+        // This cannot fail, because the function always returns a value.
         let _ = self.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old.saturating_add(bytes)));
     }
 
     fn sub(&self, bytes: u64) {
-        // Cannot fail: the function has always a new value.
+        // This cannot fail, because the function always returns a value.
         let _ = self.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |old| Some(old.saturating_sub(bytes)));
     }
 }
 
-/// What [`Table::fence`] is for words in memory.
+/// The fence for words in memory ([`Table::fence`]).
 pub fn full_fence() {
     fence(Ordering::SeqCst);
 }

@@ -1,55 +1,55 @@
 //! The file `usage`: a head, and a slot for each process of the pod that uses the GPU.
 //!
-//! Every container of the pod can write the whole file, so its content is a claim and not a fact. A pod that writes lies into it can get
-//! more than its share, which the agent sees by the driver's own numbers, or less. It reaches no other pod: each has its own file.
+//! Every container of the pod can write the whole file, so its content is not trusted. A pod that writes wrong numbers gets less than its share, or more, which
+//! the agent sees in the driver's own numbers. It affects no other pod, because each pod has its own file.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"DIVVYUSE");
 /// The version of the layout. A later version keeps the first two words.
 pub const VERSION: u64 = 1;
-/// Processes that can use the GPU at the same time.
+/// The number of processes that can use the GPU at the same time.
 pub const SLOTS: usize = 256;
 const HEAD: usize = 64;
 const SLOT: usize = 64;
 /// Bytes of the file.
 pub const SIZE: usize = HEAD + SLOTS * SLOT;
 
-/// The file as processes map it. All of it can change at any moment, and any bytes are a valid value.
+/// The file as processes map it. Any part of it can change at any moment, and any bytes are a valid value.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Usage {
     magic: AtomicU64,
     version: AtomicU64,
-    /// Processes that were refused because there was no free slot.
+    /// The number of processes that were refused because there was no free slot.
     pub crowded: AtomicU64,
-    /// Slots from here on never had an owner, so that a process does not have to look at all of them.
+    /// Slots from this one on have never had an owner, so processes need not read them.
     pub(crate) bound: AtomicU64,
     _rest: [AtomicU64; 4],
-    /// The slots. Their index is the byte of the file that their owner has locked.
+    /// The slots. The owner of a slot has locked the byte of the file at the slot's index.
     pub slots: [Slot; SLOTS],
 }
 
-/// What one process uses. Its owner alone writes it.
+/// What one process uses. Only its owner writes it.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Slot {
     /// Bytes that the process has from the driver.
     pub used: AtomicU64,
-    /// Bytes that the process asks for, or has been granted and not yet got from the driver.
+    /// Bytes that the process requests, or has reserved but not received from the driver yet.
     pub pending: AtomicU64,
-    /// The process's id, as its container sees it. It is for people: nothing is decided by it.
+    /// The process's id, as its container sees it. It is only shown to people.
     pub pid: AtomicU64,
-    /// The most that `used` has been.
+    /// The highest value of `used` so far.
     pub peak: AtomicU64,
-    /// Allocations that were refused because of the limit.
+    /// The number of allocations that were refused because of the limit.
     pub denied: AtomicU64,
     _rest: [AtomicU64; 3],
 }
 
 const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<Usage>() == SIZE);
 
-/// A slot's content, read without the other processes standing still.
+/// A slot's content. Other processes may change it while it is read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// [`Slot::used`].
@@ -64,7 +64,7 @@ pub struct Seen {
     pub denied: u64,
 }
 
-/// Why a file is not used.
+/// Why a file cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// The file has another size.
@@ -94,23 +94,23 @@ impl Default for Usage {
 }
 
 impl Usage {
-    /// How many slots, from the first on, can have an owner.
+    /// Return how many slots, counted from the first, can have an owner.
     #[must_use]
     pub fn bound(&self) -> usize {
         usize::try_from(self.bound.load(Ordering::Acquire)).map_or(SLOTS, |bound| bound.min(SLOTS))
     }
 
-    /// Whether the mapped file is one of usage and of this version.
+    /// Check that the mapped file is a file of usage of this version.
     ///
     /// # Errors
     ///
-    /// If it is not.
+    /// Fails if it is not.
     pub fn check(&self) -> Result<(), Unusable> {
         check(self.magic.load(Ordering::Relaxed), self.version.load(Ordering::Relaxed))
     }
 }
 
-/// A new file.
+/// Return a new file.
 #[must_use]
 pub fn file() -> [u8; SIZE] {
     let mut file = [0; SIZE];
@@ -119,11 +119,11 @@ pub fn file() -> [u8; SIZE] {
     file
 }
 
-/// The slots in a file's bytes, and the count of processes that found none. Which slots have an owner is for the caller to find out.
+/// Read the slots from a file's bytes, and the number of processes that found no slot. The caller must find out which slots have an owner.
 ///
 /// # Errors
 ///
-/// If the bytes are not a file of usage of this version.
+/// Fails if the bytes are not a file of usage of this version.
 pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], u64), Unusable> {
     if bytes.len() != SIZE {
         return Err(Unusable::Size(bytes.len()));
