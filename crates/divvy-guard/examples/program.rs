@@ -1,4 +1,4 @@
-//! A program that uses CUDA as it is told, for the tests: a line of standard input is a call, a line of standard output its result.
+//! A test program that makes the CUDA calls that it reads from standard input, one per line, and writes each result as a line to standard output.
 //!
 //! `program LIBCUDA REAL`: the library that it loads, and the one behind it. Results are numbers; the first is the CUDA code. Pointers that the
 //! program does not need are null.
@@ -221,7 +221,7 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             *one = got.into_inner();
             0
         }
-        // The library once more, in a namespace of its own.
+        // Load a second copy of the library, in a separate linker namespace.
         "namespace" => {
             let path = CString::new(std::env::args().nth(1).expect("a library")).expect("a path");
             // SAFETY: the library has no code that runs at loading.

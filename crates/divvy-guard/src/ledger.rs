@@ -137,7 +137,7 @@ struct Inner {
 // SAFETY: `inner` is only used in `with`, which holds the lock.
 unsafe impl Sync for Ledger {}
 
-/// There is no memory for the table.
+/// The error if the kernel gives no memory for the table.
 #[derive(Debug)]
 pub(crate) struct NoRoom;
 

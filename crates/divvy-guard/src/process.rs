@@ -28,7 +28,7 @@ pub(crate) struct Process {
 
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 
-/// The state of this process. `None`: there is no memory for it, or the kernel cannot wipe it.
+/// Return the state of this process. Return `None` if the kernel gives no memory for it, or does not support `MADV_WIPEONFORK`.
 pub(crate) fn process() -> Option<&'static Process> {
     let mut process = PROCESS.load(Ordering::Acquire);
     if process.is_null() {

@@ -191,7 +191,7 @@ pub(crate) fn nap() {
 }
 
 fn futex(word: &AtomicU32, operation: u32, value: u32) {
-    // SAFETY: the word is valid, and there is no time limit. Every outcome makes the caller look at the word again.
+    // SAFETY: the word is valid, and the call has no timeout. Whatever the call returns, the caller reads the word again.
     let _ = unsafe {
         call(
             __NR_futex,
@@ -260,7 +260,7 @@ impl FileLocks<'_> {
 }
 
 impl Locks for FileLocks<'_> {
-    /// A question that fails counts as yes: what may be somebody's is not taken and not forgotten.
+    /// If the call fails, the byte counts as locked, so that a slot that may have an owner is neither taken nor ignored.
     fn held(&self, byte: u64) -> bool {
         self.call(F_OFD_GETLK, F_WRLCK, byte)
             .is_none_or(|lock| lock.l_type != F_UNLCK as i16)

@@ -31,7 +31,7 @@ unsafe fn lower<T: Bytes>(number: *mut T, most: u64) {
     }
 }
 
-/// `cuMemGetInfo`: either pointer may be null. A pod that is over its share has nothing free; that is no error.
+/// `cuMemGetInfo`: either pointer may be null. If a pod uses more than its share, the call succeeds and reports 0 bytes free.
 ///
 /// # Safety
 ///

@@ -54,6 +54,7 @@ mod context;
 mod device;
 mod driver;
 mod graph;
+mod lookup;
 mod machine;
 mod memory;
 mod names;

@@ -1,6 +1,5 @@
 //! Writes the simulated driver library of a CUDA version: a copy that has only the symbols of that version.
 
-#[allow(dead_code, reason = "the library searches the table, and this program only reads it")]
 mod names;
 
 use std::collections::HashSet;

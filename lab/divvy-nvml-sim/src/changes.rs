@@ -74,6 +74,8 @@ pub(crate) enum LimitMode {
     Misc,
     /// In the kernel's controller `dmem`.
     Dmem,
+    /// The driver accepts limits and forgets them.
+    Forgotten,
 }
 
 /// The limits of a cgroup on one GPU, in bytes.

@@ -35,7 +35,7 @@
 //! {"op":"hang","seconds":30}                    0: calls return
 //! {"op":"mig","gpu":0,"devices":[{"gpu_instance":1,"compute_instance":0,"profile":0}]}   instead of the described ones; null: MIG is off
 //! {"op":"mig_mode","gpu":0,"error":999}         the error of nvmlDeviceGetMigMode; 0: none
-//! {"op":"limit_mode","mode":"dmem"}             where the driver keeps the limits of cgroups: "misc", "dmem", or "off"; null: as its version says
+//! {"op":"limit_mode","mode":"dmem"}             where the driver keeps the limits of cgroups: "misc", "dmem", "forgotten", or "off"; null: as its version says
 //! {"op":"limit","gpu":0,"error":4}              the error of nvmlDeviceSetMemoryLimits_v1; 0: none
 //! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
 //! {"op":"state"}                                {"ok":true,"state":{…}}

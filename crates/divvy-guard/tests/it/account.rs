@@ -83,7 +83,7 @@ fn what_the_driver_does_not_free_stays_charged_until_it_does() {
         "cuMemFree_v2:1=999,cuMemFree_v2:3=999,cuCtxDestroy_v2:1=999",
     )]);
     assert_eq!((program.code("init"), program.code("retain 0")), (0, 0));
-    // A page of its own, a part of a page, and a context.
+    // An allocation with its own page, one that shares a page, and a context.
     for size in [PAGE, 1000] {
         let memory = program.alloc(size);
         assert_eq!(program.code(&format!("free {memory}")), 999);

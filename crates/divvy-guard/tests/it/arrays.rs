@@ -13,7 +13,7 @@ fn an_array_is_charged_with_its_size() {
         ("array3d 256 256 64 0", "array-destroy"),
         // Six layers.
         ("array3d 512 512 6 1", "array-destroy"),
-        // No memory of its own.
+        // Its memory is mapped later (CUDA_ARRAY3D_DEFERRED_MAPPING).
         ("array3d 1024 1024 0 128", "array-destroy"),
         ("mipmap 1024 1024 0 11", "mipmap-destroy"),
         ("mipmap 256 256 256 9", "mipmap-destroy"),

@@ -12,7 +12,7 @@ fn a_namespace_of_its_own_is_held_as_well() {
     let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
     let mut program = sandbox.start();
     assert_eq!(program.code(&format!("namespace {SHARE}")), OUT_OF_MEMORY);
-    // The copy of the library is another program to the guard, with a slot of its own.
+    // For the guard, the second copy of the library is a separate program, and it takes its own slot.
     assert_eq!(sandbox.slots()[0].used, CONTEXT);
 }
 

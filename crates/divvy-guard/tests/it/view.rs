@@ -1,4 +1,4 @@
-//! What programs are told about the memory.
+//! The amounts of memory that programs see.
 
 use divvy_share::limits::Limits;
 

@@ -676,6 +676,13 @@ fn a_pods_limit_is_set_on_its_cgroup_and_read_back_and_what_the_driver_refuses_i
             "the driver does not limit",
         ),
         (
+            json!({"op": "limit_mode", "mode": "forgotten"}),
+            GPU0,
+            POD,
+            "not_supported",
+            "says afterwards that it is",
+        ),
+        (
             json!({"op": "limit_mode", "mode": "off"}),
             GPU0,
             POD,

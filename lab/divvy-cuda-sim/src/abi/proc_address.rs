@@ -10,7 +10,7 @@ use super::symbols::{Address, symbols};
 use super::{array, context, copy, device, entry, graph, memory, pool, share, vmm, work};
 use crate::codes::{Code, INVALID_VALUE, NOT_FOUND};
 use crate::driver;
-use crate::names::{Found, find};
+use crate::lookup::{Found, find};
 
 symbols! {
     // The symbol of CUDA 11.3, which has no status: what is not there is an error.

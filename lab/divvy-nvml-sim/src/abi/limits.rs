@@ -54,7 +54,7 @@ fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<
     let index = call(device, |inner, _, index, mode| {
         inner.limit_can_be_set(index)?;
         let path = Path::new(cgroup);
-        let has_files = mode == LimitMode::Misc || path.join("dmem.max").exists();
+        let has_files = mode != LimitMode::Dmem || path.join("dmem.max").exists();
         match path.is_absolute() && path.is_dir() && has_files {
             true => Ok(index),
             false => Err(NOT_FOUND),
@@ -86,6 +86,7 @@ fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
         let limit = match mode {
             // The driver's own list. A cgroup that was never set cannot be told from a driver without this function.
             LimitMode::Misc | LimitMode::Off => above().find_map(|path| limits.get(path).copied()).ok_or(NOT_SUPPORTED)?,
+            LimitMode::Forgotten => &Limit { soft: 0, hard: MAX },
             // The kernel's files.
             LimitMode::Dmem => {
                 let has_files = |path: &&str| Path::new(path).join("dmem.max").exists();
