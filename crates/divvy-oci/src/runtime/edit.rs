@@ -238,6 +238,10 @@ pub fn set(text: &str, options: &[String]) -> Result<String, Error> {
     let mut document: DocumentMut = text.parse()?;
     for option in options {
         let (table, key, value) = parse(option)?;
+        // Do not write what the file already says: toml_edit writes a header such as `[a .b]` in another way.
+        if says(&after, table, key, &value) && after.ends_with('\n') {
+            continue;
+        }
         let line = uncommented(&after, table, key, &value).filter(|edited| says(edited, table, key, &value));
         after = match line {
             Some(edited) => edited,

@@ -192,6 +192,7 @@ fn the_same_once_more_is_the_same_file_also_where_the_last_line_had_no_end() {
         "disable-require = false",
         "",
         "\u{feff}# with a byte order mark\n",
+        "[nvidia-container-cli]\n#no-cgroups = false\n[nvidia-container-runtime]\n[nvidia-container-runtime .modes]\n",
     ] {
         let once = with(before, &["nvidia-container-cli.no-cgroups=true"]).expect("set");
         assert_eq!(once.starts_with('\u{feff}'), before.starts_with('\u{feff}'), "{once:?}");
