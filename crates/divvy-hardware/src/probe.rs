@@ -18,6 +18,7 @@ mod driver_files;
 mod drivers;
 mod hub;
 mod limit;
+mod lines;
 mod options;
 mod owner;
 mod peer;

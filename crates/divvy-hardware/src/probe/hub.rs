@@ -1,13 +1,11 @@
 //! The connected clients, and the faults that are sent to them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::process;
-use std::sync::mpsc::SyncSender;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use super::lines::Lines;
 use crate::Fault;
 use crate::protocol::{FaultEvent, Hello, PastFault, event_line};
 
@@ -29,13 +27,7 @@ struct Inner {
     seq: u64,
     recent: VecDeque<(Instant, FaultEvent)>,
     last_client: u64,
-    clients: BTreeMap<u64, Client>,
-}
-
-#[derive(Debug)]
-struct Client {
-    lines: SyncSender<String>,
-    stream: UnixStream,
+    clients: BTreeMap<u64, Arc<Lines>>,
 }
 
 impl Hub {
@@ -52,14 +44,14 @@ impl Hub {
     }
 
     /// Add a client. Return its id, or `None` if there are too many clients.
-    pub(super) fn join(&self, stream: UnixStream, lines: SyncSender<String>) -> Option<u64> {
+    pub(super) fn join(&self, lines: Arc<Lines>) -> Option<u64> {
         let mut inner = self.lock();
         if inner.clients.len() >= MAX_CLIENTS {
             return None;
         }
         inner.last_client += 1;
         let id = inner.last_client;
-        inner.clients.insert(id, Client { lines, stream });
+        inner.clients.insert(id, lines);
         Some(id)
     }
 
@@ -80,10 +72,9 @@ impl Hub {
         }
         inner.recent.push_back((Instant::now(), event));
         inner.clients.retain(|_, client| {
-            let told = client.lines.try_send(line.clone()).is_ok();
+            let told = client.event(&line);
             if !told {
-                // This wakes the client's two threads. An error is ignored, because the socket may already be closed.
-                let _ = client.stream.shutdown(Shutdown::Both);
+                client.close();
             }
             told
         });
@@ -108,8 +99,8 @@ impl Hub {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
-    use std::sync::mpsc::sync_channel;
+    use std::io::{BufRead as _, BufReader, Read as _};
+    use std::os::unix::net::UnixStream;
 
     use divvy_model::Vendor;
 
@@ -126,28 +117,29 @@ mod tests {
         }
     }
 
+    /// Return a client's end and the probe's end of a connection.
+    fn connection() -> (UnixStream, Arc<Lines>) {
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        (theirs, Arc::new(Lines::new(ours)))
+    }
+
     #[test]
     fn a_client_that_does_not_read_is_disconnected_and_the_others_hear_everything() {
         let hub = Hub::new();
-        let mut held = Vec::new();
-        let mut join = |room| {
-            let (ours, theirs) = UnixStream::pair().expect("pair");
-            // Hold a copy like the client's reading thread, so that dropping the hub's copy does not close the socket.
-            held.push(ours.try_clone().expect("clone"));
-            let (sender, receiver) = sync_channel(room);
-            (hub.join(ours, sender).expect("room"), receiver, theirs)
-        };
-        let (_, slow, mut slow_end) = join(1);
-        let (_, fast, _fast_end) = join(100);
+        let (mut slow_end, slow) = connection();
+        // Fill the socket's buffer.
+        while slow.event("an event that nobody reads\n") {}
+        let (fast_end, fast) = connection();
+        hub.join(slow).expect("room");
+        hub.join(fast).expect("room");
         for code in 0..3 {
             hub.publish(fault(code));
         }
-        assert_eq!(slow.try_iter().count(), 1);
-        slow_end
-            .set_read_timeout(Some(std::time::Duration::from_secs(5)))
-            .expect("timeout");
-        assert_eq!(slow_end.read(&mut [0; 8]).expect("closed"), 0);
-        assert_eq!(fast.try_iter().count(), 3);
+        let mut unread = Vec::new();
+        slow_end.read_to_end(&mut unread).expect("it was closed");
+        assert!(!String::from_utf8_lossy(&unread).contains("a fault"));
+        let heard = BufReader::new(fast_end).lines().take(3);
+        assert!(heard.map(|line| line.expect("line")).all(|line| line.contains("a fault")));
         let hello = hub.hello();
         let seqs: Vec<u64> = hello.recent.iter().map(|past| past.event.seq).collect();
         assert_eq!((hello.seq, seqs), (3, vec![1, 2, 3]));
@@ -158,14 +150,13 @@ mod tests {
         let hub = Hub::new();
         let mut ends = Vec::new();
         for i in 0..=MAX_CLIENTS {
-            let (ours, theirs) = UnixStream::pair().expect("pair");
-            let (sender, receiver) = sync_channel(1);
-            assert_eq!(hub.join(ours, sender).is_some(), i < MAX_CLIENTS);
-            ends.push((theirs, receiver));
+            let (end, lines) = connection();
+            assert_eq!(hub.join(lines).is_some(), i < MAX_CLIENTS);
+            ends.push(end);
         }
         hub.leave(1);
-        let (ours, _theirs) = UnixStream::pair().expect("pair");
-        assert!(hub.join(ours, sync_channel(1).0).is_some());
+        let (_end, lines) = connection();
+        assert!(hub.join(lines).is_some());
         for code in 0..200 {
             hub.publish(fault(code));
         }

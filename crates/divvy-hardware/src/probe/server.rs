@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::Duration;
 
@@ -19,13 +19,12 @@ use signal_hook::low_level;
 
 use super::driver_files::Driver;
 use super::hub::Hub;
+use super::lines::Lines;
 use super::owner::{self, Job, Question};
 use super::{log, peer_uid, spawn};
 use crate::protocol::{LineBuffer, Op, Request, answer_line, parse_request};
 use crate::{Code, Error, Failure};
 
-/// The number of lines that may wait for a client to read them.
-const UNREAD: usize = 64;
 /// A client that reads nothing for this long is disconnected.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -115,40 +114,26 @@ fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>, drive
         ));
     }
     stream.set_write_timeout(Some(WRITE_LIMIT)).map_err(text)?;
-    let (lines, to_write) = sync_channel(UNREAD);
-    let Some(client) = hub.join(stream.try_clone().map_err(text)?, lines.clone()) else {
+    let lines = Arc::new(Lines::new(stream.try_clone().map_err(text)?));
+    let Some(client) = hub.join(lines.clone()) else {
         let busy = Failure::new(Code::Busy, "the probe has reached its maximum number of clients");
         stream.write_all(answer_line(None, &Err(busy)).as_bytes()).map_err(text)?;
         return Err("there are too many clients".to_owned());
     };
-    let writing = stream
-        .try_clone()
-        .map_err(text)
-        .and_then(|stream| spawn("write", move || write_lines(stream, &to_write)).map_err(|error| error.to_string()));
-    let reading = writing.and_then(|()| {
-        let (hub, jobs, driver) = (hub.clone(), jobs.clone(), driver.clone());
-        let work = move || {
-            read_questions(&stream, &hub, &jobs, &driver, &lines);
-            hub.leave(client);
-        };
-        spawn("read", work).map_err(|error| error.to_string())
-    });
-    reading.inspect_err(|_| hub.leave(client))
-}
-
-/// Write lines until the client is gone or no more lines can come.
-fn write_lines(mut stream: UnixStream, lines: &Receiver<String>) {
-    for line in lines {
-        if stream.write_all(line.as_bytes()).is_err() {
-            break;
-        }
-    }
-    // This wakes the reader.
-    let _ = stream.shutdown(std::net::Shutdown::Both);
+    let (hub_of, jobs, driver) = (hub.clone(), jobs.clone(), driver.clone());
+    let work = move || {
+        serve_client(&stream, &hub_of, &jobs, &driver, &lines);
+        hub_of.leave(client);
+        lines.close();
+    };
+    spawn("client", work).map_err(|error| {
+        hub.leave(client);
+        error.to_string()
+    })
 }
 
 /// Answer the client's requests one after the other.
-fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver, lines: &SyncSender<String>) {
+fn serve_client(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver, lines: &Lines) {
     let mut buffer = LineBuffer::default();
     let mut bytes = [0; 4096];
     loop {
@@ -165,11 +150,11 @@ fn read_questions(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, dr
             Err(error) => {
                 // Tell the client why, then disconnect: the start of the next line is unknown.
                 let failure = Failure::new(Code::Protocol, error.to_string());
-                let _ = lines.send(answer_line(None, &Err(failure)));
+                let _ = lines.answer(&answer_line(None, &Err(failure)));
                 return;
             }
         };
-        if lines.send(answer).is_err() {
+        if lines.answer(&answer).is_err() {
             return;
         }
     }
