@@ -141,7 +141,10 @@ async fn serve(
             client = None;
             continue;
         }
-        node.update(update)?;
+        let changes = node.update(update)?;
+        // Let the device lists leave for the kubelet before anything is logged.
+        tokio::task::yield_now().await;
+        changes.into_iter().for_each(|change| outlets.tell(change));
         if node.suits(wanted.as_ref()) {
             info!("the new configuration suits the node now; the plugin starts over");
             break wanted;
@@ -306,8 +309,8 @@ impl<'c> Node<'c> {
         found.map(drop).map_err(unsuitable)
     }
 
-    /// Process news from the probe.
-    fn update(&mut self, update: Update) -> Result<(), Error> {
+    /// Process news from the probe, and return what to tell about it.
+    fn update(&mut self, update: Update) -> Result<Vec<HealthChange>, Error> {
         let now = self.now();
         match update {
             Update::Snapshot(snapshot) => {
@@ -316,11 +319,8 @@ impl<'c> Node<'c> {
                 let changed = self.health.snapshot(now, &snapshot);
                 self.facts.snapshot(snapshot);
                 self.publish()?;
-                if std::mem::take(&mut self.silence_told) {
-                    self.outlets.tell(HealthChange::answer());
-                }
-                self.tell(&changed);
-                Ok(())
+                let answer = std::mem::take(&mut self.silence_told).then(HealthChange::answer);
+                Ok(answer.into_iter().chain(self.changes(&changed)).collect())
             }
             Update::Fault(event) => {
                 let fault = event.fault;
@@ -331,22 +331,20 @@ impl<'c> Node<'c> {
                 if changed.is_empty() {
                     let gpu = fault.uuid.as_deref().unwrap_or("all");
                     info!(gpu, "{} needs no action", fault.name);
-                    return Ok(());
+                    return Ok(Vec::new());
                 }
                 self.publish()?;
-                self.tell(&changed);
-                Ok(())
+                Ok(self.changes(&changed).collect())
             }
             Update::Unavailable(failure) => self.unavailable(now, &failure),
         }
     }
 
-    /// Tell which GPUs and MIG devices failed or recovered.
-    fn tell(&self, changed: &[String]) {
-        let changes = changed
+    /// Return which GPUs and MIG devices failed or recovered.
+    fn changes(&self, changed: &[String]) -> impl Iterator<Item = HealthChange> {
+        changed
             .iter()
-            .filter_map(|uuid| self.facts.change(uuid, self.health.verdict(uuid)?));
-        changes.for_each(|change| self.outlets.tell(change));
+            .filter_map(|uuid| self.facts.change(uuid, self.health.verdict(uuid)?))
     }
 
     /// Show the health of the devices, and what is offered.
@@ -530,7 +528,7 @@ impl<'c> Node<'c> {
     }
 
     /// Process a failed attempt to get a snapshot from the driver.
-    fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<(), Error> {
+    fn unavailable(&mut self, now: u64, failure: &Failure) -> Result<Vec<HealthChange>, Error> {
         let is_withdrawn = self.health.unavailable(now);
         self.outlets.shown.counts().probe(false);
         self.outlets.shown.ready.set(GPUS, failure.to_string());
@@ -542,13 +540,14 @@ impl<'c> Node<'c> {
                 "error getting plugins: unable to create plugins: failed to construct resource managers: nvml init failed: {text}"
             )));
         }
+        let mut changes = Vec::new();
         if is_withdrawn && !self.facts.is_empty() {
             self.publish()?;
             self.silence_told = true;
-            self.outlets.tell(HealthChange::silence());
+            changes.push(HealthChange::silence());
         }
         self.say(vec![format!("the driver does not answer: {failure}")]);
-        Ok(())
+        Ok(changes)
     }
 
     fn say(&mut self, texts: Vec<String>) {

@@ -161,7 +161,7 @@ async fn measure_all(programs: &[PathBuf], simulator: &Path) -> Result<ExitCode>
         } = measure(program, simulator).await?;
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
         println!(
-            "{:7.1} ms  {:5.1} MiB  {idle_ms_per_minute:4} ms/min  {:6.1} ms  {:7.1} ms  {}",
+            "{:7.1} ms  {:5.1} MiB  {idle_ms_per_minute:4} ms/min  {:6.2} ms  {:7.1} ms  {}",
             ms(registered),
             resident_kib as f64 / 1024.0,
             ms(xid),
