@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_cdi::{self as cdi, GrantSpec};
+use divvy_cdi::{self as cdi, GrantSpec, Shadow};
 use divvy_model::{GrantRecord, Vendor};
 
 use super::{Core, NodeFiles, vendor};
@@ -37,7 +37,29 @@ impl Core {
             gpus: &uuids,
             libraries: rules.libraries(),
             base: &node.specs,
+            shadow: self.shadow(record).as_ref(),
         });
         Some((name.to_owned(), text))
+    }
+
+    /// Return what a container gets in the place of CUDA's driver library: the guard, and for each of its GPUs the files with the pod's share. The
+    /// containers of a pod have the same files, because the share is the pod's.
+    fn shadow(&self, record: &GrantRecord) -> Option<Shadow> {
+        let guard = self.settings.guard.as_ref().filter(|_| record.guarded)?;
+        let files = |name: &str| {
+            let paths = record.container_gpus.iter().map(|share| {
+                (
+                    format!("{}/{}/{}/{name}", guard.shares, record.uid, share.uuid),
+                    format!("{}/{}/{name}", divvy_share::DIRECTORY, share.uuid),
+                )
+            });
+            paths.collect()
+        };
+        Some(Shadow {
+            library: guard.library.clone(),
+            real: divvy_share::REAL_LIBRARY.to_owned(),
+            read_only: files(divvy_share::LIMITS),
+            writable: files(divvy_share::USAGE),
+        })
     }
 }

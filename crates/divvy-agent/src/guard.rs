@@ -1,0 +1,416 @@
+//! The guard's files on the node: the library, and for each pod and GPU what the pod may use and what its processes use.
+//!
+//! | file in the state directory | content |
+//! |---|---|
+//! | `guard/<digest>/libcuda.so.1` | the library. Another version has another directory, so the file of a running container never changes |
+//! | `shares/<pod's UID>/<GPU's UUID>/limits` | the pod's share ([`divvy_share::limits`]), which only the agent writes |
+//! | `shares/<pod's UID>/<GPU's UUID>/usage` | what the processes use ([`divvy_share::usage`]), which the pod writes |
+//!
+//! Containers have the files mounted. Therefore the agent changes them in place, and never replaces or shortens them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use divvy_model::MiB;
+use divvy_share::limits::Limits;
+use divvy_share::{LIMITS, USAGE, claim, limits, usage};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use sha2::{Digest as _, Sha256};
+use tracing::warn;
+
+use crate::files::{self, FileError};
+
+/// The name under which containers know CUDA's driver library.
+const LIBRARY: &str = "libcuda.so.1";
+/// A library that is larger is not the guard.
+const LIBRARY_LIMIT: u64 = 1024 * 1024;
+
+/// Copy the library to the state directory, where containers can have it mounted, and return the copy's path.
+///
+/// # Errors
+/// The library cannot be read, or the copy cannot be written.
+pub(crate) fn install(state: &Path, library: &Path) -> Result<PathBuf, FileError> {
+    let failed = |action, source| FileError {
+        action,
+        path: library.to_owned(),
+        source,
+    };
+    let mut content = Vec::new();
+    let file = File::open(library).map_err(|source| failed("read", source))?;
+    let read = file.take(LIBRARY_LIMIT + 1).read_to_end(&mut content);
+    if read.map_err(|source| failed("read", source))? as u64 > LIBRARY_LIMIT {
+        let text = format!("it is larger than {LIBRARY_LIMIT} bytes, so it is not Divvy's guard");
+        return Err(failed("use", io::Error::new(io::ErrorKind::InvalidData, text)));
+    }
+    let mut digest = String::new();
+    for byte in &Sha256::digest(&content)[..8] {
+        // Writing to a String cannot fail.
+        let _ = write!(digest, "{byte:02x}");
+    }
+    let directory = state.join("guard").join(digest);
+    let copy = directory.join(LIBRARY);
+    if std::fs::read(&copy).is_ok_and(|present| present == content) {
+        return Ok(copy);
+    }
+    files::make_directory(&directory, 0o755)?;
+    files::write_atomic(&directory, LIBRARY, &content, 0o755)?;
+    Ok(copy)
+}
+
+/// Return the directory of the pods' files.
+pub(crate) fn shares(state: &Path) -> PathBuf {
+    state.join("shares")
+}
+
+/// A pod's UID and a GPU's UUID.
+type Share = (String, String);
+
+/// The pods' files.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    root: PathBuf,
+    /// The shares that have files, and the last estimate of the overhead in bytes.
+    known: Mutex<BTreeMap<Share, Option<u64>>>,
+}
+
+/// What the processes of a pod say they have of a GPU, in bytes.
+pub(crate) type Said = BTreeMap<Share, u64>;
+
+impl Shares {
+    /// Find the files of an earlier agent.
+    ///
+    /// # Errors
+    /// The directories cannot be listed.
+    pub(crate) fn open(state: &Path) -> Result<Shares, FileError> {
+        let root = shares(state);
+        let mut known = BTreeMap::new();
+        for uid in files::names(&root)? {
+            for uuid in files::names(&root.join(&uid))? {
+                known.insert((uid.clone(), uuid), None);
+            }
+        }
+        Ok(Shares {
+            root,
+            known: Mutex::new(known),
+        })
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Share, Option<u64>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known().is_empty()
+    }
+
+    /// Return the number of pods that have files.
+    pub(crate) fn pods(&self) -> usize {
+        self.known().keys().map(|(uid, _)| uid).collect::<BTreeSet<_>>().len()
+    }
+
+    fn directory(&self, (uid, uuid): &Share) -> PathBuf {
+        self.root.join(uid).join(uuid)
+    }
+
+    /// Make a pod's files, or write its share into the files that it has. Memory in use above a smaller share stays; the next allocation fails.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub(crate) fn hold(&self, uid: &str, gpus: &[(String, MiB)]) -> Result<(), FileError> {
+        for (uuid, memory) in gpus {
+            let share = (uid.to_owned(), uuid.clone());
+            let directory = self.directory(&share);
+            files::make_directory(&directory, 0o755)?;
+            make_usage(&directory)?;
+            let bytes = memory.0.saturating_mul(1 << 20);
+            write_limits(&directory, |limits| limits.bytes = bytes)?;
+            self.known().entry(share).or_default();
+        }
+        Ok(())
+    }
+
+    /// Remove the files of pods that are gone.
+    pub(crate) fn clear(&self, is_gone: impl Fn(&str) -> bool) {
+        self.known().retain(|(uid, _), _| {
+            if !is_gone(uid) {
+                return true;
+            }
+            match std::fs::remove_dir_all(self.root.join(uid)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    // The next reconciliation tries again.
+                    warn!(uid, %error, "the guard's files of a pod that is gone cannot be removed");
+                    true
+                }
+                _ => false,
+            }
+        });
+    }
+
+    /// Read what the processes say that they have. A file that a pod has damaged says nothing.
+    pub(crate) fn said(&self) -> Said {
+        let shares: Vec<Share> = self.known().keys().cloned().collect();
+        let said = shares.into_iter().filter_map(|share| {
+            let path = self.directory(&share).join(USAGE);
+            match in_slots(&path) {
+                Ok(bytes) => Some((share, bytes)),
+                Err(text) => {
+                    warn!(path = %path.display(), "{text}");
+                    None
+                }
+            }
+        });
+        said.collect()
+    }
+
+    /// Write how much memory the driver reports for each pod in addition to what its processes say: contexts and code, which no allocation
+    /// accounts for. `before` and `after` were read before and after the driver was asked.
+    ///
+    /// A process may allocate or free memory between these moments. Therefore an estimate counts only as far as the one before it agrees, so that a
+    /// process is not refused memory that it has just freed.
+    pub(crate) fn measured(&self, in_use: &BTreeMap<String, BTreeMap<String, MiB>>, before: &Said, after: &Said) {
+        for (share, last) in self.known().iter_mut() {
+            let (Some(before), Some(after)) = (before.get(share), after.get(share)) else {
+                continue;
+            };
+            let (uid, uuid) = share;
+            let reported = in_use.get(uuid).and_then(|pods| pods.get(uid));
+            let reported = reported.map_or(0, |memory| memory.0.saturating_mul(1 << 20));
+            let estimate = reported.saturating_sub(*before.max(after));
+            let overhead = last.map_or(0, |last| last.min(estimate));
+            *last = Some(estimate);
+            if let Err(error) = write_limits(&self.directory(share), |limits| limits.overhead = overhead) {
+                warn!(uid, gpu = uuid, "{error}");
+            }
+        }
+    }
+}
+
+fn make_usage(directory: &Path) -> Result<(), FileError> {
+    let path = directory.join(USAGE);
+    if path.exists() {
+        return Ok(());
+    }
+    files::write_atomic(directory, USAGE, &usage::file(), 0o666)?;
+    // The umask has taken bits away. The processes of a container may have any user, and nobody else reaches the directory.
+    std::fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(|source| FileError {
+        action: "open to the pod",
+        path,
+        source,
+    })
+}
+
+/// Change the limits in a directory, in place. A file that cannot be used is written anew.
+fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<(), FileError> {
+    let path = directory.join(LIMITS);
+    let failed = |action| {
+        let path = path.clone();
+        move |source| FileError { action, path, source }
+    };
+    if !path.exists() {
+        let mut limits = Limits::default();
+        change(&mut limits);
+        return files::write_atomic(directory, LIMITS, &limits.file(), 0o644);
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(failed("open"))?;
+    let mut present = [0; limits::SIZE];
+    let read = file.read_exact_at(&mut present, 0).map(|()| Limits::from_bytes(&present));
+    match read {
+        Ok(Ok((generation, before))) => {
+            let mut limits = before;
+            change(&mut limits);
+            if limits == before {
+                return Ok(());
+            }
+            let (at, copy) = limits.copy(generation.wrapping_add(1));
+            file.write_all_at(&copy, at).map_err(failed("write"))
+        }
+        Ok(Err(_)) | Err(_) => {
+            let mut limits = Limits::default();
+            change(&mut limits);
+            file.write_all_at(&limits.file(), 0).map_err(failed("write"))
+        }
+    }
+}
+
+/// Return the bytes in the slots that have an owner.
+fn in_slots(path: &Path) -> Result<u64, String> {
+    let file = files::open(path).map_err(|error| format!("the file cannot be read: {error}"))?;
+    let mut bytes = Vec::with_capacity(usage::SIZE);
+    // One byte more, so that a file of another size is noticed.
+    let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(|error| format!("the file cannot be read: {error}"))?;
+    let (slots, _) = usage::parse(&bytes).map_err(|error| error.to_string())?;
+    let mut sum = 0_u64;
+    for (index, slot) in slots.iter().enumerate() {
+        if slot.used > 0 && has_owner(&file, index).map_err(|error| format!("a lock cannot be read: {error}"))? {
+            sum = sum.saturating_add(slot.used);
+        }
+    }
+    Ok(sum)
+}
+
+/// Report whether a process holds the slot's lock. The question takes no lock, so it disturbs no process.
+fn has_owner(file: &File, slot: usize) -> nix::Result<bool> {
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: claim::owner(slot).cast_signed(),
+        l_len: 1,
+        // The kernel requires 0.
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: &str = "GPU-1";
+    const MEBIBYTE: u64 = 1 << 20;
+
+    struct Bed {
+        state: tempfile::TempDir,
+        shares: Shares,
+    }
+
+    impl Bed {
+        /// One pod with a share of 1,000 MiB.
+        fn new() -> Bed {
+            let state = tempfile::tempdir().expect("temp dir");
+            let shares = Shares::open(state.path()).expect("opened");
+            shares.hold("a", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            Bed { state, shares }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.state.path().join("shares/a").join(GPU).join(name)
+        }
+
+        fn limits(&self) -> Limits {
+            let bytes = std::fs::read(self.path(LIMITS)).expect("read");
+            Limits::from_bytes(&bytes).expect("readable").1
+        }
+
+        /// Claim a slot as a process of the pod does, and say what it has. The slot has an owner as long as the file is open.
+        fn process(&self, slot: usize, mib: u64) -> File {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(self.path(USAGE))
+                .expect("open");
+            let lock = libc::flock {
+                l_type: libc::F_WRLCK as libc::c_short,
+                l_whence: libc::SEEK_SET as libc::c_short,
+                l_start: claim::owner(slot).cast_signed(),
+                l_len: 1,
+                l_pid: 0,
+            };
+            fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
+            file.write_all_at(&(mib * MEBIBYTE).to_ne_bytes(), 64 + slot as u64 * 64)
+                .expect("written");
+            file
+        }
+
+        /// Compare with what the driver reports, as the agent does every second.
+        fn measure(&self, reported: u64) -> u64 {
+            let in_use = BTreeMap::from([(GPU.to_owned(), BTreeMap::from([("a".to_owned(), MiB(reported))]))]);
+            let said = self.shares.said();
+            self.shares.measured(&in_use, &said, &said);
+            self.limits().overhead / MEBIBYTE
+        }
+    }
+
+    #[test]
+    fn the_library_is_copied_to_a_directory_of_its_version_and_an_earlier_copy_stays() {
+        let state = tempfile::tempdir().expect("temp dir");
+        let library = state.path().join("libdivvy-guard.so");
+        let mut copies = Vec::new();
+        for content in ["one", "two", "two"] {
+            std::fs::write(&library, content).expect("written");
+            let copy = install(state.path(), &library).expect("installed");
+            assert_eq!(std::fs::read_to_string(&copy).expect("read"), content);
+            assert_eq!(copy.file_name().expect("a name"), LIBRARY);
+            copies.push(copy);
+        }
+        assert_eq!(std::fs::read_to_string(&copies[0]).expect("still there"), "one");
+        assert_eq!(copies[1], copies[2]);
+        std::fs::write(&library, vec![0; 2 << 20]).expect("written");
+        let text = install(state.path(), &library).expect_err("too large").to_string();
+        assert!(
+            text.contains("libdivvy-guard.so") && text.contains("not Divvy's guard"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
+        let bed = Bed::new();
+        assert_eq!(bed.limits().bytes, 1000 * MEBIBYTE);
+        let mounted = File::open(bed.path(LIMITS)).expect("open");
+        bed.process(0, 300);
+        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("changed");
+        let mut bytes = [0; limits::SIZE];
+        mounted.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!(Limits::from_bytes(&bytes).expect("readable").1.bytes, 500 * MEBIBYTE);
+        let mode = |name| std::fs::metadata(bed.path(name)).expect("there").permissions().mode() & 0o777;
+        // The agent has no capability to write a file that is read-only for its owner.
+        assert_eq!((mode(LIMITS), mode(USAGE)), (0o644, 0o666));
+        // A damaged file is written again.
+        std::fs::write(bed.path(LIMITS), [7; limits::SIZE]).expect("damaged");
+        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("written again");
+        assert_eq!(bed.limits().bytes, 500 * MEBIBYTE);
+    }
+
+    #[test]
+    fn memory_that_no_process_accounts_for_is_overhead_once_two_measurements_agree() {
+        let bed = Bed::new();
+        let first = bed.process(0, 100);
+        let second = bed.process(3, 200);
+        assert_eq!(bed.measure(420), 0);
+        assert_eq!(bed.measure(420), 120);
+        // A process frees 100 MiB after the driver was asked. The difference of one moment is not overhead.
+        drop(first);
+        assert_eq!(bed.measure(420), 120);
+        assert_eq!(bed.measure(320), 120);
+        // A slot without an owner does not count, although its number is still there.
+        drop(second);
+        assert_eq!(bed.measure(0), 0);
+        assert_eq!(bed.shares.said().get(&("a".to_owned(), GPU.to_owned())), Some(&0));
+    }
+
+    #[test]
+    fn a_file_that_a_pod_has_damaged_changes_nothing() {
+        let bed = Bed::new();
+        let _process = bed.process(0, 100);
+        bed.measure(150);
+        assert_eq!(bed.measure(150), 50);
+        std::fs::write(bed.path(USAGE), [0xff; 100]).expect("damaged");
+        assert_eq!(bed.measure(900), 50);
+        std::fs::remove_file(bed.path(USAGE)).expect("removed");
+        std::os::unix::fs::symlink("/etc/passwd", bed.path(USAGE)).expect("linked");
+        assert_eq!(bed.measure(900), 50);
+    }
+
+    #[test]
+    fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_finds_the_others() {
+        let bed = Bed::new();
+        bed.shares.hold("b", &[(GPU.to_owned(), MiB(10))]).expect("made");
+        let shares = Shares::open(bed.state.path()).expect("opened");
+        assert_eq!(shares.pods(), 2);
+        shares.clear(|uid| uid == "a");
+        assert_eq!(shares.pods(), 1);
+        assert_eq!(files::names(&bed.state.path().join("shares")).expect("listed"), ["b"]);
+    }
+}
