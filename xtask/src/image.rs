@@ -2,7 +2,8 @@
 //!
 //! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
 //! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). The driver's own programs, which NVIDIA's
-//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). For the node itself it contains the
+//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard lies beside the agent, which
+//! copies it to the node for `--guard shadow`. For the node itself it contains the
 //! static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
 //! `ctr install` copies the directory `/bin` onto a node.
 //!
@@ -197,12 +198,17 @@ impl Machine {
             &flags,
             &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
+        // The library runs in other programs, so a fast image has the same one. It is built alone, because other packages enable features of its
+        // dependencies that need the standard library.
+        let library = ["--profile", "node", "--package", "divvy-guard", "--features", "shadow"];
+        self.cargo(&dynamic_target, &flags, &library)?;
         self.build_runtime()?;
         Ok(Programs {
             divvy: in_static(&format!("{profile}/divvy")),
             agent,
             nvidia: built,
-            probe: directory.join(dynamic_target).join(of_nodes).join("divvy-probe"),
+            probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
+            guard: directory.join(dynamic_target).join("node/libdivvy_guard.so"),
             runtime: in_static("node/divvy-runtime"),
             hook: in_static("node/divvy-hook"),
         })
@@ -265,6 +271,8 @@ struct Programs {
     /// The agent with the programs under NVIDIA's names.
     nvidia: PathBuf,
     probe: PathBuf,
+    /// What containers get in the place of CUDA's driver library.
+    guard: PathBuf,
     runtime: PathBuf,
     hook: PathBuf,
 }
@@ -276,6 +284,7 @@ fn files(
         agent,
         nvidia,
         probe,
+        guard,
         runtime,
         hook,
     }: &Programs,
@@ -297,6 +306,8 @@ fn files(
         ("usr/bin/config-manager".to_owned(), nvidia.clone()),
         ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
+        // Where the agent expects it: beside its program.
+        ("usr/bin/libdivvy-guard.so".to_owned(), guard.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
         // For `divvy configure` and `divvy doctor` on the node; the same file as above.

@@ -14,7 +14,7 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use divvy_model::MiB;
 use divvy_share::limits::Limits;
@@ -75,12 +75,29 @@ type Share = (String, String);
 #[derive(Debug)]
 pub(crate) struct Shares {
     root: PathBuf,
-    /// The shares that have files, and the last estimate of the overhead in bytes.
-    known: Mutex<BTreeMap<Share, Option<u64>>>,
+    known: Mutex<Known>,
 }
 
-/// What the processes of a pod say they have of a GPU, in bytes.
-pub(crate) type Said = BTreeMap<Share, u64>;
+#[derive(Debug, Default)]
+struct Known {
+    /// The shares that have files, and the last estimate of the overhead in bytes.
+    shares: BTreeMap<Share, Option<u64>>,
+    /// What one context takes on each GPU, in bytes: the least that was seen of one process. A process is charged with it when it makes a context, so
+    /// that it cannot allocate the whole share before the agent has measured the context.
+    contexts: BTreeMap<String, u64>,
+}
+
+/// What the processes of each pod say they have of each GPU.
+pub(crate) type Said = BTreeMap<Share, InSlots>;
+
+/// What the slots of a file say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct InSlots {
+    /// The sum.
+    bytes: u64,
+    /// The number of processes that have memory.
+    processes: usize,
+}
 
 impl Shares {
     /// Find the files of an earlier agent.
@@ -89,10 +106,15 @@ impl Shares {
     /// The directories cannot be listed.
     pub(crate) fn open(state: &Path) -> Result<Shares, FileError> {
         let root = shares(state);
-        let mut known = BTreeMap::new();
+        let mut known = Known::default();
         for uid in files::names(&root)? {
             for uuid in files::names(&root.join(&uid))? {
-                known.insert((uid.clone(), uuid), None);
+                let present = std::fs::read(root.join(&uid).join(&uuid).join(LIMITS));
+                let present = present.ok().and_then(|bytes| Limits::from_bytes(&bytes).ok());
+                if let Some((_, limits)) = present.filter(|(_, limits)| limits.context > 0) {
+                    known.learn(&uuid, limits.context);
+                }
+                known.shares.insert((uid.clone(), uuid), None);
             }
         }
         Ok(Shares {
@@ -101,17 +123,18 @@ impl Shares {
         })
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, BTreeMap<Share, Option<u64>>> {
+    fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.known().is_empty()
+        self.known().shares.is_empty()
     }
 
     /// Return the number of pods that have files.
     pub(crate) fn pods(&self) -> usize {
-        self.known().keys().map(|(uid, _)| uid).collect::<BTreeSet<_>>().len()
+        let known = self.known();
+        known.shares.keys().map(|(uid, _)| uid).collect::<BTreeSet<_>>().len()
     }
 
     fn directory(&self, (uid, uuid): &Share) -> PathBuf {
@@ -128,16 +151,20 @@ impl Shares {
             let directory = self.directory(&share);
             files::make_directory(&directory, 0o755)?;
             make_usage(&directory)?;
-            let bytes = memory.0.saturating_mul(1 << 20);
-            write_limits(&directory, |limits| limits.bytes = bytes)?;
-            self.known().entry(share).or_default();
+            let mut known = self.known();
+            let context = known.contexts.get(uuid).copied().unwrap_or_default();
+            write_limits(&directory, |limits| {
+                limits.bytes = in_bytes(*memory);
+                limits.context = context;
+            })?;
+            known.shares.entry(share).or_default();
         }
         Ok(())
     }
 
     /// Remove the files of pods that are gone.
     pub(crate) fn clear(&self, is_gone: impl Fn(&str) -> bool) {
-        self.known().retain(|(uid, _), _| {
+        self.known().shares.retain(|(uid, _), _| {
             if !is_gone(uid) {
                 return true;
             }
@@ -154,11 +181,11 @@ impl Shares {
 
     /// Read what the processes say that they have. A file that a pod has damaged says nothing.
     pub(crate) fn said(&self) -> Said {
-        let shares: Vec<Share> = self.known().keys().cloned().collect();
+        let shares: Vec<Share> = self.known().shares.keys().cloned().collect();
         let said = shares.into_iter().filter_map(|share| {
             let path = self.directory(&share).join(USAGE);
             match in_slots(&path) {
-                Ok(bytes) => Some((share, bytes)),
+                Ok(in_slots) => Some((share, in_slots)),
                 Err(text) => {
                     warn!(path = %path.display(), "{text}");
                     None
@@ -174,21 +201,48 @@ impl Shares {
     /// A process may allocate or free memory between these moments. Therefore an estimate counts only as far as the one before it agrees, so that a
     /// process is not refused memory that it has just freed.
     pub(crate) fn measured(&self, in_use: &BTreeMap<String, BTreeMap<String, MiB>>, before: &Said, after: &Said) {
-        for (share, last) in self.known().iter_mut() {
+        let mut known = self.known();
+        let Known { shares, contexts } = &mut *known;
+        let mut learned = Vec::new();
+        for (share, last) in shares {
             let (Some(before), Some(after)) = (before.get(share), after.get(share)) else {
                 continue;
             };
             let (uid, uuid) = share;
             let reported = in_use.get(uuid).and_then(|pods| pods.get(uid));
-            let reported = reported.map_or(0, |memory| memory.0.saturating_mul(1 << 20));
-            let estimate = reported.saturating_sub(*before.max(after));
+            let reported = reported.map_or(0, |memory| in_bytes(*memory));
+            let estimate = reported.saturating_sub(before.bytes.max(after.bytes));
             let overhead = last.map_or(0, |last| last.min(estimate));
+            // Two equal estimates of one process: it makes no context and loads no code at the moment.
+            let is_settled = *last == Some(estimate) && before == after && after.processes == 1;
             *last = Some(estimate);
-            if let Err(error) = write_limits(&self.directory(share), |limits| limits.overhead = overhead) {
+            let context = contexts.get(uuid).copied();
+            let written = write_limits(&self.directory(share), |limits| {
+                if is_settled && limits.context.saturating_add(overhead) > 0 {
+                    learned.push((uuid.clone(), limits.context.saturating_add(overhead)));
+                }
+                limits.overhead = overhead;
+                limits.context = context.unwrap_or(limits.context);
+            });
+            if let Err(error) = written {
                 warn!(uid, gpu = uuid, "{error}");
             }
         }
+        for (uuid, context) in learned {
+            known.learn(&uuid, context);
+        }
     }
+}
+
+impl Known {
+    fn learn(&mut self, uuid: &str, context: u64) {
+        let least = self.contexts.entry(uuid.to_owned()).or_insert(context);
+        *least = context.min(*least);
+    }
+}
+
+fn in_bytes(memory: MiB) -> u64 {
+    memory.0.saturating_mul(1 << 20)
 }
 
 fn make_usage(directory: &Path) -> Result<(), FileError> {
@@ -242,18 +296,19 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
     }
 }
 
-/// Return the bytes in the slots that have an owner.
-fn in_slots(path: &Path) -> Result<u64, String> {
+/// Read the slots that have an owner.
+fn in_slots(path: &Path) -> Result<InSlots, String> {
     let file = files::open(path).map_err(|error| format!("the file cannot be read: {error}"))?;
     let mut bytes = Vec::with_capacity(usage::SIZE);
     // One byte more, so that a file of another size is noticed.
     let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| format!("the file cannot be read: {error}"))?;
     let (slots, _) = usage::parse(&bytes).map_err(|error| error.to_string())?;
-    let mut sum = 0_u64;
+    let mut sum = InSlots::default();
     for (index, slot) in slots.iter().enumerate() {
         if slot.used > 0 && has_owner(&file, index).map_err(|error| format!("a lock cannot be read: {error}"))? {
-            sum = sum.saturating_add(slot.used);
+            sum.bytes = sum.bytes.saturating_add(slot.used);
+            sum.processes += 1;
         }
     }
     Ok(sum)
@@ -387,7 +442,43 @@ mod tests {
         // A slot without an owner does not count, although its number is still there.
         drop(second);
         assert_eq!(bed.measure(0), 0);
-        assert_eq!(bed.shares.said().get(&("a".to_owned(), GPU.to_owned())), Some(&0));
+        let said = bed.shares.said();
+        assert_eq!(said.get(&("a".to_owned(), GPU.to_owned())), Some(&InSlots::default()));
+    }
+
+    #[test]
+    fn what_a_context_takes_is_learned_from_one_process_and_known_to_the_next_pod() {
+        let bed = Bed::new();
+        let context = |shares: &Shares| {
+            shares.hold("b", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            let path = bed.state.path().join("shares/b").join(GPU).join(LIMITS);
+            let (_, limits) = Limits::from_bytes(&std::fs::read(path).expect("read")).expect("readable");
+            limits.context / MEBIBYTE
+        };
+        let first = bed.process(0, 100);
+        let second = bed.process(1, 100);
+        bed.measure(700);
+        bed.measure(700);
+        assert_eq!(context(&bed.shares), 0, "nobody knows which of the two has how much");
+        drop(second);
+        bed.measure(350);
+        bed.measure(350);
+        assert_eq!(context(&bed.shares), 250);
+        // It loads code, which is not part of a context.
+        bed.measure(400);
+        bed.measure(400);
+        assert_eq!(context(&bed.shares), 250);
+        // A process that starts now is charged with its context.
+        drop(first);
+        let _third = bed.process(0, 350);
+        bed.measure(340);
+        bed.measure(340);
+        assert_eq!(context(&bed.shares), 250);
+        assert_eq!(
+            context(&Shares::open(bed.state.path()).expect("opened")),
+            250,
+            "another agent"
+        );
     }
 
     #[test]
