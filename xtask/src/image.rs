@@ -2,7 +2,7 @@
 //!
 //! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
 //! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). The driver's own programs, which NVIDIA's
-//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard lies beside the agent, which
+//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard is in the directory of the agent, which
 //! copies it to the node for `--guard shadow`. For the node itself it contains the
 //! static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
 //! `ctr install` copies the directory `/bin` onto a node.
@@ -306,7 +306,7 @@ fn files(
         ("usr/bin/config-manager".to_owned(), nvidia.clone()),
         ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
-        // Where the agent expects it: beside its program.
+        // Where the agent expects it: in the directory of its program.
         ("usr/bin/libdivvy-guard.so".to_owned(), guard.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),

@@ -251,7 +251,7 @@ fn make_usage(directory: &Path) -> Result<(), FileError> {
         return Ok(());
     }
     files::write_atomic(directory, USAGE, &usage::file(), 0o666)?;
-    // The umask has taken bits away. The processes of a container may have any user, and nobody else reaches the directory.
+    // The umask has taken bits away. The processes of a container may have any user, and no one else reaches the directory.
     std::fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(|source| FileError {
         action: "open to the pod",
         path,
@@ -259,7 +259,7 @@ fn make_usage(directory: &Path) -> Result<(), FileError> {
     })
 }
 
-/// Change the limits in a directory, in place. A file that cannot be used is written anew.
+/// Change the limits in a directory, in place. A file that cannot be used is written again.
 fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<(), FileError> {
     let path = directory.join(LIMITS);
     let failed = |action| {
@@ -459,7 +459,7 @@ mod tests {
         let second = bed.process(1, 100);
         bed.measure(700);
         bed.measure(700);
-        assert_eq!(context(&bed.shares), 0, "nobody knows which of the two has how much");
+        assert_eq!(context(&bed.shares), 0, "no one knows which of the two has how much");
         drop(second);
         bed.measure(350);
         bed.measure(350);
