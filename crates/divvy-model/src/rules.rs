@@ -375,8 +375,13 @@ impl fmt::Display for GpuRules {
         if self.least_memory > MiB::ZERO {
             parts.push(format!("with {} or more in all", size(self.least_memory)));
         }
-        if let Some(isolation @ (Isolation::Hard | Isolation::Soft)) = self.isolation {
-            parts.push(format!("on which shares are enforced (isolation: {})", isolation.name()));
+        let enforced = match self.isolation {
+            Some(Isolation::Hard) => Some("on which the driver enforces shares (isolation: hard)"),
+            Some(Isolation::Soft) => Some("on which shares are enforced (isolation: soft)"),
+            Some(Isolation::None) | None => None,
+        };
+        if let Some(enforced) = enforced {
+            parts.push(enforced.to_owned());
         }
         if !self.uuids.is_empty() {
             parts.push(format!("named {}", self.uuids.join(" or ")));
@@ -532,7 +537,7 @@ mod tests {
             (&[(isolation, "none")], ""),
             (
                 &[(memory, ">=40Gi"), (isolation, "hard")],
-                "with 40 GiB or more in all and on which shares are enforced (isolation: hard)",
+                "with 40 GiB or more in all and on which the driver enforces shares (isolation: hard)",
             ),
             (
                 &[(model, "A100*"), (memory, ">= 40Gi"), (uuid, "GPU-1, GPU-2")],

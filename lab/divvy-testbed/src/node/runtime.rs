@@ -291,9 +291,10 @@ impl Runtime {
         }
         let mut mounts = options.mounts.clone();
         for (host, at, read_only) in resolved.mounts {
-            // runc finds this out; CDI accepts any path. The kubelet's directory is not below the machine's root, because the agent is not either.
+            // runc finds this out; CDI accepts any path. The agent names its own files by their real paths, and all others as they
+            // are below the machine's root.
             let paths = &self.shared.paths;
-            let on_node = match Path::new(&host).starts_with(&paths.kubelet_dir) {
+            let on_node = match Path::new(&host).starts_with(&paths.root) {
                 true => PathBuf::from(&host),
                 false => paths.sys_root.join(host.trim_start_matches('/')),
             };
