@@ -108,7 +108,7 @@ impl Gpu {
         for (word, value) in self.uuid.iter().zip([low, high]) {
             word.store(value, Ordering::Relaxed);
         }
-        let state = match sys::open(Path::of(uuid, b"/limits").as_c_str(), false, limits::SIZE) {
+        let state = match sys::open(Path::of(uuid.0, b"/limits").as_c_str(), false, limits::SIZE) {
             Ok(file) => match sys::map::<[AtomicU64; limits::WORDS]>(&file, false) {
                 Ok(words) => {
                     self.limits.store(core::ptr::from_ref(words).cast_mut(), Ordering::Relaxed);
@@ -275,7 +275,7 @@ impl Gpu {
     fn usage_file(&self) -> Result<File, Errno> {
         let [low, high] = &self.uuid;
         let uuid = uuid_of([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
-        sys::open(Path::of(uuid, b"/usage").as_c_str(), true, usage::SIZE)
+        sys::open(Path::of(uuid.0, b"/usage").as_c_str(), true, usage::SIZE)
     }
 }
 

@@ -66,10 +66,7 @@ macro_rules! hooks {
         #[allow(non_upper_case_globals, reason = "the names are NVIDIA's")]
         mod of {
             $(pub(super) static $name: $crate::hook::Hook = $crate::hook::Hook::new(
-                match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name has no 0"),
-                },
+                divvy_shadow::c_name!($name),
                 $base,
                 $version,
             );)*

@@ -15,7 +15,7 @@ use linux_raw_sys::general::{
 };
 
 /// An error number of the kernel.
-pub(crate) type Errno = u32;
+pub type Errno = u32;
 
 /// A system call, which changes no memory but what its arguments point to.
 ///
@@ -77,7 +77,8 @@ unsafe fn call<const N: usize>(number: u32, arguments: [usize; N]) -> Result<usi
 }
 
 /// An open file.
-pub(crate) struct File(i32);
+#[derive(Debug)]
+pub struct File(i32);
 
 impl Drop for File {
     fn drop(&mut self) {
@@ -103,7 +104,7 @@ fn open_any(path: &CStr, flags: u32) -> Result<File, Errno> {
 }
 
 /// Open a regular file of exactly this size, and no link to one.
-pub(crate) fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
+pub fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
     // NONBLOCK: a pipe under this name must not stop the program.
     let file = open_any(
         path,
@@ -119,12 +120,12 @@ pub(crate) fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno>
 }
 
 /// Whether something is there.
-pub(crate) fn exists(path: &CStr) -> bool {
+pub fn exists(path: &CStr) -> bool {
     open_any(path, O_PATH).is_ok()
 }
 
 /// This process's id, as its container sees it.
-pub(crate) fn pid() -> u64 {
+pub fn pid() -> u64 {
     // SAFETY: the call has no arguments, and cannot fail.
     unsafe { call(__NR_getpid, []) }.map_or(0, |pid| pid as u64)
 }
@@ -143,7 +144,7 @@ fn unmap_bytes(address: *mut c_void, size: usize) {
 }
 
 /// Map the start of a file as it is and will be. A `T` may have any bytes and must be made of atomics, because other processes write it.
-pub(crate) fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
+pub fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
     let address = map_bytes(size_of::<T>(), write, MAP_SHARED, Some(file))?;
     // SAFETY: the range has the size of a `T` and the alignment of a page. By the contract of this function any bytes are a `T`, and others may
     // write to it.
@@ -151,12 +152,12 @@ pub(crate) fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
 }
 
 /// Remove a mapping of [`map`] that nothing uses any more.
-pub(crate) fn unmap<T>(mapped: &'static T) {
+pub fn unmap<T>(mapped: &'static T) {
     unmap_bytes(core::ptr::from_ref(mapped).cast_mut().cast(), size_of::<T>());
 }
 
 /// Memory for some `T`, for which zeros are a valid value. With `wipe`, a child finds zeros again after fork(2).
-pub(crate) fn memory<T>(count: usize, wipe: bool) -> Result<*mut T, Errno> {
+pub fn memory<T>(count: usize, wipe: bool) -> Result<*mut T, Errno> {
     let size = size_of::<T>().checked_mul(count).ok_or(ENOMEM)?;
     let address = map_bytes(size, true, MAP_PRIVATE | MAP_ANONYMOUS, None)?;
     if wipe {
@@ -171,12 +172,12 @@ pub(crate) fn memory<T>(count: usize, wipe: bool) -> Result<*mut T, Errno> {
 }
 
 /// Give back what [`memory`] returned. Nothing may use it any more.
-pub(crate) fn forget<T>(memory: *mut T, count: usize) {
+pub fn forget<T>(memory: *mut T, count: usize) {
     unmap_bytes(memory.cast(), size_of::<T>().saturating_mul(count));
 }
 
 /// Let others go on for about 100 microseconds: the timer adds its slack of 50.
-pub(crate) fn nap() {
+pub fn nap() {
     let time = __kernel_timespec {
         tv_sec: 0,
         tv_nsec: 50_000,
@@ -206,7 +207,8 @@ fn futex(word: &AtomicU32, operation: u32, value: u32) {
 }
 
 /// A mutex between the threads of this process. Zero is unlocked.
-pub(crate) struct Mutex(AtomicU32);
+#[derive(Debug)]
+pub struct Mutex(AtomicU32);
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -215,7 +217,7 @@ const AWAITED: u32 = 2;
 
 impl Mutex {
     /// Lock until the guard is dropped.
-    pub(crate) fn lock(&self) -> Locked<'_> {
+    pub fn lock(&self) -> Locked<'_> {
         if self
             .0
             .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
@@ -230,7 +232,8 @@ impl Mutex {
     }
 }
 
-pub(crate) struct Locked<'a>(&'a Mutex);
+#[derive(Debug)]
+pub struct Locked<'a>(&'a Mutex);
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
@@ -241,7 +244,8 @@ impl Drop for Locked<'_> {
 }
 
 /// The locks of a file's open description.
-pub(crate) struct FileLocks<'a>(pub(crate) &'a File);
+#[derive(Debug)]
+pub struct FileLocks<'a>(pub &'a File);
 
 impl FileLocks<'_> {
     fn call(&self, command: u32, kind: u32, byte: u64) -> Option<flock> {
