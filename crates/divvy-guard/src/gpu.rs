@@ -264,6 +264,9 @@ impl Gpu {
             sys::unmap(usage);
             return UNKNOWN;
         };
+        if let Some(slot) = usage.slots.get(slot) {
+            slot.namespace.store(sys::pid_namespace(), Ordering::Relaxed);
+        }
         self.usage.store(core::ptr::from_ref(usage).cast_mut(), Ordering::Relaxed);
         self.slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::Relaxed);
         self.seat.store(HELD, Ordering::Release);

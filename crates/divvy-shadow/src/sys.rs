@@ -9,9 +9,9 @@ use divvy_share::claim::Locks;
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
 use linux_raw_sys::general::{
     __NR_close, __NR_fcntl, __NR_fstat, __NR_futex, __NR_getpid, __NR_madvise, __NR_mmap, __NR_munmap, __NR_nanosleep,
-    __NR_openat, __kernel_timespec, AT_FDCWD, F_OFD_GETLK, F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT,
-    FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_CLOEXEC, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH,
-    O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
+    __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, F_OFD_GETLK, F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG,
+    FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_CLOEXEC, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK,
+    O_PATH, O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
 };
 
 /// An error number of the kernel.
@@ -103,6 +103,14 @@ fn open_any(path: &CStr, flags: u32) -> Result<File, Errno> {
     i32::try_from(file).map(File).map_err(|_| EINVAL)
 }
 
+fn status(file: &File) -> Result<stat, Errno> {
+    let mut stat = MaybeUninit::<stat>::zeroed();
+    // SAFETY: the kernel writes one `struct stat`.
+    unsafe { call(__NR_fstat, [file.0 as usize, stat.as_mut_ptr().expose_provenance()]) }?;
+    // SAFETY: it is all numbers, and began as zeros.
+    Ok(unsafe { stat.assume_init() })
+}
+
 /// Open a regular file of exactly this size, and no link to one.
 pub fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
     // NONBLOCK: a pipe under this name must not stop the program.
@@ -110,11 +118,7 @@ pub fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
         path,
         if write { O_RDWR } else { O_RDONLY } | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
     )?;
-    let mut stat = MaybeUninit::<stat>::zeroed();
-    // SAFETY: the kernel writes one `struct stat`.
-    unsafe { call(__NR_fstat, [file.0 as usize, stat.as_mut_ptr().expose_provenance()]) }?;
-    // SAFETY: it is all numbers, and began as zeros.
-    let stat = unsafe { stat.assume_init() };
+    let stat = status(&file)?;
     let fits = stat.st_mode & S_IFMT == S_IFREG && u64::try_from(stat.st_size) == Ok(size as u64);
     if fits { Ok(file) } else { Err(EINVAL) }
 }
@@ -128,6 +132,27 @@ pub fn exists(path: &CStr) -> bool {
 pub fn pid() -> u64 {
     // SAFETY: the call has no arguments, and cannot fail.
     unsafe { call(__NR_getpid, []) }.map_or(0, |pid| pid as u64)
+}
+
+/// The number of this process's PID namespace; 0 if there is no `/proc` that tells it.
+pub fn pid_namespace() -> u64 {
+    // Not read as the link that it is: the link's target is a file whose inode number is that of the namespace (namespaces(7)).
+    open_any(c"/proc/self/ns/pid", O_PATH)
+        .and_then(|file| status(&file))
+        .map_or(0, |stat| stat.st_ino)
+}
+
+/// Read a `T` from the start of a file. It fails if the file is shorter.
+///
+/// # Safety
+///
+/// Any bytes are a `T`.
+pub unsafe fn read<T>(file: &File, to: &mut T) -> Result<(), Errno> {
+    let (address, size) = (core::ptr::from_mut(to).expose_provenance(), size_of::<T>());
+    // SAFETY: the kernel writes at most the size of a `T`, and the caller promises that what it writes is one.
+    let got = unsafe { call(__NR_pread64, [file.0 as usize, address, size, 0]) }?;
+    // The file has become shorter since it was opened.
+    if got == size { Ok(()) } else { Err(EINVAL) }
 }
 
 fn map_bytes(size: usize, write: bool, flags: u32, file: Option<&File>) -> Result<*mut c_void, Errno> {
