@@ -69,3 +69,44 @@ pub(crate) const NO_INSTANCE: Uint = Uint::MAX;
 // As the C compiler lays them out.
 const _: () = assert!(size_of::<Memory>() == 24 && size_of::<Memory2>() == 40);
 const _: () = assert!(size_of::<Process>() == 16 && size_of::<Process2>() == 24 && size_of::<Process3>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use core::mem::{align_of, offset_of, size_of};
+
+    use nvml_wrapper_sys::bindings as header;
+
+    use super::*;
+
+    /// The bindings are generated from NVIDIA's header.
+    #[test]
+    fn the_structures_are_those_of_the_header() {
+        macro_rules! same {
+            ($($ours:ident $theirs:ident { $($field:ident $($inner:ident)* => $other:ident),* })*) => {$(
+                assert_eq!(size_of::<$ours>(), size_of::<header::$theirs>());
+                assert_eq!(align_of::<$ours>(), align_of::<header::$theirs>());
+                $(assert_eq!(offset_of!($ours, $field $(.$inner)*), offset_of!(header::$theirs, $other));)*
+            )*};
+        }
+        same! {
+            Memory nvmlMemory_t { total => total, free => free, used => used }
+            Memory2 nvmlMemory_v2_t { version => version, total => total, reserved => reserved, free => free, used => used }
+            Process nvmlProcessInfo_v1_t { pid => pid, used => usedGpuMemory }
+            Process2 nvmlProcessInfo_v2_t {
+                process pid => pid, process used => usedGpuMemory, gpu_instance => gpuInstanceId, compute_instance => computeInstanceId
+            }
+            Process3 nvmlProcessDetail_v1_t { process process pid => pid, protected => usedGpuCcProtectedMemory }
+        }
+        assert_eq!(MEMORY_2 as usize, size_of::<header::nvmlMemory_v2_t>() | 2 << 24);
+        let codes = [
+            header::nvmlReturn_enum_NVML_SUCCESS,
+            header::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT,
+            header::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE,
+            header::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND,
+        ];
+        assert_eq!(
+            codes.map(|code| code as Code),
+            [SUCCESS, INVALID_ARGUMENT, INSUFFICIENT_SIZE, FUNCTION_NOT_FOUND]
+        );
+    }
+}
