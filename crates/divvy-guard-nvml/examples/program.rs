@@ -83,10 +83,11 @@ impl Program {
             "shutdown" => vec![call!(self.nvml, b"nvmlShutdown",)],
             // Memory of a device: total, free, used.
             "memory" => {
+                // Not what anybody would write.
                 let mut memory = nvmlMemory_t {
-                    total: 0,
-                    free: 0,
-                    used: 0,
+                    total: 7,
+                    free: 8,
+                    used: 9,
                 };
                 let device = self.device(words[1]);
                 let code = call!(self.nvml, b"nvmlDeviceGetMemoryInfo", device => Device, &mut memory => *mut nvmlMemory_t);
@@ -96,10 +97,10 @@ impl Program {
             "memory2" => {
                 let mut memory = nvmlMemory_v2_t {
                     version: number(2) as c_uint,
-                    total: 0,
-                    reserved: 0,
-                    free: 0,
-                    used: 0,
+                    total: 7,
+                    free: 8,
+                    used: 9,
+                    reserved: 10,
                 };
                 let device = self.device(words[1]);
                 let code = call!(self.nvml, b"nvmlDeviceGetMemoryInfo_v2", device => Device, &mut memory => *mut nvmlMemory_v2_t);

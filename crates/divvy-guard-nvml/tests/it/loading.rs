@@ -1,9 +1,8 @@
 //! The ways in which programs get the library.
 
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use crate::sandbox::{MIB, Sandbox, drivers};
+use crate::sandbox::{MIB, Sandbox, compile, drivers};
 
 /// A program that is linked with NVML: the loader finds the shadow by the name that NVML has. It returns the GPU's memory in units of 64 MiB.
 const SOURCE: &str = "
@@ -20,16 +19,7 @@ const SOURCE: &str = "
 fn a_program_that_is_linked_with_nvml_sees_the_share() {
     let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB);
     let linked = sandbox.path("linked");
-    let mut compiler = Command::new("cc")
-        .args(["-x", "c", "-", "-x", "none"])
-        .arg(&drivers()[0])
-        .arg("-o")
-        .arg(&linked)
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    compiler.stdin.take().unwrap().write_all(SOURCE.as_bytes()).unwrap();
-    assert!(compiler.wait().unwrap().success());
+    compile(SOURCE, &[drivers()[0].to_str().unwrap()], &linked);
     let total = || {
         let mut command = Command::new(&linked);
         command

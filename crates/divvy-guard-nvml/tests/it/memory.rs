@@ -113,3 +113,22 @@ fn errors_are_the_drivers() {
         assert_eq!((program.code(phase), plain.code(phase)), (0, 0));
     }
 }
+
+/// A driver that takes any version of the structure.
+#[test]
+fn a_later_structure_is_left_as_the_driver_has_written_it() {
+    let memory = format!(
+        "int nvmlDeviceGetMemoryInfo_v2(void *device, unsigned long *memory) {{
+            memory[1] = memory[3] = {GPU};
+            memory[2] = memory[4] = 0;
+            return 0;
+        }}"
+    );
+    let sandbox = Sandbox::with_share(GPU, SHARE);
+    sandbox.driver_with(&memory);
+    let mut program = sandbox.watcher();
+    assert_eq!(program.call(&format!("memory2 0 {VERSION}")), [0, SHARE, SHARE, 0, 0]);
+    for later in [48 | 3 << 24, 40 | 3 << 24, 48 | 2 << 24] {
+        assert_eq!(program.call(&format!("memory2 0 {later}")), [0, GPU, GPU, 0, 0]);
+    }
+}

@@ -3,7 +3,7 @@
 use divvy_shadow_testkit::Elf;
 
 use crate::binary::REPLACED;
-use crate::sandbox::{MIB, Program, Sandbox, drivers};
+use crate::sandbox::{MIB, Program, Sandbox, Slot, drivers};
 
 const FUNCTION_NOT_FOUND: u64 = 13;
 
@@ -62,4 +62,23 @@ fn a_driver_that_does_not_tell_the_uuid_answers_itself() {
     let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
     sandbox.without(&["nvmlDeviceGetUUID"]);
     assert_eq!(sandbox.watcher().call("memory 0"), sandbox.plain().call("memory 0"));
+}
+
+#[test]
+fn what_the_driver_refuses_is_refused_with_its_code() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let _owner = sandbox.occupy(0, Slot::of(7, MIB));
+    let functions = (20..)
+        .zip(REPLACED)
+        .map(|(code, name)| format!("int {name}(void) {{ return {code}; }}\n"));
+    sandbox.driver_with(&functions.collect::<String>());
+    let mut program = sandbox.watcher();
+    for (code, name) in (20..).zip(REPLACED).filter(|(_, name)| name.contains("Running")) {
+        for (room, array) in [(0, "null"), (5, "")] {
+            let answer = program.call(&format!("list {name} 0 {room} 16 {array}"));
+            assert_eq!(answer[..2], [code, room], "{name}: nothing is written");
+        }
+    }
+    assert_eq!(program.call("memory 0"), [29, 7, 8, 9], "nothing is written");
+    assert_eq!(program.call("memory2 0 33554472"), [30, 7, 8, 9, 10], "nothing is written");
 }

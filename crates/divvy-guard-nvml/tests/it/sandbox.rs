@@ -58,6 +58,20 @@ fn program() -> &'static Path {
     })
 }
 
+/// Compile a C program.
+pub(crate) fn compile(source: &str, arguments: &[&str], to: &Path) {
+    let mut compiler = Command::new("cc")
+        .args(["-x", "c", "-", "-x", "none"])
+        .args(arguments)
+        .arg("-o")
+        .arg(to)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+    assert!(compiler.wait().unwrap().success());
+}
+
 /// The files of one pod, on a machine with three GPUs.
 pub(crate) struct Sandbox {
     directory: tempfile::TempDir,
@@ -125,6 +139,21 @@ impl Sandbox {
         fs::write(real, library).unwrap();
     }
 
+    /// Have a driver that knows the first GPU, and has these functions, written in C.
+    pub(crate) fn driver_with(&self, functions: &str) {
+        let real = self.path("libnvidia-ml.so.real");
+        fs::remove_file(&real).unwrap();
+        let source = format!(
+            "#include <string.h>
+            int nvmlInit_v2(void) {{ return 0; }}
+            int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {{ *device = (void *)1; return 0; }}
+            int nvmlDeviceGetUUID(void *device, char *text, unsigned size) {{ strcpy(text, \"{}\"); return 0; }}
+            {functions}",
+            GPUS[0]
+        );
+        compile(&source, &["-shared", "-fPIC"], &real);
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -163,15 +192,9 @@ impl Sandbox {
         file.read_exact_at(&mut bound, 24).unwrap();
         let bound = u64::from_ne_bytes(bound).max(index + 1);
         file.write_all_at(&bound.to_ne_bytes(), 24).unwrap();
-        let lock = libc::flock {
-            l_type: libc::F_WRLCK as libc::c_short,
-            l_whence: libc::SEEK_SET as libc::c_short,
-            l_start: index.cast_signed(),
-            l_len: 1,
-            l_pid: 0,
-        };
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
-        Owner { _file: file }
+        let owner = Owner { file, index };
+        owner.lock(libc::F_WRLCK);
+        owner
     }
 
     pub(crate) fn start(&self) -> Program {
@@ -251,7 +274,28 @@ pub(crate) fn namespace() -> u64 {
 
 /// The owner of a slot, as long as it lives.
 pub(crate) struct Owner {
-    _file: fs::File,
+    file: fs::File,
+    index: u64,
+}
+
+impl Owner {
+    fn lock(&self, kind: i32) {
+        let lock = libc::flock {
+            l_type: kind as libc::c_short,
+            l_whence: libc::SEEK_SET as libc::c_short,
+            l_start: self.index.cast_signed(),
+            l_len: 1,
+            l_pid: 0,
+        };
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // A child that another test is just starting has the description open as well, so closing it is not enough.
+        self.lock(libc::F_UNLCK);
+    }
 }
 
 /// A process of the pod.
