@@ -5,17 +5,16 @@
 //!
 //! | function | what a program sees |
 //! |---|---|
-//! | `nvmlDeviceGetMemoryInfo` (also `_v2`) | the pod's share as the total, and what the pod uses of it ([`memory`]) |
-//! | `nvmlDeviceGetComputeRunningProcesses` (also `_v2`, `_v3`) | the container's processes, by their ids in the container ([`processes`]) |
+//! | `nvmlDeviceGetMemoryInfo` (also `_v2`) | the pod's share as the total, and what the pod uses of it (`memory.rs`) |
+//! | `nvmlDeviceGetComputeRunningProcesses` (also `_v2`, `_v3`) | the container's processes, by their ids in the container (`processes.rs`) |
 //! | `nvmlDeviceGetGraphicsRunningProcesses` and `nvmlDeviceGetMPSComputeRunningProcesses` (also `_v2`, `_v3`) | no process |
 //!
 //! `nvmlSystemGetProcessName` is the driver's own: it reads `/proc` of the container that asks
 //! (<https://github.com/NVIDIA/nvidia-docker/issues/1483>), so it knows the ids that this library shows.
 //!
-//! The share is in the files that `divvy-share` describes, and [`share`] reads them. Where there is no file of limits that this version can read, as for a
-//! GPU of which the pod has no share, every answer is the driver's. So are the answers about a part of a GPU (MIG).
-//!
-//! The driver is always asked first, and only a success is changed: whatever is wrong with a call, the driver says it.
+//! The share is in the files that `divvy-share` describes. Where there is no file of limits that this version can read, as for a GPU of which the pod has no
+//! share, every answer is the driver's. So are the answers about a part of a GPU (MIG). The driver is always asked first, and only a success is changed. So
+//! errors are the driver's, too.
 //!
 //! # Limits of the view
 //!

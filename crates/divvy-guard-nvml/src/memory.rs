@@ -8,8 +8,8 @@
 //! | `used` of version 2 | what the pod's processes and the overhead take, at most `total` |
 //! | `reserved` of version 2 | the rest |
 //!
-//! What the driver reports as reserved lies beside the shares, and no pod's use counts against it. So `reserved` is 0, unless the GPU has less free than the
-//! share promises. For a share of the whole GPU, it is what the driver reserves.
+//! What the driver says of `reserved` is not taken over, because the memory that it reserves counts against no pod. So `reserved` is 0, unless the GPU has
+//! less free than the share promises. With a share of the whole GPU, which includes the reserved memory, the numbers are the driver's.
 
 use crate::nvml::{Code, Device, MEMORY_2, Memory, Memory2, SUCCESS};
 use crate::share::Share;

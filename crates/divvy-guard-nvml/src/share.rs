@@ -1,4 +1,4 @@
-//! The pod's share of a GPU, and who uses how much of it: read anew for each call.
+//! The pod's share of a GPU, and who uses how much of it: read in each call.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! The library as containers get it, beside the guard as containers get it, over the simulated drivers.
+//! The library and the guard as containers get them, over the simulated drivers.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
