@@ -163,7 +163,7 @@ fn a_listed_process_has_the_name_that_the_driver_reads() {
     let name = watcher.call(&format!("name {listed}"));
     let text: Vec<u8> = name[1..].iter().map(|byte| *byte as u8).collect();
     assert_eq!(name[0], 0);
-    assert!(String::from_utf8(text).unwrap().ends_with("/examples/program"));
+    assert!(String::from_utf8(text).unwrap().ends_with("/examples/viewer"));
 }
 
 #[test]

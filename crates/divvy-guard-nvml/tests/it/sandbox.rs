@@ -53,8 +53,8 @@ pub(crate) fn drivers() -> &'static [PathBuf; 2] {
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
-        build(&["-p", "divvy-guard-nvml", "--example", "program"]);
-        target().join("debug/examples/program")
+        build(&["-p", "divvy-guard-nvml", "--example", "viewer"]);
+        target().join("debug/examples/viewer")
     })
 }
 
