@@ -1,7 +1,7 @@
 //! A test program that makes the calls that it reads from standard input, one per line, and writes each result as a line of numbers to standard output.
 //! The first number is NVML's or CUDA's code.
 //!
-//! `program NVML REAL CUDA`: NVML's library, the one behind it, and CUDA's library.
+//! `viewer NVML REAL CUDA`: NVML's library, the one behind it, and CUDA's library.
 
 #![allow(unsafe_code, reason = "it calls the C ABI of NVML and CUDA")]
 #![allow(clippy::print_stdout, reason = "results")]
@@ -25,7 +25,7 @@ macro_rules! call {
     }};
 }
 
-struct Program {
+struct Viewer {
     nvml: Library,
     real: Library,
     cuda: Library,
@@ -39,9 +39,9 @@ fn load(path: &str) -> Library {
 fn main() {
     let paths: Vec<String> = std::env::args().skip(1).collect();
     let [nvml, real, cuda] = paths.as_slice() else {
-        panic!("usage: program NVML REAL CUDA")
+        panic!("usage: viewer NVML REAL CUDA")
     };
-    let program = Program {
+    let viewer = Viewer {
         nvml: load(nvml),
         real: load(real),
         cuda: load(cuda),
@@ -49,14 +49,14 @@ fn main() {
     for line in std::io::stdin().lock().lines() {
         let line = line.expect("a line");
         let words: Vec<&str> = line.split_whitespace().collect();
-        let numbers = program.answer(&words);
+        let numbers = viewer.answer(&words);
         let texts: Vec<String> = numbers.iter().map(i64::to_string).collect();
         println!("{}", texts.join(" "));
         std::io::stdout().flush().expect("standard output");
     }
 }
 
-impl Program {
+impl Viewer {
     fn answer(&self, words: &[&str]) -> Vec<i64> {
         let number = |index: usize| words.get(index).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
         match words.first().copied().unwrap_or_default() {
