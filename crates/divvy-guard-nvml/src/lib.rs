@@ -23,7 +23,7 @@
 //! A driver that lacks one of the functions here, such as one before 510 with `…_v3`, does not lack it for `dlsym`, because this library has it. It then
 //! returns `NVML_ERROR_FUNCTION_NOT_FOUND`, which NVIDIA's Python bindings also report for a symbol that is missing. But programs that choose a version
 //! by what `dlsym` finds choose one that the driver does not have. For this reason, `nvmlDeviceGetRunningProcessDetailList` is not replaced: programs
-//! recognize the drivers with a larger structure in `…_v3` by the absence of this function (<https://github.com/XuehaiPan/nvitop/pull/89>).
+//! recognize the drivers with a larger structure in `…_v3` by the absence of this function, as nvitop does in `nvitop/api/libnvml.py`.
 //!
 //! # Rules and build
 //!
