@@ -44,7 +44,10 @@ pub struct Slot {
     pub peak: AtomicU64,
     /// The number of allocations that were refused because of the limit.
     pub denied: AtomicU64,
-    _rest: [AtomicU64; 3],
+    /// The number of launches that the slot's owners were allowed, where compute time is limited. It is not cleared for a new owner, because only its growth
+    /// counts.
+    pub launches: AtomicU64,
+    _rest: [AtomicU64; 2],
 }
 
 const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<Usage>() == SIZE);
@@ -62,6 +65,8 @@ pub struct Seen {
     pub peak: u64,
     /// [`Slot::denied`].
     pub denied: u64,
+    /// [`Slot::launches`].
+    pub launches: u64,
 }
 
 /// Why a file cannot be used.
@@ -139,6 +144,7 @@ pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], u64), Unusable> {
             pid: word(first + 2),
             peak: word(first + 3),
             denied: word(first + 4),
+            launches: word(first + 5),
         }
     });
     Ok((slots, word(2)))
