@@ -67,11 +67,9 @@ pub fn turn(limits: &Limits, launches: u64, now: u64, since: u64) -> Turn {
         launch_ns,
     } = limits.account;
     let estimate = launches.saturating_sub(before).saturating_mul(launch_ns);
-    // The estimate first: without new measurements the balance must not fall forever.
     let balance = balance
         .saturating_add_unsigned(grown(limits.rate, now.saturating_sub(at)))
-        .saturating_sub_unsigned(estimate)
-        .min(burst(limits.rate));
+        .saturating_sub_unsigned(estimate);
     if balance > 0 {
         // Without a known time of a launch, each one is decided.
         let fits = balance.unsigned_abs().checked_div(launch_ns).unwrap_or(0);

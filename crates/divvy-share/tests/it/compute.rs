@@ -290,7 +290,7 @@ proptest! {
 
     #[test]
     fn a_balance_stays_between_the_largest_debt_and_the_burst(
-        steps in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>()), 1..50),
+        steps in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>(), prop_oneof![any::<u64>(), 0..50_u64]), 1..50),
     ) {
         let mut meter = Meter::new(0, 0, 0);
         for (rate, now, busy, launches) in steps {
@@ -298,6 +298,46 @@ proptest! {
             prop_assert!(account.balance >= -(DEBT as i64) && account.balance <= 2 * WHOLE as i64 * 3 / 10, "{account:?}");
             prop_assert!(account.launch_ns <= DEBT);
         }
+    }
+}
+
+#[test]
+fn a_launch_passes_if_the_balance_is_positive_and_otherwise_waits_until_it_is() {
+    let account = |balance, launch_ns| Account {
+        balance,
+        at: 1000 * MS,
+        launches: 7,
+        launch_ns,
+    };
+    let half = percent(50);
+    let cases = [
+        (0, account(-1000, 1), 7, Turn::Free),
+        (WHOLE, account(-1000, 1), 7, Turn::Free),
+        // The balance grows by 5 ms until now.
+        (half, account(0, 0), 7, Turn::Go(0)),
+        (half, account(0, MS), 7, Turn::Go(4)),
+        (half, account(0, 1000), 7, Turn::Go(15)),
+        (half, account(0, 50 * MS), 7, Turn::Go(0)),
+        // Three launches since the measurement.
+        (half, account(0, MS), 10, Turn::Go(1)),
+        (half, account(0, 2 * MS), 10, Turn::Wait(2 * MS + 1002)),
+        (half, account(-7 * (MS as i64), 0), 7, Turn::Wait(4 * MS + 1002)),
+        (half, account(-(DEBT as i64), 0), 7, Turn::Wait(100 * MS)),
+        // Somebody in the pod has changed the counts.
+        (half, account(0, MS), 0, Turn::Go(4)),
+        (half, account(0, MS), u64::MAX, Turn::Wait(100 * MS)),
+    ];
+    for (rate, account, launches, expected) in cases {
+        let limits = Limits {
+            rate,
+            account,
+            ..Limits::default()
+        };
+        assert_eq!(
+            turn(&limits, launches, 1010 * MS, 1010 * MS),
+            expected,
+            "{rate} {account:?} {launches}"
+        );
     }
 }
 
