@@ -29,6 +29,10 @@ impl Function {
         }
     }
 
+    pub(crate) fn name(&self) -> &'static CStr {
+        self.name
+    }
+
     /// Where it is; `None` when this driver does not have it.
     pub(crate) fn get(&self) -> Option<*mut c_void> {
         let mut found = self.found.load(Ordering::Acquire);
@@ -47,12 +51,7 @@ impl Function {
 /// Call a function of the real library that the guard does not replace. It is `NOT_FOUND` when this driver does not have it.
 macro_rules! ask {
     ($name:ident($($argument:expr => $type:ty),*)) => {{
-        static FUNCTION: Function = Function::new(
-            match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                Ok(name) => name,
-                Err(_) => panic!("a name has no 0"),
-            },
-        );
+        static FUNCTION: Function = Function::new($crate::hook::name!($name));
         match FUNCTION.get() {
             Some(found) => {
                 // SAFETY: the driver's function of this name has these arguments, by cuda.h.
@@ -65,12 +64,16 @@ macro_rules! ask {
     }};
 }
 
+/// The GPU of the thread's current context.
+pub(crate) fn current_device() -> Option<Device> {
+    let mut device: Device = 0;
+    (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS).then_some(device)
+}
+
 /// The current context of the thread, and its GPU.
 pub(crate) fn current() -> Option<(Device, u64)> {
-    let (mut device, mut context): (Device, Context) = (0, null_mut());
-    (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS
-        && ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS)
-        .then(|| (device, context.addr() as u64))
+    let (device, mut context): (Device, Context) = (current_device()?, null_mut());
+    (ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS).then(|| (device, context.addr() as u64))
 }
 
 /// The UUID of a GPU. For a part of a GPU (MIG) it is that of the whole: `cuDeviceGetUuid_v2` would tell the part.
