@@ -144,25 +144,26 @@ fn all_threads_that_wait_go_on() {
 fn without_a_limit_that_holds_nothing_waits() {
     let owing = balance(SLOW, -(DEBT as i64));
     let without = Limits { rate: 0, ..owing };
+    let whole = Limits { rate: WHOLE, ..owing };
+    let give = |files: &[(usize, Limits)]| {
+        let sandbox = Sandbox::new(MEMORY);
+        for (gpu, limits) in files {
+            sandbox.give(*gpu, limits);
+        }
+        sandbox
+    };
     let mut newer = owing.file();
     for version in [8, limits::SIZE / 2 + 8] {
         newer[version] = 9;
     }
-    let cases: [(&str, &dyn Fn(&Sandbox)); 4] = [
-        ("no rate", &|sandbox| sandbox.give(0, &without)),
-        ("the whole GPU", &|sandbox| sandbox.give(0, &Limits { rate: WHOLE, ..owing })),
-        ("another GPU", &|sandbox| {
-            sandbox.give(0, &without);
-            sandbox.give(1, &owing);
-        }),
-        ("a later version", &|sandbox| {
-            sandbox.give(0, &owing);
-            fs::write(sandbox.file(0, "limits"), newer).unwrap();
-        }),
+    let cases = [
+        ("no rate", give(&[(0, without)])),
+        ("the whole GPU", give(&[(0, whole)])),
+        ("another GPU", give(&[(0, without), (1, owing)])),
+        ("a later version", give(&[(0, owing), (1, owing)])),
     ];
-    for (name, give) in cases {
-        let sandbox = Sandbox::new(MEMORY);
-        give(&sandbox);
+    fs::write(cases[3].1.file(0, "limits"), newer).unwrap();
+    for (name, sandbox) in cases {
         let mut program = sandbox.start();
         ok(&mut program, "init");
         ok(&mut program, "retain 0");
