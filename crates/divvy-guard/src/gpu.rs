@@ -184,7 +184,7 @@ impl Gpu {
 
     #[cold]
     fn queue(&self, uuid: impl FnOnce() -> Option<Uuid>) {
-        if !matches!(self.share(uuid), Share::Held(_)) {
+        if self.state.load(Ordering::Acquire) != HELD && !matches!(self.share(uuid), Share::Held(_)) {
             return;
         }
         let Some(words) = self.limits() else { return };
