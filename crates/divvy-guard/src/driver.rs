@@ -23,12 +23,16 @@ macro_rules! ask {
     }};
 }
 
+/// The GPU of the thread's current context.
+pub(crate) fn current_device() -> Option<Device> {
+    let mut device: Device = 0;
+    (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS).then_some(device)
+}
+
 /// The current context of the thread, and its GPU.
 pub(crate) fn current() -> Option<(Device, u64)> {
-    let (mut device, mut context): (Device, Context) = (0, null_mut());
-    (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS
-        && ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS)
-        .then(|| (device, context.addr() as u64))
+    let (device, mut context): (Device, Context) = (current_device()?, null_mut());
+    (ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS).then(|| (device, context.addr() as u64))
 }
 
 /// The UUID of a GPU. For a part of a GPU (MIG) it is that of the whole: `cuDeviceGetUuid_v2` would tell the part.

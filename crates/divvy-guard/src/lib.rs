@@ -40,6 +40,7 @@ mod cuda;
 mod exports;
 mod external;
 mod gpu;
+mod launches;
 mod ledger;
 mod linear;
 mod mappings;

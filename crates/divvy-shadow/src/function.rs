@@ -29,6 +29,11 @@ impl Function {
         }
     }
 
+    /// Its name.
+    pub fn name(&self) -> &'static CStr {
+        self.name
+    }
+
     /// Where it is; `None` when the real library does not have it.
     pub fn get(&self) -> Option<*mut c_void> {
         let mut found = self.found.load(Ordering::Acquire);

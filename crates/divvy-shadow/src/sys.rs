@@ -1,6 +1,6 @@
-//! System calls that do not go through a libc, and what is built of them.
+//! System calls that do not go through a libc, and what is built of them. Only the clock is the libc's, if there is one.
 
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -8,11 +8,14 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use divvy_share::claim::Locks;
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
 use linux_raw_sys::general::{
-    __NR_close, __NR_fcntl, __NR_fstat, __NR_futex, __NR_getpid, __NR_madvise, __NR_mmap, __NR_munmap, __NR_nanosleep,
-    __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, F_OFD_GETLK, F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG,
-    FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_CLOEXEC, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK,
-    O_PATH, O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
+    __NR_clock_gettime, __NR_close, __NR_fcntl, __NR_fstat, __NR_futex, __NR_getdents64, __NR_getpid, __NR_madvise, __NR_mmap,
+    __NR_munmap, __NR_nanosleep, __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, CLOCK_MONOTONIC, F_OFD_GETLK,
+    F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE,
+    MAP_SHARED, O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE,
+    S_IFMT, S_IFREG, flock, stat,
 };
+
+use crate::Function;
 
 /// An error number of the kernel.
 pub type Errno = u32;
@@ -128,6 +131,41 @@ pub fn exists(path: &CStr) -> bool {
     open_any(path, O_PATH).is_ok()
 }
 
+/// Whether `found` returns true for a name in a directory. If the directory cannot be read, it has none.
+pub fn any_in(path: &CStr, found: impl Fn(&[u8]) -> bool) -> bool {
+    let Ok(directory) = open_any(path, O_RDONLY | O_DIRECTORY) else {
+        return false;
+    };
+    // Room for 8 names at a time; the alignment is that of `struct linux_dirent64`.
+    let mut entries = [0_u64; 64];
+    loop {
+        // SAFETY: the kernel writes at most the given number of bytes.
+        let read = unsafe {
+            call(
+                __NR_getdents64,
+                [
+                    directory.0 as usize,
+                    entries.as_mut_ptr().expose_provenance(),
+                    size_of_val(&entries),
+                ],
+            )
+        };
+        let Ok(length @ 1..) = read else { return false };
+        // SAFETY: numbers are bytes, too.
+        let bytes = unsafe { core::slice::from_raw_parts(entries.as_ptr().cast::<u8>(), size_of_val(&entries)) };
+        let mut rest = bytes.get(..length).unwrap_or_default();
+        // An entry: its inode, an offset, its length in 16 bits, its type, and its name, which ends with 0.
+        while let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, low, high, _, name @ ..] = rest {
+            let name = CStr::from_bytes_until_nul(name).unwrap_or_default();
+            if found(name.to_bytes()) {
+                return true;
+            }
+            let size = u16::from_ne_bytes([*low, *high]);
+            rest = rest.get(usize::from(size).max(1)..).unwrap_or_default();
+        }
+    }
+}
+
 /// This process's id, as its container sees it.
 pub fn pid() -> u64 {
     // SAFETY: the call has no arguments, and cannot fail.
@@ -212,6 +250,57 @@ pub fn nap() {
         call(
             __NR_nanosleep,
             [core::ptr::from_ref(&time).expose_provenance(), null_mut::<()>().addr()],
+        )
+    };
+}
+
+/// The time in nanoseconds on the clock that all processes of the machine share.
+pub fn now() -> u64 {
+    type Clock = unsafe extern "C" fn(c_int, *mut __kernel_timespec) -> c_int;
+    /// The C library's, behind the driver: it makes no system call, which would take ten times as long.
+    static CLOCK: Function = Function::new(c"clock_gettime");
+    let mut time = __kernel_timespec { tv_sec: 0, tv_nsec: 0 };
+    match CLOCK.get() {
+        Some(found) => {
+            // SAFETY: POSIX's function has these arguments; a C library for a 64-bit machine has the kernel's structure.
+            let clock: Clock = unsafe { core::mem::transmute(found) };
+            // SAFETY: it writes one time. This clock always exists.
+            unsafe { clock(CLOCK_MONOTONIC.cast_signed(), &raw mut time) };
+        }
+        None => {
+            let pointer = core::ptr::from_mut(&mut time).expose_provenance();
+            // SAFETY: the kernel writes one time. This clock always exists.
+            let _ = unsafe { call(__NR_clock_gettime, [CLOCK_MONOTONIC as usize, pointer]) };
+        }
+    }
+    time.tv_sec
+        .cast_unsigned()
+        .saturating_mul(SECOND)
+        .saturating_add(time.tv_nsec.cast_unsigned())
+}
+
+/// Nanoseconds of a second.
+const SECOND: u64 = 1_000_000_000;
+
+/// Wait for at most so many nanoseconds, and no longer than 32 bits at a distance in bytes from the start of a mapped file are `value` or until another process
+/// wakes those that wait for them. A signal may end it early.
+pub fn wait<T>(mapped: &'static T, distance: usize, value: u32, time: u64) {
+    let time = __kernel_timespec {
+        tv_sec: (time / SECOND).cast_signed(),
+        tv_nsec: (time % SECOND).cast_signed(),
+    };
+    let word = core::ptr::from_ref(mapped).expose_provenance().wrapping_add(distance);
+    // SAFETY: the kernel reads the time and the word, and answers with an error if the process may not. The key of the word is the file's, not the
+    // process's, so that it is the same one for who writes the file. Whatever the call returns, the caller looks at the file again.
+    let _ = unsafe {
+        call(
+            __NR_futex,
+            [
+                word,
+                FUTEX_WAIT as usize,
+                value as usize,
+                core::ptr::from_ref(&time).expose_provenance(),
+            ],
         )
     };
 }

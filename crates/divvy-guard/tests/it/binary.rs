@@ -5,7 +5,7 @@ use divvy_shadow_testkit::Elf;
 use crate::sandbox::guard;
 
 /// Each function that is replaced. What is not here belongs to the driver.
-pub(crate) const REPLACED: [&str; 58] = [
+pub(crate) const REPLACED: [&str; 68] = [
     "cuArray3DCreate",
     "cuArray3DCreate_v2",
     "cuArrayCreate",
@@ -38,6 +38,16 @@ pub(crate) const REPLACED: [&str; 58] = [
     "cuGraphLaunch",
     "cuGraphLaunch_ptsz",
     "cuImportExternalMemory",
+    "cuLaunch",
+    "cuLaunchCooperativeKernel",
+    "cuLaunchCooperativeKernelMultiDevice",
+    "cuLaunchCooperativeKernel_ptsz",
+    "cuLaunchGrid",
+    "cuLaunchGridAsync",
+    "cuLaunchKernel",
+    "cuLaunchKernelEx",
+    "cuLaunchKernelEx_ptsz",
+    "cuLaunchKernel_ptsz",
     "cuMemAlloc",
     "cuMemAllocAsync",
     "cuMemAllocAsync_ptsz",
@@ -65,6 +75,11 @@ pub(crate) const REPLACED: [&str; 58] = [
     "cuStreamSynchronize",
     "cuStreamSynchronize_ptsz",
 ];
+
+/// Those of them that a program without a limit of compute time has from the driver, if it asks `cuGetProcAddress`.
+pub(crate) fn only_launches(name: &str) -> bool {
+    name.starts_with("cuLaunch")
+}
 
 #[test]
 fn it_exports_what_it_replaces_and_nothing_else() {

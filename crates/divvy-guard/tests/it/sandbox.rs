@@ -107,6 +107,14 @@ impl Sandbox {
         sandbox
     }
 
+    /// Another pod's files, on the machine of this one.
+    pub(crate) fn beside(&self) -> Self {
+        let other = Self::new(self.memory);
+        fs::remove_dir(other.path("ledger")).unwrap();
+        symlink(self.path("ledger"), other.path("ledger")).unwrap();
+        other
+    }
+
     /// Have a driver of this version of CUDA, which lacks what came later.
     pub(crate) fn with_driver(mut self, version: &'static str) -> Self {
         self.version = version;
@@ -136,8 +144,8 @@ impl Sandbox {
         fs::write(self.file(gpu, "usage"), usage::file()).unwrap();
     }
 
-    /// Change the limits, as the agent does.
-    pub(crate) fn change(&self, limits: &Limits) {
+    /// Change the limits, as the agent does. Return the generation.
+    pub(crate) fn change(&self, limits: &Limits) -> u64 {
         let path = self.file(0, "limits");
         let (generation, _) = Limits::from_bytes(&fs::read(&path).unwrap()).unwrap();
         let (offset, copy) = limits.copy(generation + 1);
@@ -147,6 +155,7 @@ impl Sandbox {
             .unwrap()
             .write_all_at(&copy, offset)
             .unwrap();
+        generation + 1
     }
 
     pub(crate) fn start(&self) -> Program {
@@ -212,6 +221,13 @@ impl Sandbox {
         let mut ledger = Ledger::open(&self.path("ledger"), GPUS[0]).unwrap();
         let usage = ledger.usage().unwrap();
         usage.iter().filter(|usage| usage.pid == pid).map(|usage| usage.bytes).sum()
+    }
+
+    /// The GPU time that a process has had on the first GPU, or will have for what it has launched.
+    pub(crate) fn busy(&self, pid: u32) -> u64 {
+        let mut ledger = Ledger::open(&self.path("ledger"), GPUS[0]).unwrap();
+        let usage = ledger.usage().unwrap();
+        usage.iter().filter(|usage| usage.pid == pid).map(|usage| usage.busy_ns).sum()
     }
 
     /// The driver's own refusals. On a machine whose GPU is as large as the share, each is an allocation that the guard should have refused.
