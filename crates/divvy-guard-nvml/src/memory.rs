@@ -11,6 +11,8 @@
 //! What the driver says of `reserved` is not taken over, because the memory that it reserves counts against no pod. So `reserved` is 0, unless the GPU has
 //! less free than the share promises. With a share of the whole GPU, which includes the reserved memory, the numbers are the driver's.
 
+use divvy_share::usage::Usage;
+
 use crate::nvml::{Code, Device, MEMORY_2, Memory, Memory2, SUCCESS};
 use crate::share::Share;
 
@@ -36,7 +38,7 @@ fn view(total: u64, free: u64, share: u64, taken: u64) -> View {
 fn of(device: Device, total: u64, free: u64) -> Option<View> {
     let share = Share::of(device)?;
     // What cannot be read counts as nothing, as in `cuMemGetInfo`.
-    let charged = share.users().map_or(0, |users| users.charged());
+    let charged = share.users(&mut Usage::default()).map_or(0, |users| users.charged());
     let taken = charged.saturating_add(share.limits.overhead);
     Some(view(total, free, share.limits.bytes, taken))
 }

@@ -7,6 +7,8 @@
 //! A slot says that a process uses CUDA. So the processes are in the list of compute processes, also if they use the GPU through MPS, and the lists of
 //! graphics processes and of clients of MPS are empty: the driver's own lists have the ids and the memory of other pods' processes.
 
+use divvy_share::usage::{SLOTS, Usage};
+
 use crate::nvml::{Code, Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, Process, Process2, Process3, SUCCESS, Uint};
 use crate::share::{Share, User};
 
@@ -55,16 +57,17 @@ impl Layout for Process3 {
 ///
 /// # Safety
 ///
-/// `count` is null or valid, and `list` is null or has room for `*count` values, as the driver demands.
+/// `count` is null or valid, and `infos` is null or has room for `*count` values, as the driver demands.
 pub(crate) unsafe fn list<T: Layout>(
     which: Which,
     device: Device,
     count: *mut Uint,
-    list: *mut T,
+    infos: *mut T,
     call: impl FnOnce() -> Code,
     ask: impl FnOnce(*mut Uint) -> Code,
 ) -> Code {
-    let Some(users) = (!count.is_null()).then(|| Share::of(device)?.users()).flatten() else {
+    let mut usage = Usage::default();
+    let Some(users) = (!count.is_null()).then(|| Share::of(device)?.users(&mut usage)).flatten() else {
         return call();
     };
     // The driver's processes are other pods' as well, so they are not written to the program's array, not even for a moment.
@@ -73,9 +76,10 @@ pub(crate) unsafe fn list<T: Layout>(
         SUCCESS | INSUFFICIENT_SIZE => {}
         error => return error,
     }
-    let (users, shown) = match which {
-        Which::Compute => users.of_container(),
-        Which::Graphics | Which::Mps => ([User { pid: 0, bytes: 0 }; _], 0),
+    let mut list = [User::default(); SLOTS];
+    let shown = match which {
+        Which::Compute => users.of_container(&mut list),
+        Which::Graphics | Which::Mps => 0,
     };
     // SAFETY: not null, and valid by this function's contract. A program may have given an unaligned pointer.
     let room = unsafe { count.read_unaligned() };
@@ -85,12 +89,12 @@ pub(crate) unsafe fn list<T: Layout>(
     if needed > room {
         return INSUFFICIENT_SIZE;
     }
-    if list.is_null() && needed > 0 {
+    if infos.is_null() && needed > 0 {
         return INVALID_ARGUMENT;
     }
-    for (index, user) in (0..shown).zip(&users) {
+    for (index, user) in (0..shown).zip(&list) {
         // SAFETY: the index is below the room, which this function's contract promises.
-        unsafe { list.add(index).write_unaligned(T::of(user)) };
+        unsafe { infos.add(index).write_unaligned(T::of(user)) };
     }
     SUCCESS
 }

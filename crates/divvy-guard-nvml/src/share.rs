@@ -18,8 +18,8 @@ pub(crate) struct Share {
 }
 
 /// The processes of the pod that use the GPU. The numbers are those that the processes have written, and may be any.
-pub(crate) struct Users {
-    usage: Usage,
+pub(crate) struct Users<'a> {
+    usage: &'a Usage,
     file: File,
 }
 
@@ -43,13 +43,13 @@ impl Share {
         Some(Self { uuid, limits })
     }
 
-    /// The processes that use it. `None` if the file cannot be used: anybody in the pod can write it.
-    pub(crate) fn users(&self) -> Option<Users> {
+    /// The processes that use it. `None` if the file cannot be used: anybody in the pod can write it. The caller has the place for the file's content, so
+    /// that it is on a thread's stack only once.
+    pub(crate) fn users<'a>(&self, usage: &'a mut Usage) -> Option<Users<'a>> {
         // Read and not mapped: a file that is shortened meanwhile would end the program (SIGBUS).
         let file = sys::open(Path::of(self.uuid, b"/usage").as_c_str(), false, usage::SIZE).ok()?;
-        let mut usage = Usage::default();
         // SAFETY: it is made of numbers.
-        unsafe { sys::read(&file, &mut usage) }.ok()?;
+        unsafe { sys::read(&file, usage) }.ok()?;
         usage.check().ok()?;
         Some(Users { usage, file })
     }
@@ -60,13 +60,13 @@ fn number(word: &AtomicU64) -> u64 {
 }
 
 /// One process of this container.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct User {
     pub(crate) pid: Uint,
     pub(crate) bytes: u64,
 }
 
-impl Users {
+impl Users<'_> {
     /// The slots with memory whose owners live.
     fn slots(&self) -> impl Iterator<Item = &Slot> {
         (0..self.usage.bound()).filter_map(|index| {
@@ -83,9 +83,9 @@ impl Users {
         })
     }
 
-    /// The processes of this container that have memory, each once, and how many they are.
-    pub(crate) fn of_container(&self) -> ([User; SLOTS], usize) {
-        let (mut users, mut count) = ([User { pid: 0, bytes: 0 }; SLOTS], 0_usize);
+    /// Write the processes of this container that have memory, each once. Returns how many they are.
+    pub(crate) fn of_container(&self, users: &mut [User; SLOTS]) -> usize {
+        let mut count = 0_usize;
         let own = sys::pid_namespace();
         for slot in self.slots() {
             let (pid, bytes) = (Uint::try_from(number(&slot.pid)).unwrap_or(0), number(&slot.used));
@@ -100,6 +100,6 @@ impl Users {
                 count = count.saturating_add(1);
             }
         }
-        (users, count)
+        count
     }
 }

@@ -7,7 +7,7 @@
 //! constructor, and it must not need a version of the C library. Here is how it makes system calls ([`sys`]), where the files of a share are ([`path`]), how
 //! it finds the real library's functions ([`Function`]), and how it is linked (`link`, for build scripts).
 
-#![cfg_attr(not(feature = "link"), no_std)]
+#![cfg_attr(not(any(feature = "link", test)), no_std)]
 #![allow(
     unsafe_code,
     reason = "system calls, memory that other processes write, and functions of other libraries"

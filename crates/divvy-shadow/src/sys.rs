@@ -393,3 +393,33 @@ impl Locks for FileLocks<'_> {
         let _ = self.call(F_OFD_SETLK, F_UNLCK, byte);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_has_become_shorter_is_not_read() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), [1, 2, 3, 4]).expect("the file");
+        let path = CString::new(file.path().as_os_str().as_bytes()).expect("a path");
+        let opened = open(&path, false, 4).expect("its size is right");
+        let mut bytes = [0_u8; 4];
+        // SAFETY: any bytes are bytes.
+        assert_eq!(unsafe { read(&opened, &mut bytes) }, Ok(()));
+        assert_eq!(bytes, [1, 2, 3, 4]);
+        file.as_file().set_len(3).expect("the file");
+        // SAFETY: as above.
+        assert_eq!(unsafe { read(&opened, &mut bytes) }, Err(EINVAL));
+    }
+
+    #[test]
+    fn the_pid_namespace_is_the_one_that_proc_shows() {
+        let shown = std::fs::metadata("/proc/self/ns/pid").expect("/proc");
+        assert_eq!(pid_namespace(), shown.ino());
+    }
+}

@@ -19,12 +19,14 @@ pub fn target() -> PathBuf {
 
 /// Build something as `cargo build` with these arguments does.
 pub fn build(arguments: &[&str]) {
+    // Cargo sets it for a test. What it was when this crate was compiled may be in another checkout, if two of them share a directory for what they build.
+    let directory = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let status = Command::new(env!("CARGO"))
         .args(["build", "--quiet"])
         .args(arguments)
         .arg("--target-dir")
         .arg(target())
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(directory)
         .status();
     assert!(status.unwrap().success(), "cargo build {arguments:?}");
 }

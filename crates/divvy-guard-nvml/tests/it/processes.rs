@@ -71,6 +71,18 @@ fn the_processes_of_other_containers_are_not_listed_but_their_memory_is_used() {
 }
 
 #[test]
+fn a_process_that_has_no_memory_yet_is_not_listed() {
+    let sandbox = Sandbox::with_share(GPU, SHARE);
+    let mut watcher = sandbox.watcher();
+    let slot = Slot {
+        pending: 10 * MIB,
+        ..Slot::of(7, 0)
+    };
+    let _owners = [sandbox.occupy(0, slot), sandbox.occupy(1, Slot::of(8, MIB))];
+    assert_eq!(compute(&mut watcher), [(8, MIB)]);
+}
+
+#[test]
 fn a_process_with_two_slots_is_listed_once() {
     let sandbox = Sandbox::with_share(GPU, SHARE);
     let mut watcher = sandbox.watcher();
