@@ -6,15 +6,15 @@
 #![allow(unsafe_code, reason = "it calls CUDA's C ABI")]
 #![allow(clippy::print_stdout, reason = "results")]
 
-use std::ffi::{CString, c_int, c_uint, c_void};
-use std::io::{BufRead as _, Write as _};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::io::Write as _;
 use std::ptr::null_mut;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 /// Call a function of the library by its name; 500, `CUDA_ERROR_NOT_FOUND`, if there is none.
 macro_rules! call {
-    ($library:expr, $name:literal($($argument:expr => $type:ty),*)) => {{
+    ($library:expr, $name:tt($($argument:expr => $type:ty),*)) => {{
         // SAFETY: the type is that of cuda.h.
         match unsafe { $library.get::<unsafe extern "C" fn($($type),*) -> c_int>($name) } {
             // SAFETY: the arguments are valid, or wrong on purpose in a way that CUDA answers with an error.
@@ -44,9 +44,14 @@ fn main() {
         unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }.unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let (cuda, real) = (open(), open());
-    for line in std::io::stdin().lock().lines() {
-        let line = line.expect("a line");
-        let mut words = line.split(' ');
+    // Without a lock on standard input, because a call may read a line of its own.
+    let next = || {
+        let mut line = String::new();
+        let read = std::io::stdin().read_line(&mut line).expect("a line");
+        (read > 0).then_some(line)
+    };
+    while let Some(line) = next() {
+        let mut words = line.trim_end().split(' ');
         let name = words.next().expect("a name");
         let words: Vec<&str> = words.collect();
         let number = |index: usize| words.get(index).and_then(|word: &&str| word.parse::<u64>().ok()).unwrap_or(0);
@@ -146,6 +151,51 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
         }
         "graph-make" => call!(cuda, b"cuGraphInstantiateWithFlags"(one => *mut u64, first => u64, 1 => u64)),
         "graph-launch" => call!(cuda, b"cuGraphLaunch"(first => u64, 0 => u64)),
+        "graph-kernel" => {
+            // CUDA_KERNEL_NODE_PARAMS: the function is first.
+            call!(cuda, b"cuGraphAddKernelNode_v2"(one => *mut u64, first => u64, null() => *mut u64, 0 => u64, [second; 9].as_ptr() => *const u64))
+        }
+        "kernel" => {
+            let function = CString::new(*words.first().unwrap_or(&"")).expect("a name");
+            match call!(cuda, b"cuModuleLoadData"(two => *mut u64, c"".as_ptr() => *const c_char)) {
+                0 => call!(cuda, b"cuModuleGetFunction"(one => *mut u64, *two => u64, function.as_ptr() => *const c_char)),
+                code => code,
+            }
+        }
+        // Launch a kernel, or a graph, with a function of CUDA.
+        "launch" => launch(cuda, words.first().unwrap_or(&"").as_bytes(), second),
+        // Launch a kernel in so many threads at the same time, each once.
+        "launch-threads" => {
+            let mut context = 0;
+            call!(cuda, b"cuCtxGetCurrent"(&mut context => *mut u64));
+            std::thread::scope(|scope| {
+                for _ in 0..second {
+                    scope.spawn(|| {
+                        assert_eq!(call!(cuda, b"cuCtxSetCurrent"(context => u64)), 0);
+                        assert_eq!(launch(cuda, b"cuLaunchKernel", first), 0);
+                    });
+                }
+            });
+            0
+        }
+        // Launch a kernel again and again, and synchronize after so many launches, until it is told to end. The first number is how often it did.
+        "work" => {
+            let ended = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::io::stdin().read_line(&mut String::new()).expect("a line");
+                    ended.store(true, std::sync::atomic::Ordering::Relaxed);
+                });
+                while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                    for _ in 0..second {
+                        assert_eq!(launch(cuda, b"cuLaunchKernel", first), 0);
+                    }
+                    *one += second;
+                    assert_eq!(call!(cuda, b"cuCtxSynchronize"()), 0);
+                }
+            });
+            0
+        }
         "graph-end" => call!(cuda, b"cuGraphExecDestroy"(first => u64)),
         "graph-trim" => call!(cuda, b"cuDeviceGraphMemTrim"(device => c_int)),
         "import" => {
@@ -260,6 +310,36 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
         other => panic!("{other}: no such call"),
     };
     [vec![code], out.to_vec()].concat()
+}
+
+/// Launch on the default stream.
+fn launch(cuda: &Library, symbol: &[u8], what: u64) -> u64 {
+    let null = null_mut::<u64>;
+    match symbol {
+        b"cuLaunchKernel" | b"cuLaunchKernel_ptsz" => {
+            call!(cuda, symbol(what => u64, 1 => c_uint, 1 => c_uint, 1 => c_uint, 1 => c_uint,
+            1 => c_uint, 1 => c_uint, 0 => c_uint, 0 => u64, null() => *mut u64, null() => *mut u64))
+        }
+        b"cuLaunchCooperativeKernel" | b"cuLaunchCooperativeKernel_ptsz" => {
+            call!(cuda, symbol(what => u64, 1 => c_uint, 1 => c_uint,
+            1 => c_uint, 1 => c_uint, 1 => c_uint, 1 => c_uint, 0 => c_uint, 0 => u64, null() => *mut u64))
+        }
+        // CUlaunchConfig: six sizes of 1, and the rest 0.
+        b"cuLaunchKernelEx" | b"cuLaunchKernelEx_ptsz" => {
+            let ones = 1 | 1 << 32;
+            call!(cuda, symbol([ones, ones, ones, 0, 0, 0, 0].as_ptr() => *const u64, what => u64, null() => *mut u64, null() => *mut u64))
+        }
+        // CUDA_LAUNCH_PARAMS: the function before the sizes.
+        b"cuLaunchCooperativeKernelMultiDevice" => {
+            let ones = 1 | 1 << 32;
+            call!(cuda, symbol([what, ones, ones, ones, 0, 0, 0].as_ptr() => *const u64, 1 => c_uint, 0 => c_uint))
+        }
+        b"cuLaunch" => call!(cuda, symbol(what => u64)),
+        b"cuLaunchGrid" => call!(cuda, symbol(what => u64, 1 => c_int, 1 => c_int)),
+        b"cuLaunchGridAsync" => call!(cuda, symbol(what => u64, 1 => c_int, 1 => c_int, 0 => u64)),
+        b"cuGraphLaunch" | b"cuGraphLaunch_ptsz" => call!(cuda, symbol(what => u64, 0 => u64)),
+        other => panic!("{}: no function that launches", String::from_utf8_lossy(other)),
+    }
 }
 
 fn address(library: &Library, symbol: &[u8]) -> u64 {

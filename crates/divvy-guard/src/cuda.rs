@@ -67,6 +67,19 @@ pub(crate) struct ExternalMemory {
     pub(crate) bytes: u64,
 }
 
+/// `CUDA_LAUNCH_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Parameters {
+    function: u64,
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    pub(crate) stream: u64,
+    parameters: *mut c_void,
+}
+
 // As the C compiler lays them out.
 const _: () = assert!(size_of::<AllocationProp>() == 16 && core::mem::offset_of!(AllocationNode, bytes) == 104);
 const _: () = assert!(core::mem::offset_of!(Node, allocation) == 16 && core::mem::offset_of!(ExternalMemory, bytes) == 24);
+const _: () = assert!(size_of::<Parameters>() == 56 && core::mem::offset_of!(Parameters, stream) == 40);

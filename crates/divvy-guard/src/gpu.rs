@@ -1,8 +1,9 @@
 //! One GPU, as this process may use it: its files, its slot, and what is charged to the slot.
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use divvy_share::claim::{Locks as _, claim, owner};
+use divvy_share::compute::{self, Turn};
 use divvy_share::limits::{self, Limits, Unreadable};
 use divvy_share::reserve::{self, Table, Word as _};
 use divvy_share::usage::{self, Usage};
@@ -32,7 +33,7 @@ pub(crate) struct Gpu {
     state: AtomicU32,
     seat: AtomicU32,
     slot: AtomicU32,
-    limits: AtomicPtr<[AtomicU64; limits::WORDS]>,
+    limits: AtomicPtr<Words>,
     usage: AtomicPtr<Usage>,
     uuid: [AtomicU64; 2],
     /// The limits that were read last.
@@ -43,6 +44,10 @@ pub(crate) struct Gpu {
     context: AtomicU64,
     /// Bytes that threads are about to take from pools.
     pub(crate) coming: AtomicU64,
+    /// Held while a launch waits, so that one thread of the process waits for compute time, and the others wait for it.
+    queue: Mutex,
+    /// How many launches pass before the limits are looked at again.
+    credit: AtomicI64,
     pub(crate) primary: AtomicU32,
     pub(crate) primary_context: AtomicU64,
 }
@@ -108,12 +113,12 @@ impl Gpu {
         for (word, value) in self.uuid.iter().zip([low, high]) {
             word.store(value, Ordering::Relaxed);
         }
-        let state = match sys::open(Path::of(uuid, b"/limits").as_c_str(), false, limits::SIZE) {
-            Ok(file) => match sys::map::<[AtomicU64; limits::WORDS]>(&file, false) {
+        let state = match sys::open(Path::of(uuid.0, b"/limits").as_c_str(), false, limits::SIZE) {
+            Ok(file) => match sys::map::<Words>(&file, false) {
                 Ok(words) => {
                     self.limits.store(core::ptr::from_ref(words).cast_mut(), Ordering::Relaxed);
                     match read(words) {
-                        Ok(limits) => {
+                        Ok((_, limits)) => {
                             self.note(&limits);
                             self.context.store(pages(limits.context), Ordering::Relaxed);
                             HELD
@@ -139,10 +144,8 @@ impl Gpu {
     }
 
     fn held(&self) -> Share {
-        // SAFETY: the pointer was stored before `state` became `HELD`, by `sys::map`, and the mapping is never removed.
-        let words = unsafe { self.limits.load(Ordering::Acquire).as_ref() };
-        match words.map(read) {
-            Some(Ok(limits)) => {
+        match self.limits().map(read) {
+            Some(Ok((_, limits))) => {
                 self.note(&limits);
                 Share::Held(Allowed {
                     bytes: limits.bytes,
@@ -158,6 +161,68 @@ impl Gpu {
                 refuse_managed: self.refuse_managed.load(Ordering::Relaxed) != 0,
             }),
         }
+    }
+
+    /// The file of limits, if it was opened.
+    fn limits(&self) -> Option<&'static Words> {
+        // SAFETY: the pointer was stored before `state` became `HELD`, by `sys::map`, and the mapping is never removed.
+        unsafe { self.limits.load(Ordering::Acquire).as_ref() }
+    }
+
+    /// Let a launch pass, or wait until it may.
+    pub(crate) fn launch(&self, uuid: impl FnOnce() -> Option<Uuid>) {
+        if !self.spend() {
+            self.queue(uuid);
+        }
+    }
+
+    /// Use a launch that was allowed earlier.
+    fn spend(&self) -> bool {
+        // The first check keeps the number from falling without a bound.
+        self.credit.load(Ordering::Relaxed) > 0 && self.credit.fetch_sub(1, Ordering::Relaxed) > 0
+    }
+
+    #[cold]
+    fn queue(&self, uuid: impl FnOnce() -> Option<Uuid>) {
+        if self.state.load(Ordering::Acquire) != HELD && !matches!(self.share(uuid), Share::Held(_)) {
+            return;
+        }
+        let Some(words) = self.limits() else { return };
+        let _queue = self.queue.lock();
+        let since = sys::now();
+        let mut now = since;
+        // Another thread may have looked while this one waited for it.
+        while !self.spend() {
+            // Limits that cannot be read do not stop a program.
+            let Ok((generation, limits)) = read(words) else { return };
+            let usage = self.seat();
+            let launches = usage.map_or(0, |(usage, _)| compute::launches(usage));
+            match compute::turn(&limits, launches, now, since) {
+                Turn::Free => return self.credit.store(UNLIMITED, Ordering::Relaxed),
+                Turn::Go(more) => {
+                    if let Some(slot) = usage.and_then(|(usage, slot)| usage.slots.get(slot)) {
+                        slot.launches.fetch_add(more.saturating_add(1), Ordering::Relaxed);
+                    }
+                    return self.credit.store(more.cast_signed(), Ordering::Relaxed);
+                }
+                Turn::Wait(time) => {
+                    let bell = limits::bell(generation.wrapping_add(1));
+                    let word = words.get(bell / 8).map_or(0, |word| word.load(Ordering::Relaxed));
+                    // If the agent has written since the limits were read, the time is at most a tenth of a second too long.
+                    sys::wait(words, bell, word as u32, time);
+                    now = sys::now();
+                }
+            }
+        }
+    }
+
+    /// The slot of this process, which is taken if it has none.
+    fn seat(&self) -> Option<(&'static Usage, usize)> {
+        self.seated().or_else(|| {
+            let _locked = self.lock.lock();
+            self.sit();
+            self.seated()
+        })
     }
 
     /// What one context is charged with.
@@ -264,6 +329,9 @@ impl Gpu {
             sys::unmap(usage);
             return UNKNOWN;
         };
+        if let Some(slot) = usage.slots.get(slot) {
+            slot.namespace.store(sys::pid_namespace(), Ordering::Relaxed);
+        }
         self.usage.store(core::ptr::from_ref(usage).cast_mut(), Ordering::Relaxed);
         self.slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::Relaxed);
         self.seat.store(HELD, Ordering::Release);
@@ -275,18 +343,42 @@ impl Gpu {
     fn usage_file(&self) -> Result<File, Errno> {
         let [low, high] = &self.uuid;
         let uuid = uuid_of([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
-        sys::open(Path::of(uuid, b"/usage").as_c_str(), true, usage::SIZE)
+        sys::open(Path::of(uuid.0, b"/usage").as_c_str(), true, usage::SIZE)
     }
 }
 
-fn read(words: &[AtomicU64; limits::WORDS]) -> Result<Limits, Unreadable> {
+/// Whether a GPU of the pod has a limit of compute time. The driver knows the GPUs only after `cuInit`, and programs ask for functions before it.
+pub(crate) fn any_limits_compute() -> bool {
+    let root = ROOT.get();
+    sys::any_in(Path::from(&[&root]).as_c_str(), |name| {
+        let path = Path::from(&[&root, b"/", name, b"/limits"]);
+        let Ok(file) = sys::open(path.as_c_str(), false, limits::SIZE) else {
+            return false;
+        };
+        let Ok(words) = sys::map::<Words>(&file, false) else {
+            return false;
+        };
+        let limited = read(words).is_ok_and(|(_, limits)| limits.limits_compute());
+        sys::unmap(words);
+        limited
+    })
+}
+
+/// The file of limits.
+type Words = [AtomicU64; limits::WORDS];
+
+/// After so many launches it is noticed that a GPU has got a limit.
+const UNLIMITED: i64 = 1000;
+
+/// The generation and the limits.
+fn read(words: &Words) -> Result<(u64, Limits), Unreadable> {
     let mut result = Err(Unreadable::Torn);
     for _ in 0..4 {
         let mut copy = [0; limits::WORDS];
         for (to, from) in copy.iter_mut().zip(words) {
             *to = from.load(Ordering::Relaxed);
         }
-        result = Limits::parse(&copy).map(|(_, limits)| limits);
+        result = Limits::parse(&copy);
         if result != Err(Unreadable::Torn) {
             break;
         }

@@ -1,4 +1,4 @@
-//! The list of replaced functions becomes exported functions, and a map from the driver's to the guard's.
+//! The list of replaced functions becomes exported functions, and a table from the driver's to the guard's.
 
 use core::ffi::{CStr, c_void};
 use core::ptr::null_mut;
@@ -11,13 +11,12 @@ use crate::driver::Function;
 pub(crate) struct Hook {
     /// The driver's function of the same name.
     pub(crate) driver: Function,
-    /// How `cuGetProcAddress` is asked for it: the name without a suffix, the version of CUDA that brought this form (cudaTypedefs.h), and the
-    /// flags.
-    base: &'static CStr,
+    /// The version of CUDA that brought this form (cudaTypedefs.h).
     version: i32,
-    flags: u64,
     /// What `cuGetProcAddress` gives for it, which may be another address than that of the exported function.
     address: AtomicPtr<c_void>,
+    /// The guard's function.
+    ours: AtomicPtr<c_void>,
 }
 
 /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`.
@@ -26,59 +25,76 @@ const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
 impl Hook {
-    pub(crate) const fn new(name: &'static CStr, base: &'static CStr, version: i32) -> Self {
+    pub(crate) const fn new(name: &'static CStr, version: i32, ours: *mut c_void) -> Self {
         Self {
             driver: Function::new(name),
-            base,
             version,
-            flags: if let [.., b'_', b'p', b't', b's', b'z'] = name.to_bytes() {
-                PER_THREAD
-            } else {
-                LEGACY
-            },
             address: AtomicPtr::new(null_mut()),
+            ours: AtomicPtr::new(ours),
         }
     }
 
-    /// Ask the driver where this function is. A driver without the function answers with an earlier form of it, so it is not asked.
+    /// Ask the driver where this function is, by its name without suffixes. A driver without the function answers with an earlier form of it, so it is
+    /// not asked.
     pub(crate) fn learn(&self, ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code) {
+        let name = self.driver.name().to_bytes();
+        let (name, flags) = match name.strip_suffix(b"_ptsz") {
+            Some(name) => (name, PER_THREAD),
+            None => (name, LEGACY),
+        };
+        let name = if let [base @ .., b'_', b'v', _] = name { base } else { name };
+        // Room for the longest name.
+        let mut base = [0; 48];
+        for (to, from) in base.iter_mut().zip(name) {
+            *to = *from;
+        }
+        let base = CStr::from_bytes_until_nul(&base).unwrap_or_default();
         let mut address = null_mut();
-        if self.driver.get().is_some() && ask(self.base, &mut address, self.version, self.flags) == SUCCESS {
+        if self.driver.get().is_some() && ask(base, &mut address, self.version, flags) == SUCCESS {
             self.address.store(address, Ordering::Release);
         }
     }
 
-    /// Whether an address is that of the driver's exported function.
-    pub(crate) fn exported_at(&self, address: *mut c_void) -> bool {
-        self.driver.get() == Some(address)
-    }
-
-    /// Whether an address is what the driver gives out for this function.
-    pub(crate) fn given_out_at(&self, address: *mut c_void) -> bool {
-        self.address.load(Ordering::Acquire) == address
+    pub(crate) fn ours(&self) -> *mut c_void {
+        self.ours.load(Ordering::Relaxed)
     }
 }
 
-/// Define the replaced functions: name and arguments as in cuda.h, how `cuGetProcAddress` knows it, and what happens. `call` asks the driver with
+/// The place in a table of what replaces one of the driver's functions.
+pub(crate) fn find(hooks: &[Hook], address: *mut c_void) -> Option<usize> {
+    // What an address is the exported function of is certain, so it comes first.
+    let exported = hooks.iter().position(|hook| hook.driver.get() == Some(address));
+    exported.or_else(|| hooks.iter().position(|hook| hook.address.load(Ordering::Acquire) == address))
+}
+
+/// Define the replaced functions: name and arguments as in cuda.h, the version of CUDA that brought this form, and what happens. `call` asks the driver with
 /// the program's arguments; without a function of this name in the driver it is not run, and the program gets `CUDA_ERROR_NOT_FOUND`.
+///
+/// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known.
 macro_rules! hooks {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) is $base:literal $version:literal: |$call:ident| $rule:expr;)*) => {
-        #[allow(non_upper_case_globals, reason = "the names are NVIDIA's")]
-        mod of {
-            $(pub(super) static $name: $crate::hook::Hook = $crate::hook::Hook::new(
-                match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-                    Ok(name) => name,
-                    Err(_) => panic!("a name has no 0"),
-                },
-                $base,
-                $version,
-            );)*
+    (
+        $(fn $name:ident($($argument:ident: $type:ty),*) $version:literal: |$call:ident| $rule:expr;)*
+        launches:
+        $(fn $launch:ident($($given:ident: $kind:ty),*) $since:literal: $on:expr;)*
+    ) => {
+        #[allow(non_camel_case_types, reason = "the names are NVIDIA's")]
+        enum At {
+            $($name,)*
+            $($launch,)*
         }
+
+        /// Where in the table the functions that launch begin.
+        const LAUNCHES: usize = [$(At::$name),*].len();
+
+        static HOOKS: [$crate::hook::Hook; LAUNCHES + [$(At::$launch),*].len()] = [
+            $($crate::hook::Hook::new(divvy_shadow::c_name!($name), $version, $name as *mut c_void),)*
+            $($crate::hook::Hook::new(divvy_shadow::c_name!($launch), $since, $launch as *mut c_void),)*
+        ];
 
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: $type),*) -> Code {
-                let Some(found) = of::$name.driver.get() else { return NOT_FOUND };
+                let Some(found) = HOOKS[At::$name as usize].driver.get() else { return NOT_FOUND };
                 // SAFETY: the driver's function of this name has these arguments, by cuda.h.
                 let function: unsafe extern "C" fn($($type),*) -> Code = unsafe { core::mem::transmute(found) };
                 // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
@@ -87,20 +103,35 @@ macro_rules! hooks {
             }
         )*
 
-        /// Ask the driver for the addresses that it gives out.
-        fn learn(ask: impl Fn(&core::ffi::CStr, &mut *mut c_void, i32, u64) -> Code) {
-            $(of::$name.learn(&ask);)*
-        }
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $launch($($given: $kind),*) -> Code {
+                type Function = unsafe extern "C" fn($($kind),*) -> Code;
 
-        /// The guard's function for one of the driver's.
-        fn instead_of(address: *mut c_void) -> Option<*mut c_void> {
-            $(if of::$name.exported_at(address) {
-                return Some($name as *mut c_void);
-            })*
-            $(if of::$name.given_out_at(address) {
-                return Some($name as *mut c_void);
-            })*
-            None
-        }
+                /// The driver's function, if launches are not held.
+                static DIRECT: core::sync::atomic::AtomicPtr<c_void> = core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
+
+                /// A function of its own, so that the other path saves no registers.
+                #[cold]
+                #[inline(never)]
+                unsafe extern "C" fn pass($($given: $kind),*) -> Code {
+                    let Some(found) = launches::pass(&HOOKS[At::$launch as usize], &DIRECT, $on) else { return NOT_FOUND };
+                    // SAFETY: the driver's function of this name has these arguments, by cuda.h.
+                    let function: Function = unsafe { core::mem::transmute(found) };
+                    // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
+                    unsafe { function($($given),*) }
+                }
+
+                let found = DIRECT.load(Ordering::Relaxed);
+                if found.is_null() {
+                    // SAFETY: the caller's promise.
+                    return unsafe { pass($($given),*) };
+                }
+                // SAFETY: as above.
+                let function: Function = unsafe { core::mem::transmute(found) };
+                // SAFETY: as above.
+                unsafe { function($($given),*) }
+            }
+        )*
     };
 }

@@ -1,7 +1,7 @@
 //! The two files that a pod has for each of its GPUs, and how its processes share what the pod may use.
 //!
 //! [`limits`] is written by the agent; containers can only read it. [`usage`] has a slot for each process that uses the GPU; the processes write
-//! it. [`reserve`] is how a process asks for memory, and [`claim`] how it gets its slot.
+//! it. [`reserve`] is how a process asks for memory, [`claim`] how it gets its slot, and [`compute`] how launches are held to a rate.
 //!
 //! There is no shared total and no shared mutex, so there is nothing to repair when a process is killed. A process owns its slot by an open file
 //! description lock (fcntl(2), `F_OFD_SETLK`) on one byte of `usage`. The kernel drops the lock when the last process that has the description
@@ -35,6 +35,7 @@ pub const USAGE: &str = "usage";
 pub const REAL_LIBRARY: &str = "/run/divvy/guard/libcuda.so.real";
 
 pub mod claim;
+pub mod compute;
 pub mod limits;
 pub mod reserve;
 pub mod usage;

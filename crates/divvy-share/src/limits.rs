@@ -5,16 +5,29 @@
 //!
 //! The words are in the machine's byte order, because the file never leaves the machine.
 
+use crate::compute::{Account, WHOLE};
+
 /// `DIVVYLIM`, in the order of bytes of a little-endian machine.
 const MAGIC: u64 = u64::from_le_bytes(*b"DIVVYLIM");
 /// The version of the layout. A later version keeps the first two words, so that an older reader can tell.
 pub const VERSION: u64 = 1;
 /// Words of one copy.
 const COPY: usize = 16;
+/// The word of a copy that has its generation.
+const GENERATION: usize = 2;
 /// Words of the file.
 pub const WORDS: usize = 2 * COPY;
 /// Bytes of the file.
 pub const SIZE: usize = WORDS * 8;
+
+/// Where the file has the 32 bits that change when the copy of this generation is written, in bytes. Who waits for it calls futex(2) with this address, and the
+/// writer wakes all who wait there afterwards.
+#[must_use]
+pub fn bell(generation: u64) -> usize {
+    let copy = if generation.is_multiple_of(2) { 0 } else { COPY * 8 };
+    // The low half of the generation.
+    copy + GENERATION * 8 + if cfg!(target_endian = "big") { 4 } else { 0 }
+}
 
 /// What a pod may use of one GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,10 +38,13 @@ pub struct Limits {
     pub overhead: u64,
     /// Memory in bytes that one context takes on this model of GPU.
     pub context: u64,
-    /// GPU time that the pod may use, in nanoseconds per second. 0 means no limit. No guard reads it yet.
+    /// GPU time that the pod may use, in nanoseconds per second. 0 means no limit.
     pub rate: u64,
-    /// Of two pods that wait for the GPU, the one with the higher value runs first. No guard reads it yet.
+    /// Of two pods that wait for the GPU, the one with the higher value runs first. Nothing reads it: pods do not wait for each other, but for their own
+    /// balance.
     pub priority: u64,
+    /// What the pod has left of its compute time.
+    pub account: Account,
     /// Whether managed memory is refused. Otherwise it is charged as if it were on the GPU.
     pub refuse_managed: bool,
 }
@@ -56,19 +72,29 @@ impl Limits {
         self.bytes.saturating_sub(self.overhead)
     }
 
+    /// Report whether the pod's compute time is limited. No pod can use more than the whole GPU.
+    #[must_use]
+    pub fn limits_compute(&self) -> bool {
+        self.rate > 0 && self.rate < WHOLE
+    }
+
     /// Return one copy for the file, and its position in bytes. A writer increases the generation by one each time.
     #[must_use]
     pub fn copy(&self, generation: u64) -> (u64, [u8; COPY * 8]) {
         let mut words = [0; COPY];
         words[0] = MAGIC;
         words[1] = VERSION;
-        words[2] = generation;
+        words[GENERATION] = generation;
         words[3] = self.bytes;
         words[4] = self.overhead;
         words[5] = self.context;
         words[6] = self.rate;
         words[7] = self.priority;
         words[8] = u64::from(self.refuse_managed);
+        words[9] = self.account.balance.cast_unsigned();
+        words[10] = self.account.at;
+        words[11] = self.account.launches;
+        words[12] = self.account.launch_ns;
         words[COPY - 1] = checksum(&words);
         let mut bytes = [0; COPY * 8];
         for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -130,6 +156,10 @@ fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
         rate,
         priority,
         flags,
+        balance,
+        at,
+        launches,
+        launch_ns,
         ..,
         sum,
     ] = words
@@ -152,6 +182,12 @@ fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
         rate,
         priority,
         refuse_managed: flags & 1 != 0,
+        account: Account {
+            balance: balance.cast_signed(),
+            at,
+            launches,
+            launch_ns,
+        },
     };
     Ok((generation, limits))
 }

@@ -9,6 +9,7 @@ mod arrays;
 mod binary;
 mod files;
 mod graphs;
+mod launches;
 mod loading;
 mod mappings;
 mod names;

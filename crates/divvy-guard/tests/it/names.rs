@@ -1,7 +1,10 @@
 //! What programs find in the library.
 
-use crate::binary::REPLACED;
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox};
+use divvy_share::compute::WHOLE;
+use divvy_share::limits::Limits;
+
+use crate::binary::{REPLACED, only_launches};
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, limits};
 
 fn found(program: &mut Program, name: &str) -> (u64, u64) {
     let [_, ours, real] = program.call(&format!("symbol {name}"));
@@ -31,9 +34,22 @@ fn what_is_not_replaced_is_the_drivers() {
     }
 }
 
-/// For each name, version, and way to ask: the driver's answer, with exactly the replaced functions replaced.
 #[test]
 fn addresses_are_the_drivers_but_for_the_replaced_functions() {
+    for version in ["11.0", "11.4", "12.0", "12.9", "13.4"] {
+        addresses(version, 0);
+    }
+}
+
+#[test]
+fn with_a_limit_of_compute_time_functions_that_launch_are_replaced_too() {
+    for version in ["11.4", "12.9"] {
+        addresses(version, WHOLE / 4);
+    }
+}
+
+/// For each name, version, and way to ask: the driver's answer, with exactly the replaced functions replaced.
+fn addresses(version: &'static str, rate: u64) {
     const OTHERS: [&str; 6] = [
         "cuInit",
         "cuDeviceGetUuid",
@@ -54,42 +70,51 @@ fn addresses_are_the_drivers_but_for_the_replaced_functions() {
     names.push("cuNoSuchFunction".to_owned());
     names.sort_unstable();
     names.dedup();
-    for version in ["11.0", "11.4", "12.0", "12.9", "13.4"] {
-        let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB).with_driver(version);
-        let mut program = sandbox.start();
-        assert_eq!(program.code("init"), 0);
-        let mut plain = sandbox.start_without_guard();
-        assert_eq!(plain.code("init"), 0);
-        let (guarded, driver): (Vec<_>, Vec<_>) = symbols
+    let sandbox = Sandbox::new(8192 * MIB).with_driver(version);
+    sandbox.give(
+        0,
+        &Limits {
+            rate,
+            ..limits(4096 * MIB)
+        },
+    );
+    let mut program = sandbox.start();
+    assert_eq!(program.code("init"), 0);
+    let mut plain = sandbox.start_without_guard();
+    assert_eq!(plain.code("init"), 0);
+    let (guarded, driver): (Vec<_>, Vec<_>) = symbols
+        .iter()
+        .map(|symbol| {
+            let (ours, real) = found(&mut program, symbol);
+            let direct = rate == 0 && only_launches(symbol);
+            (if direct { real } else { ours }, found(&mut plain, symbol).0)
+        })
+        .unzip();
+    let symbol_at = |addresses: &[u64], address: u64| {
+        addresses
             .iter()
-            .map(|symbol| (found(&mut program, symbol).0, found(&mut plain, symbol).0))
-            .unzip();
-        let symbol_at = |addresses: &[u64], address: u64| {
-            addresses
-                .iter()
-                .position(|known| *known == address && address != 0)
-                .map(|index| symbols[index])
-        };
-        for name in &names {
-            for asked in [
-                2000, 3020, 4000, 7000, 10020, 11000, 11020, 11030, 11040, 12000, 12020, 12030, 12050, 13000,
-            ] {
-                for flags in 0..3 {
-                    for way in 0..3 {
-                        let call = format!("address {name} {asked} {flags} {way}");
-                        let (ours, theirs) = (program.call(&call), plain.call(&call));
-                        assert_eq!(
-                            (ours[0], ours[2]),
-                            (theirs[0], theirs[2]),
-                            "{version}: {call}: code and status"
-                        );
-                        assert_eq!(
-                            symbol_at(&guarded, ours[1]),
-                            symbol_at(&driver, theirs[1]),
-                            "{version}: {call}"
-                        );
-                        assert_eq!(ours[1] == 0, theirs[1] == 0, "{version}: {call}");
-                    }
+            .position(|known| *known == address && address != 0)
+            .map(|index| symbols[index])
+    };
+    for name in &names {
+        for asked in [
+            2000, 3020, 4000, 7000, 10020, 11000, 11020, 11030, 11040, 12000, 12020, 12030, 12050, 13000,
+        ] {
+            for flags in 0..3 {
+                for way in 0..3 {
+                    let call = format!("address {name} {asked} {flags} {way}");
+                    let (ours, theirs) = (program.call(&call), plain.call(&call));
+                    assert_eq!(
+                        (ours[0], ours[2]),
+                        (theirs[0], theirs[2]),
+                        "{version}: {call}: code and status"
+                    );
+                    assert_eq!(
+                        symbol_at(&guarded, ours[1]),
+                        symbol_at(&driver, theirs[1]),
+                        "{version}: {call}"
+                    );
+                    assert_eq!(ours[1] == 0, theirs[1] == 0, "{version}: {call}");
                 }
             }
         }

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use divvy_share::claim::{Locks, claim};
+use divvy_share::compute::Account;
 use divvy_share::limits::{self, Limits, Unreadable};
 use divvy_share::usage::{self, SLOTS, Seen, Unusable, Usage};
 use proptest::prelude::*;
@@ -15,6 +16,12 @@ fn limits_of(bytes: u64) -> Limits {
         rate: 500_000_000,
         priority: 7,
         refuse_managed: true,
+        account: Account {
+            balance: -5,
+            at: 6,
+            launches: 8,
+            launch_ns: 9,
+        },
     }
 }
 
@@ -44,6 +51,19 @@ fn a_writer_killed_at_any_byte_leaves_the_limits_before_or_after() {
         file[offset as usize..offset as usize + written].copy_from_slice(&copy[..written]);
         let (_, seen) = Limits::from_bytes(&file).unwrap();
         assert!(seen == old || seen == new, "{written} bytes written: {seen:?}");
+    }
+}
+
+/// What a waiting process has read there is something else after the next write, and a later write at the other copy has its own place.
+#[test]
+fn a_write_changes_the_bits_for_which_others_wait() {
+    let mut file = limits_of(1).file();
+    let at = |file: &[u8], generation| u32::from_ne_bytes(*file[limits::bell(generation)..].first_chunk().unwrap());
+    for generation in 2..6 {
+        let before = [at(&file, generation), at(&file, generation + 1)];
+        put(&mut file, &limits_of(1), generation);
+        assert_eq!(at(&file, generation), generation as u32);
+        assert_eq!(before, [generation as u32 - 2, generation as u32 - 1]);
     }
 }
 
@@ -86,7 +106,7 @@ fn usage_that_somebody_changed_is_not_used() {
 fn a_slot_is_read_from_where_processes_write_it() {
     let mut file = usage::file();
     file[16..24].copy_from_slice(&4_u64.to_ne_bytes());
-    for word in 0..5_u64 {
+    for word in 0..6_u64 {
         let first = 64 + 255 * 64 + word as usize * 8;
         file[first..first + 8].copy_from_slice(&(word + 10).to_ne_bytes());
     }
@@ -97,6 +117,7 @@ fn a_slot_is_read_from_where_processes_write_it() {
         pid: 12,
         peak: 13,
         denied: 14,
+        launches: 15,
     };
     assert_eq!((slots[255], slots[254], crowded), (last, Seen::default(), 4));
 }
@@ -120,6 +141,7 @@ fn left_behind(bytes: u64) -> Usage {
     let usage = Usage::default();
     for slot in &usage.slots {
         slot.used.store(bytes, Ordering::Relaxed);
+        slot.namespace.store(bytes, Ordering::Relaxed);
     }
     usage
 }
@@ -131,9 +153,9 @@ fn the_first_slot_without_an_owner_is_taken_and_cleared() {
     assert_eq!(claim(&Others(vec![0, 257]), &usage, 42), Some(2));
     let words: Vec<_> = usage.slots[..4]
         .iter()
-        .map(|slot| (slot.used.load(Ordering::Relaxed), slot.pid.load(Ordering::Relaxed)))
+        .map(|slot| [&slot.used, &slot.pid, &slot.namespace].map(|word| word.load(Ordering::Relaxed)))
         .collect();
-    assert_eq!(words, [(5, 0), (5, 0), (0, 42), (5, 0)]);
+    assert_eq!(words, [[5, 0, 5], [5, 0, 5], [0, 42, 0], [5, 0, 5]]);
     assert_eq!(usage.bound(), 3);
     // The bound stays when an earlier slot is taken.
     assert_eq!(claim(&Others(vec![2]), &usage, 43), Some(0));

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod compute;
 mod every_order;
 mod killed;
 mod layout;

@@ -1,0 +1,87 @@
+//! Launches of kernels and graphs: they wait while the pod has used up its compute time.
+//!
+//! Whether a process is held is decided once, when it first launches something or asks for the address of a function that launches. If none of the pod's
+//! GPUs has a limit of compute time then, `cuGetProcAddress` gives it the driver's own functions, so a launch costs nothing. A program that found the guard's
+//! functions by `dlsym` pays one branch, which tests whether the driver's function is known.
+//!
+//! A launch counts for the GPU of the current context, where the driver demands the stream of a kernel to be. A launch into a graph that is being
+//! captured counts, too: to ask for that at each launch would cost more than it is worth.
+
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use crate::cuda::{Device, Parameters, Uint};
+use crate::driver;
+use crate::gpu::any_limits_compute;
+use crate::hook::Hook;
+use crate::process::process;
+
+/// Return the driver's function when a launch may pass, or `None` if this driver does not have it. If launches are not held, note it in `direct`.
+#[cold]
+pub(crate) fn pass(hook: &Hook, direct: &AtomicPtr<c_void>, on: impl FnOnce()) -> Option<*mut c_void> {
+    let found = hook.driver.get()?;
+    if held() {
+        on();
+    } else {
+        direct.store(found, Ordering::Relaxed);
+    }
+    Some(found)
+}
+
+const UNKNOWN: u32 = 0;
+const FREE: u32 = 1;
+const HELD: u32 = 2;
+
+/// Whether the launches of this process are held.
+pub(crate) fn held() -> bool {
+    // Children have it from their parent: they have the same limits.
+    static STATE: AtomicU32 = AtomicU32::new(UNKNOWN);
+    match STATE.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let held = any_limits_compute();
+            STATE.store(if held { HELD } else { FREE }, Ordering::Relaxed);
+            held
+        }
+        state => state == HELD,
+    }
+}
+
+/// A launch on a GPU.
+fn on_device(device: Device) {
+    if let Some(gpu) = process().and_then(|process| process.gpu(device)) {
+        gpu.launch(|| driver::uuid(device));
+    }
+}
+
+/// A launch on the current GPU. Without one, the driver refuses the launch.
+pub(crate) fn on_current() {
+    if let Some(device) = driver::current_device() {
+        on_device(device);
+    }
+}
+
+/// A launch of a graph.
+pub(crate) fn graph() {
+    if held() {
+        on_current();
+    }
+}
+
+/// One launch on each of several GPUs.
+///
+/// # Safety
+///
+/// As the driver demands: null, or so many launches.
+pub(crate) unsafe fn on_each(launches: *const Parameters, count: Uint) {
+    // The driver refuses more launches than there are GPUs.
+    for index in 0..count.min(64) as usize {
+        if launches.is_null() {
+            return;
+        }
+        // SAFETY: the caller's promise.
+        let stream = unsafe { launches.wrapping_add(index).read_unaligned() }.stream;
+        if let Some(device) = driver::device_of_stream(stream) {
+            on_device(device);
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Launches wait while the pod has used up its compute time.
+
+#![allow(unsafe_code, reason = "futex(2), for which no crate here has a safe function")]
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use divvy_share::compute::{Account, DEBT, Meter, WHOLE, total};
+use divvy_share::limits::{self, Limits, bell};
+use divvy_share::usage;
+use nix::libc;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::sandbox::{MIB, Program, Sandbox, limits};
+
+const MS: u64 = 1_000_000;
+const MEMORY: u64 = 8192 * MIB;
+
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).unwrap();
+    time.tv_sec().cast_unsigned() * 1000 * MS + time.tv_nsec().cast_unsigned()
+}
+
+/// Limits at this rate, with a balance that does not grow before a test ends.
+fn balance(rate: u64, balance: i64) -> Limits {
+    let account = Account {
+        balance,
+        at: u64::MAX,
+        ..Account::default()
+    };
+    Limits {
+        rate,
+        account,
+        ..limits(MEMORY)
+    }
+}
+
+/// A rate at which the largest debt lasts for minutes.
+const SLOW: u64 = WHOLE / 100;
+
+/// A pod with this balance.
+fn pod(account: i64) -> Sandbox {
+    let sandbox = Sandbox::new(MEMORY);
+    sandbox.give(0, &balance(SLOW, account));
+    sandbox
+}
+
+fn ok(program: &mut Program, call: &str) -> u64 {
+    let [code, value, _] = program.call(call);
+    assert_eq!(code, 0, "{call}");
+    value
+}
+
+/// Wake those that wait for the copy of the next generation, or for the one that was just written. Return how many there were.
+fn wake(sandbox: &Sandbox, generation: u64) -> i64 {
+    let file = fs::File::open(sandbox.file(0, "limits")).unwrap();
+    let length = NonZeroUsize::new(limits::SIZE).unwrap();
+    // SAFETY: nothing is at the address that the kernel chooses.
+    let mapped = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
+    let word = mapped.as_ptr().expose_provenance() + bell(generation);
+    // SAFETY: the word lies in the mapping.
+    let woken = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
+    // SAFETY: nothing uses the mapping any more.
+    unsafe { munmap(mapped, limits::SIZE) }.unwrap();
+    woken
+}
+
+/// Return when a process waits in the kernel for the file of limits to change. After [`Sandbox::give`] its generation is 1.
+fn wait_for_waiter(sandbox: &Sandbox, generation: u64) {
+    while wake(sandbox, generation + 1) == 0 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn every_function_that_launches_waits_for_a_positive_balance() {
+    let sandbox = pod(1);
+    let mut program = sandbox.ready();
+    let kernel = ok(&mut program, "kernel k_7ns");
+    let graph = ok(&mut program, "graph");
+    ok(&mut program, &format!("graph-kernel {graph} {kernel}"));
+    let executable = ok(&mut program, &format!("graph-make {graph}"));
+    let mut busy = 0;
+    for name in [
+        "cuLaunch",
+        "cuLaunchCooperativeKernel",
+        "cuLaunchCooperativeKernelMultiDevice",
+        "cuLaunchCooperativeKernel_ptsz",
+        "cuLaunchGrid",
+        "cuLaunchGridAsync",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cuLaunchKernelEx_ptsz",
+        "cuLaunchKernel_ptsz",
+        "cuGraphLaunch",
+        "cuGraphLaunch_ptsz",
+    ] {
+        let what = if name.starts_with("cuGraph") { executable } else { kernel };
+        let generation = sandbox.change(&balance(SLOW, -1));
+        program.send(&format!("launch {name} {what}"));
+        wait_for_waiter(&sandbox, generation);
+        assert_eq!(sandbox.busy(program.child.id()), busy, "{name} did not wait");
+        let generation = sandbox.change(&balance(SLOW, 1));
+        wake(&sandbox, generation);
+        assert_eq!(program.answer().map(|answer| answer[0]), Some(0), "{name}");
+        busy += 7;
+        assert_eq!(sandbox.busy(program.child.id()), busy, "{name}");
+        let counted: u64 = sandbox.slots().iter().map(|slot| slot.launches).sum();
+        assert_eq!(counted, busy / 7, "{name} was not counted once");
+    }
+}
+
+#[test]
+fn a_balance_that_grows_ends_a_wait_without_a_write() {
+    let sandbox = Sandbox::new(MEMORY);
+    let start = now();
+    let mut owing = balance(WHOLE / 2, -(100 * MS as i64));
+    owing.account.at = start;
+    sandbox.give(0, &owing);
+    let mut program = sandbox.ready();
+    let kernel = ok(&mut program, "kernel k");
+    ok(&mut program, &format!("launch cuLaunchKernel {kernel}"));
+    assert!(now() - start >= 200 * MS);
+}
+
+#[test]
+fn all_threads_that_wait_go_on() {
+    let sandbox = pod(-1);
+    let mut program = sandbox.ready();
+    let kernel = ok(&mut program, "kernel k_7ns");
+    program.send(&format!("launch-threads {kernel} 8"));
+    wait_for_waiter(&sandbox, 1);
+    let generation = sandbox.change(&balance(SLOW, 1));
+    wake(&sandbox, generation);
+    assert_eq!(program.answer().map(|answer| answer[0]), Some(0));
+    assert_eq!(sandbox.busy(program.child.id()), 8 * 7);
+}
+
+/// Each of these has a debt in a file that does not hold the process.
+#[test]
+fn without_a_limit_that_holds_nothing_waits() {
+    let owing = balance(SLOW, -(DEBT as i64));
+    let without = Limits { rate: 0, ..owing };
+    let whole = Limits { rate: WHOLE, ..owing };
+    let give = |files: &[(usize, Limits)]| {
+        let sandbox = Sandbox::new(MEMORY);
+        for (gpu, limits) in files {
+            sandbox.give(*gpu, limits);
+        }
+        sandbox
+    };
+    let mut newer = owing.file();
+    for version in [8, limits::SIZE / 2 + 8] {
+        newer[version] = 9;
+    }
+    let cases = [
+        ("no rate", give(&[(0, without)])),
+        ("the whole GPU", give(&[(0, whole)])),
+        ("another GPU", give(&[(0, without), (1, owing)])),
+        ("a later version", give(&[(0, owing), (1, owing)])),
+    ];
+    fs::write(cases[3].1.file(0, "limits"), newer).unwrap();
+    for (name, sandbox) in cases {
+        let mut program = sandbox.start();
+        ok(&mut program, "init");
+        ok(&mut program, "retain 0");
+        let kernel = ok(&mut program, "kernel k_7ns");
+        for _ in 0..20 {
+            ok(&mut program, &format!("launch cuLaunchKernel {kernel}"));
+        }
+        assert_eq!(sandbox.busy(program.child.id()), 20 * 7, "{name}");
+    }
+}
+
+#[test]
+fn a_process_that_is_held_notices_a_limit_that_came_later() {
+    let sandbox = Sandbox::new(MEMORY);
+    sandbox.give(0, &limits(MEMORY));
+    // The limit of the other GPU makes it look.
+    sandbox.give(1, &balance(SLOW, 1));
+    let mut program = sandbox.ready();
+    let kernel = ok(&mut program, "kernel k_7ns");
+    ok(&mut program, &format!("launch cuLaunchKernel {kernel}"));
+    let generation = sandbox.change(&balance(SLOW, -1));
+    program.send(&format!("work {kernel} 1"));
+    wait_for_waiter(&sandbox, generation);
+    assert!(sandbox.busy(program.child.id()) <= 7 * 1002);
+}
+
+/// What a program in the pod writes into `usage` does not hide its launches from the balance.
+#[test]
+fn a_damaged_file_of_usage_does_not_open_the_gate() {
+    for damage in [vec![0xff; usage::SIZE], vec![0; 10]] {
+        let sandbox = pod(-1);
+        fs::write(sandbox.file(0, "usage"), damage).unwrap();
+        let mut program = sandbox.ready();
+        let kernel = ok(&mut program, "kernel k_7ns");
+        program.send(&format!("launch cuLaunchKernel {kernel}"));
+        wait_for_waiter(&sandbox, 1);
+        assert_eq!(sandbox.busy(program.child.id()), 0);
+    }
+}
+
+/// A pod that works, and its rate.
+struct Worker {
+    sandbox: Sandbox,
+    programs: Vec<Program>,
+    rate: u64,
+    meter: Meter,
+    seen: u64,
+}
+
+impl Worker {
+    /// Each process of the pod launches so many kernels, waits for them, and begins again.
+    fn start(sandbox: Sandbox, percent: u64, processes: usize, kernel: &str, at_once: u64) -> Self {
+        let rate = percent * WHOLE / 100;
+        // Without what a pod that was idle has, which is much of a short test.
+        let account = Account {
+            balance: 0,
+            at: now(),
+            ..Account::default()
+        };
+        let held = Limits {
+            rate,
+            account,
+            ..limits(MEMORY / 4)
+        };
+        sandbox.give(0, &held);
+        let programs = std::iter::repeat_with(|| {
+            let mut program = sandbox.ready();
+            let function = ok(&mut program, &format!("kernel {kernel}"));
+            program.send(&format!("work {function} {at_once}"));
+            program
+        });
+        Self {
+            programs: programs.take(processes).collect(),
+            sandbox,
+            rate,
+            meter: Meter::resume(account),
+            seen: 0,
+        }
+    }
+
+    /// The GPU time of the pod, which the driver tells for each process.
+    fn busy(&self) -> u64 {
+        self.programs
+            .iter()
+            .map(|program| self.sandbox.busy(program.child.id()))
+            .sum()
+    }
+
+    /// What the agent does after each interval.
+    fn measure(&mut self) {
+        let busy = self.busy();
+        let launches = total(self.sandbox.slots().iter().map(|slot| slot.launches));
+        let account = self.meter.measure(self.rate, now(), busy - self.seen, launches);
+        self.seen = busy;
+        let generation = self.sandbox.change(&Limits {
+            rate: self.rate,
+            account,
+            ..limits(MEMORY / 4)
+        });
+        wake(&self.sandbox, generation);
+    }
+}
+
+/// Let pods work for some seconds, with an agent that measures every 50 ms. Return their shares of the GPU in percent.
+fn shares(mut workers: Vec<Worker>, time: Duration) -> Vec<f64> {
+    let start = now();
+    let before: Vec<u64> = workers.iter().map(Worker::busy).collect();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(time);
+            ended.store(true, Ordering::Relaxed);
+        });
+        while !ended.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(50));
+            for worker in &mut workers {
+                worker.measure();
+            }
+        }
+    });
+    let passed = (now() - start) as f64;
+    let had = workers.iter().zip(before).map(|(worker, before)| worker.busy() - before);
+    had.map(|had| had as f64 * 100.0 / passed).collect()
+}
+
+#[test]
+fn two_pods_have_their_shares_of_a_busy_gpu() {
+    let first = Sandbox::new(MEMORY);
+    let second = first.beside();
+    let workers = vec![
+        Worker::start(first, 25, 1, "k_10000000ns", 6),
+        // The simulated GPU serves launches in their order. With several processes there is always a launch that it can serve.
+        Worker::start(second, 75, 3, "k_10000000ns", 4),
+    ];
+    let shares = shares(workers, Duration::from_secs(5));
+    for (share, rate) in shares.iter().zip([25.0, 75.0]) {
+        assert!((share - rate).abs() <= 5.0, "{shares:?}");
+    }
+}
+
+/// The hole of controllers that compare before they subtract: each launch finds a positive balance after a synchronization.
+#[test]
+fn a_huge_kernel_and_a_synchronization_in_a_loop_have_their_share() {
+    let workers = vec![Worker::start(Sandbox::new(MEMORY), 30, 1, "gemm_150000000ns", 1)];
+    let shares = shares(workers, Duration::from_secs(5));
+    assert!((shares[0] - 30.0).abs() <= 5.0, "{shares:?}");
+}
