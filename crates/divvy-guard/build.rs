@@ -1,5 +1,5 @@
 //! Links the shadow library.
 
 fn main() {
-    divvy_shadow::link::shadow("libcuda.so.1", "/run/divvy/guard/libcuda.so.real");
+    divvy_shadow::link::shadow("libcuda.so.1", divvy_share::REAL_CUDA);
 }

@@ -2,9 +2,8 @@
 //!
 //! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
 //! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). The driver's own programs, which NVIDIA's
-//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard is in the directory of the agent, which
-//! copies it to the node for `--guard shadow`. For the node itself it contains the
-//! static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
+//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard's
+//! libraries are in the directory of the agent, which copies them to the node for `--guard shadow`. For the node itself it contains the static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
 //! `ctr install` copies the directory `/bin` onto a node.
 //!
 //! The same sources, toolchain, and libc produce the same bytes: source paths are remapped, files are sorted, and times are 0. The format is the
@@ -198,17 +197,20 @@ impl Machine {
             &flags,
             &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
-        // The library runs in other programs, so a fast image has the same one. It is built alone, because other packages enable features of its
+        // The libraries run in other programs, so a fast image has the same ones. Each is built alone, because other packages enable features of its
         // dependencies that need the standard library.
-        let library = ["--profile", "node", "--package", "divvy-guard", "--features", "shadow"];
-        self.cargo(&dynamic_target, &flags, &library)?;
+        for library in ["divvy-guard", "divvy-guard-nvml"] {
+            let what = ["--profile", "node", "--package", library, "--features", "shadow"];
+            self.cargo(&dynamic_target, &flags, &what)?;
+        }
         self.build_runtime()?;
         Ok(Programs {
             divvy: in_static(&format!("{profile}/divvy")),
             agent,
             nvidia: built,
             probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
-            guard: directory.join(dynamic_target).join("node/libdivvy_guard.so"),
+            guard: directory.join(&dynamic_target).join("node/libdivvy_guard.so"),
+            guard_nvml: directory.join(dynamic_target).join("node/libdivvy_guard_nvml.so"),
             runtime: in_static("node/divvy-runtime"),
             hook: in_static("node/divvy-hook"),
         })
@@ -273,6 +275,8 @@ struct Programs {
     probe: PathBuf,
     /// What containers get in the place of CUDA's driver library.
     guard: PathBuf,
+    /// What containers get in the place of NVML.
+    guard_nvml: PathBuf,
     runtime: PathBuf,
     hook: PathBuf,
 }
@@ -285,6 +289,7 @@ fn files(
         nvidia,
         probe,
         guard,
+        guard_nvml,
         runtime,
         hook,
     }: &Programs,
@@ -306,8 +311,9 @@ fn files(
         ("usr/bin/config-manager".to_owned(), nvidia.clone()),
         ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
-        // Where the agent expects it: in the directory of its program.
+        // Where the agent expects them: in the directory of its program.
         ("usr/bin/libdivvy-guard.so".to_owned(), guard.clone()),
+        ("usr/bin/libdivvy-guard-nvml.so".to_owned(), guard_nvml.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
         // For `divvy configure` and `divvy doctor` on the node; the same file as above.

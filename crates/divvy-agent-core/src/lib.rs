@@ -64,7 +64,9 @@ pub struct Settings {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
     /// The library that containers get in the place of CUDA's driver library.
-    pub library: String,
+    pub cuda: String,
+    /// The library that containers get in the place of NVML.
+    pub nvml: String,
     /// The directory with the files of each pod and GPU: `<shares>/<pod's UID>/<GPU's UUID>/`.
     pub shares: String,
 }

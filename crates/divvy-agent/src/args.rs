@@ -89,9 +89,9 @@ pub struct Settings {
     /// How to hold pods to their share of an NVIDIA GPU where the driver cannot do it itself [default: off]
     #[arg(long, env = "DIVVY_GUARD", value_name = "MODE")]
     pub guard: Option<GuardMode>,
-    /// The library for --guard shadow [default: libdivvy-guard.so in this program's directory]
-    #[arg(long, env = "DIVVY_GUARD_LIBRARY", value_name = "PATH")]
-    pub guard_library: Option<PathBuf>,
+    /// Directory with the libraries for --guard shadow: libdivvy-guard.so and libdivvy-guard-nvml.so [default: this program's directory]
+    #[arg(long, env = "DIVVY_GUARD_DIR", value_name = "DIR")]
+    pub guard_dir: Option<PathBuf>,
     /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match the extender's [default: GiB]
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
     #[serde(default, deserialize_with = "parsed")]
@@ -194,8 +194,8 @@ pub enum GuardMode {
     /// Not: a program can use more than its pod requested
     #[default]
     Off,
-    /// In containers, a library of Divvy takes the place of CUDA's driver library, refuses allocations above the share, and shows the share as the size
-    /// of the GPU; it has not been tested on a real GPU yet
+    /// In containers, libraries of Divvy take the place of CUDA's driver library and of NVML. They refuse allocations above the share, and show the
+    /// share as the size of the GPU. They have not been tested on a real GPU yet
     Shadow,
 }
 
@@ -254,7 +254,7 @@ impl Settings {
             driver_root: self.driver_root.or(other.driver_root),
             driver_spec: self.driver_spec.or(other.driver_spec),
             guard: self.guard.or(other.guard),
-            guard_library: self.guard_library.or(other.guard_library),
+            guard_dir: self.guard_dir.or(other.guard_dir),
             memory_unit: self.memory_unit.or(other.memory_unit),
             reserve_memory: self.reserve_memory.or(other.reserve_memory),
             whole_gpus: self.whole_gpus.or(other.whole_gpus),

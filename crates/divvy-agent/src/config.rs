@@ -10,9 +10,6 @@ use divvy_nvidia_plugin::HealthChecks;
 use crate::Error;
 use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, Probe, Settings};
 
-/// The file name of the guard's library.
-const GUARD: &str = "libdivvy-guard.so";
-
 /// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -40,8 +37,8 @@ pub struct Config {
     pub driver_spec: DriverSpecMode,
     /// `--guard`: how pods are held to their share where the driver cannot do it.
     pub guard: GuardMode,
-    /// `--guard-library`. `None` means the `libdivvy-guard.so` next to the agent's executable.
-    pub guard_library: Option<PathBuf>,
+    /// `--guard-dir`. `None` means the directory of the agent's executable.
+    pub guard_dir: Option<PathBuf>,
     /// `--memory-unit`: the memory of one device of `gpu-mem`.
     pub memory_unit: MemoryUnit,
     /// `--reserve-memory`: the memory of each GPU that the agent does not share.
@@ -96,7 +93,7 @@ impl Config {
             driver_root: set.driver_root.unwrap_or_else(|| "/".to_owned()),
             driver_spec: set.driver_spec.unwrap_or_default(),
             guard: set.guard.unwrap_or_default(),
-            guard_library: set.guard_library,
+            guard_dir: set.guard_dir,
             memory_unit: set.memory_unit.unwrap_or(MemoryUnit::GIB),
             reserve_memory: set.reserve_memory.unwrap_or(MiB::ZERO),
             whole_gpus: set.whole_gpus.unwrap_or(false),
@@ -139,19 +136,20 @@ impl Config {
             .unwrap_or_else(|| self.kubelet_dir.join("plugins/divvy.dev"))
     }
 
-    /// Return the path of the guard's library.
+    /// Return the directory of the guard's libraries.
     ///
     /// # Errors
     /// The path of this program is unknown.
-    pub(crate) fn guard_library(&self) -> Result<PathBuf, Error> {
-        if let Some(path) = &self.guard_library {
-            return Ok(path.clone());
+    pub(crate) fn guard_dir(&self) -> Result<PathBuf, Error> {
+        if let Some(directory) = &self.guard_dir {
+            return Ok(directory.clone());
         }
-        let program = std::env::current_exe().map_err(|error| Error::Config {
-            origin: "--guard-library".to_owned(),
-            text: format!("the path of this program is unknown ({error}); name the library's path"),
+        let mut directory = std::env::current_exe().map_err(|error| Error::Config {
+            origin: "--guard-dir".to_owned(),
+            text: format!("the path of this program is unknown ({error}); name the directory of the guard's libraries"),
         })?;
-        Ok(program.with_file_name(GUARD))
+        directory.pop();
+        Ok(directory)
     }
 
     /// Return the kubelet's directory for device plugins.

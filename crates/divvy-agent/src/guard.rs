@@ -1,8 +1,8 @@
-//! The guard's files on the node: the library, and for each pod and GPU what the pod may use and what its processes use.
+//! The guard's files on the node: the libraries, and for each pod and GPU what the pod may use and what its processes use.
 //!
 //! | file in the state directory | content |
 //! |---|---|
-//! | `guard/<digest>/libcuda.so.1` | the library. Another version has another directory, so the file of a running container never changes |
+//! | `guard/<digest>/libcuda.so.1`, `libnvidia-ml.so.1` | the libraries. Another version has another directory, so the files of a running container never change |
 //! | `shares/<pod's UID>/<GPU's UUID>/limits` | the pod's share ([`divvy_share::limits`]), which only the agent writes |
 //! | `shares/<pod's UID>/<GPU's UUID>/usage` | what the processes use ([`divvy_share::usage`]), which the pod writes |
 //!
@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use divvy_agent_core::Guard;
 use divvy_model::MiB;
 use divvy_share::limits::Limits;
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
@@ -26,45 +27,66 @@ use tracing::warn;
 
 use crate::files::{self, FileError};
 
-/// The name under which containers know CUDA's driver library.
-const LIBRARY: &str = "libcuda.so.1";
+/// The libraries as they come with the agent, and the names under which containers know them.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("libdivvy-guard.so", "libcuda.so.1"),
+    ("libdivvy-guard-nvml.so", "libnvidia-ml.so.1"),
+];
 /// A library that is larger is not the guard.
 const LIBRARY_LIMIT: u64 = 1024 * 1024;
 
-/// Copy the library to the state directory, where containers can have it mounted, and return the copy's path.
+/// Copy the libraries from a directory to the state directory, where containers can have them mounted. Return the paths of the guard's files.
 ///
 /// # Errors
-/// The library cannot be read, or the copy cannot be written.
-pub(crate) fn install(state: &Path, library: &Path) -> Result<PathBuf, FileError> {
+/// A library cannot be read, or a copy cannot be written.
+pub(crate) fn install(state: &Path, from: &Path) -> Result<Guard, FileError> {
+    let mut contents = Vec::new();
+    let mut digest = Sha256::new();
+    for (file, name) in LIBRARIES {
+        let content = read_library(&from.join(file))?;
+        digest.update(&content);
+        contents.push((name, content));
+    }
+    let mut directory = state.join("guard");
+    let mut version = String::new();
+    for byte in &digest.finalize()[..8] {
+        // Writing to a String cannot fail.
+        let _ = write!(version, "{byte:02x}");
+    }
+    directory.push(version);
+    files::make_directory(&directory, 0o755)?;
+    for (name, content) in &contents {
+        if std::fs::read(directory.join(name)).is_ok_and(|present| present == *content) {
+            continue;
+        }
+        files::write_atomic(&directory, name, content, 0o755)?;
+    }
+    let [cuda, nvml] = LIBRARIES.map(|(_, name)| directory.join(name).display().to_string());
+    Ok(Guard {
+        cuda,
+        nvml,
+        shares: shares(state).display().to_string(),
+    })
+}
+
+fn read_library(path: &Path) -> Result<Vec<u8>, FileError> {
     let failed = |action, source| FileError {
         action,
-        path: library.to_owned(),
+        path: path.to_owned(),
         source,
     };
     let mut content = Vec::new();
-    let file = File::open(library).map_err(|source| failed("read", source))?;
+    let file = File::open(path).map_err(|source| failed("read", source))?;
     let read = file.take(LIBRARY_LIMIT + 1).read_to_end(&mut content);
     if read.map_err(|source| failed("read", source))? as u64 > LIBRARY_LIMIT {
         let text = format!("it is larger than {LIBRARY_LIMIT} bytes, so it is not Divvy's guard");
         return Err(failed("use", io::Error::new(io::ErrorKind::InvalidData, text)));
     }
-    let mut digest = String::new();
-    for byte in &Sha256::digest(&content)[..8] {
-        // Writing to a String cannot fail.
-        let _ = write!(digest, "{byte:02x}");
-    }
-    let directory = state.join("guard").join(digest);
-    let copy = directory.join(LIBRARY);
-    if std::fs::read(&copy).is_ok_and(|present| present == content) {
-        return Ok(copy);
-    }
-    files::make_directory(&directory, 0o755)?;
-    files::write_atomic(&directory, LIBRARY, &content, 0o755)?;
-    Ok(copy)
+    Ok(content)
 }
 
 /// Return the directory of the pods' files.
-pub(crate) fn shares(state: &Path) -> PathBuf {
+fn shares(state: &Path) -> PathBuf {
     state.join("shares")
 }
 
@@ -388,21 +410,24 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_copied_to_a_directory_of_its_version_and_an_earlier_copy_stays() {
+    fn the_libraries_are_copied_to_a_directory_of_their_version_and_earlier_copies_stay() {
         let state = tempfile::tempdir().expect("temp dir");
-        let library = state.path().join("libdivvy-guard.so");
+        let libraries = tempfile::tempdir().expect("temp dir");
+        let write = |name: &str, content: &[u8]| std::fs::write(libraries.path().join(name), content).expect("written");
+        write("libdivvy-guard-nvml.so", b"nvml");
         let mut copies = Vec::new();
         for content in ["one", "two", "two"] {
-            std::fs::write(&library, content).expect("written");
-            let copy = install(state.path(), &library).expect("installed");
-            assert_eq!(std::fs::read_to_string(&copy).expect("read"), content);
-            assert_eq!(copy.file_name().expect("a name"), LIBRARY);
-            copies.push(copy);
+            write("libdivvy-guard.so", content.as_bytes());
+            let guard = install(state.path(), libraries.path()).expect("installed");
+            assert_eq!(std::fs::read_to_string(&guard.cuda).expect("read"), content);
+            assert_eq!(std::fs::read_to_string(&guard.nvml).expect("read"), "nvml");
+            assert!(guard.cuda.ends_with("/libcuda.so.1") && guard.nvml.ends_with("/libnvidia-ml.so.1"));
+            copies.push(guard.cuda);
         }
         assert_eq!(std::fs::read_to_string(&copies[0]).expect("still there"), "one");
         assert_eq!(copies[1], copies[2]);
-        std::fs::write(&library, vec![0; 2 << 20]).expect("written");
-        let text = install(state.path(), &library).expect_err("too large").to_string();
+        write("libdivvy-guard.so", &vec![0; 2 << 20]);
+        let text = install(state.path(), libraries.path()).expect_err("too large").to_string();
         assert!(
             text.contains("libdivvy-guard.so") && text.contains("not Divvy's guard"),
             "{text}"

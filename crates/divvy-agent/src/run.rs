@@ -23,7 +23,7 @@ use crate::plugin::AgentPlugin;
 use crate::registration::{self, Registration};
 use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http, labels};
-use divvy_agent_core::{Core, Guard, Ids, ResourceSpec, Settings};
+use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
 
 /// The part in `/readyz` for the registration of `gpu-mem`. Before the agent knows which resources it offers, it stands for
 /// all registrations.
@@ -84,16 +84,11 @@ pub(crate) async fn run_in(
     let (guard, shares) = match config.guard {
         GuardMode::Off => (None, None),
         GuardMode::Shadow => {
-            let library = guard::install(&config.state_dir(), &config.guard_library()?).map_err(|error| Error::Config {
+            let guard = guard::install(&config.state_dir(), &config.guard_dir()?).map_err(|error| Error::Config {
                 origin: "--guard shadow".to_owned(),
-                text: format!("{error}. Name the path of the guard's library with --guard-library, or use --guard off"),
+                text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
             })?;
-            let shares = Shares::open(&config.state_dir())?;
-            let paths = Guard {
-                library: library.display().to_string(),
-                shares: guard::shares(&config.state_dir()).display().to_string(),
-            };
-            (Some(paths), Some(shares))
+            (Some(guard), Some(Shares::open(&config.state_dir())?))
         }
     };
     let settings = Settings {

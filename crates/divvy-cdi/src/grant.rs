@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::CDI_KIND;
 
-use super::{Device, DeviceNode, Edits, Format, Shadow, Spec, Version};
+use super::{Device, DeviceNode, Edits, Format, Spec, Version};
+use crate::shadow::Shadow;
 
 /// The CDI version of a grant's spec: the first version with annotations on devices.
 pub const VERSION: &str = "0.6.0";
@@ -45,7 +46,7 @@ pub struct GrantSpec<'a> {
     pub libraries: Option<&'a str>,
     /// The node's specs, some of which may have edits for these GPUs.
     pub base: &'a [Spec],
-    /// What the container gets in the place of CUDA's driver library. It has no effect if `base` provides no such library.
+    /// What the container gets in the place of the driver's libraries. It has no effect if `base` provides none of them.
     pub shadow: Option<&'a Shadow>,
 }
 

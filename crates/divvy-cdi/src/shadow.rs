@@ -1,37 +1,58 @@
-//! How a container gets the guard: a library that has the name of CUDA's driver library, and that needs the real one by its absolute path.
+//! How a container gets the guard: libraries that have the names of the driver's libraries, and that need the real ones by their absolute paths.
 //!
-//! Only the file behind the name changes. The links to it, such as `libcuda.so.1`, are made in the container as without the guard.
+//! Only the file behind a name changes. The links to it, such as `libcuda.so.1`, are made in the container as without the guard.
 
 use super::{Edits, Mount, Spec};
 
 /// What [`Edits::shadow`] puts into a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shadow {
-    /// The guard's file on the node.
-    pub library: String,
-    /// Where the container has the real library.
-    pub real: String,
+    /// The libraries. One that the container does not have is left out.
+    pub libraries: Vec<Library>,
     /// Files that the container can only read: the path on the node, and the path in the container.
     pub read_only: Vec<(String, String)>,
     /// Files that the container can also write.
     pub writable: Vec<(String, String)>,
 }
 
+/// A library in the place of one of the driver's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Library {
+    /// The driver's library, without a version: [`CUDA`], for example.
+    pub name: &'static str,
+    /// The file on the node that takes its place.
+    pub file: String,
+    /// Where the container has the driver's own file.
+    pub real: &'static str,
+}
+
+/// CUDA's driver library.
+pub const CUDA: &str = "libcuda.so";
+/// The library with which programs such as `nvidia-smi` query GPUs.
+pub const NVML: &str = "libnvidia-ml.so";
+
 impl Edits {
-    /// Put the guard in the place of CUDA's driver library. Return false, and change nothing, if no mount has that library.
-    pub fn shadow(&mut self, shadow: &Shadow) -> bool {
-        let Some(real) = self.mounts.iter().find(|mount| is_cuda(mount)) else {
-            return false;
-        };
-        let real = Mount {
-            container_path: shadow.real.clone(),
-            ..real.clone()
-        };
-        // A node may provide the library in several directories. All of them are the same driver, so one real library is enough.
-        for mount in self.mounts.iter_mut().filter(|mount| is_cuda(mount)) {
-            mount.host_path.clone_from(&shadow.library);
+    /// Put the guard in the place of the driver's libraries. Change nothing if the container has none of them.
+    pub fn shadow(&mut self, shadow: &Shadow) {
+        let mut is_changed = false;
+        for library in &shadow.libraries {
+            let Some(real) = self.mounts.iter().find(|mount| has(mount, library.name)) else {
+                continue;
+            };
+            let real = Mount {
+                container_path: library.real.to_owned(),
+                ..real.clone()
+            };
+            // A node may provide the library in several directories. All of them are the same driver, so one real library is enough.
+            for mount in self.mounts.iter_mut().filter(|mount| has(mount, library.name)) {
+                mount.host_path.clone_from(&library.file);
+            }
+            self.mounts.push(real);
+            is_changed = true;
         }
-        self.mounts.push(real);
+        if !is_changed {
+            return;
+        }
         let files = |files: &[(String, String)], options: &[&str]| -> Vec<Mount> {
             let mount = |(host, container): &(String, String)| Mount {
                 host_path: host.clone(),
@@ -45,23 +66,23 @@ impl Edits {
             .extend(files(&shadow.read_only, &["ro", "nosuid", "nodev", "noexec", "bind"]));
         self.mounts
             .extend(files(&shadow.writable, &["rw", "nosuid", "nodev", "noexec", "bind"]));
-        true
     }
 }
 
 impl Spec {
     /// Report whether a container with this device gets CUDA's driver library from a mount.
     pub fn mounts_cuda(&self, device: &str) -> bool {
-        self.edits_of(device).is_some_and(|edits| edits.mounts.iter().any(is_cuda))
+        let edits = self.edits_of(device);
+        edits.is_some_and(|edits| edits.mounts.iter().any(|mount| has(mount, CUDA)))
     }
 }
 
-/// Report whether a mount has CUDA's driver library for 64-bit programs. There is no guard for 32-bit programs.
-fn is_cuda(mount: &Mount) -> bool {
+/// Report whether a mount has this library for 64-bit programs. There is no guard for 32-bit programs.
+fn has(mount: &Mount, library: &str) -> bool {
     let mut parts = mount.container_path.rsplit('/');
-    let name = parts.next().unwrap_or_default();
-    let is_library = name == "libcuda.so" || name.starts_with("libcuda.so.");
-    is_library && !parts.any(|directory| matches!(directory, "i386-linux-gnu" | "i686-linux-gnu" | "lib32"))
+    let version = parts.next().unwrap_or_default().strip_prefix(library);
+    version.is_some_and(|version| version.is_empty() || version.starts_with('.'))
+        && !parts.any(|directory| matches!(directory, "i386-linux-gnu" | "i686-linux-gnu" | "lib32"))
 }
 
 #[cfg(test)]
@@ -86,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_file_behind_the_name_of_cudas_library_changes() {
+    fn only_the_files_behind_the_names_of_the_drivers_libraries_change() {
         let mut edits = edits(&[
             "/usr/lib64/libcuda.so.550.54.15",
             "/usr/lib64/libcudadebugger.so.550.54.15",
@@ -94,31 +115,49 @@ mod tests {
             "/usr/lib64/libnvidia-ml.so.550.54.15",
         ]);
         let shadow = Shadow {
-            library: "/state/guard/1/libcuda.so.1".to_owned(),
-            real: "/run/divvy/guard/libcuda.so.real".to_owned(),
+            libraries: vec![
+                Library {
+                    name: CUDA,
+                    file: "/state/guard/1/libcuda.so.1".to_owned(),
+                    real: "/run/divvy/guard/libcuda.so.real",
+                },
+                Library {
+                    name: NVML,
+                    file: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
+                    real: "/run/divvy/guard/libnvidia-ml.so.real",
+                },
+            ],
             read_only: vec![pair("/state/limits", "/run/limits")],
             writable: vec![pair("/state/usage", "/run/usage")],
         };
-        assert!(edits.shadow(&shadow));
+        edits.shadow(&shadow);
         let mounts = edits.mounts.iter();
         let lines = mounts.map(|mount| format!("{} -> {} {}", mount.host_path, mount.container_path, mount.options.join(",")));
         insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"), @"
         /state/guard/1/libcuda.so.1 -> /usr/lib64/libcuda.so.550.54.15 ro
         /drv/usr/lib64/libcudadebugger.so.550.54.15 -> /usr/lib64/libcudadebugger.so.550.54.15 ro
         /drv/usr/lib/i386-linux-gnu/libcuda.so.550.54.15 -> /usr/lib/i386-linux-gnu/libcuda.so.550.54.15 ro
-        /drv/usr/lib64/libnvidia-ml.so.550.54.15 -> /usr/lib64/libnvidia-ml.so.550.54.15 ro
+        /state/guard/1/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.550.54.15 ro
         /drv/usr/lib64/libcuda.so.550.54.15 -> /run/divvy/guard/libcuda.so.real ro
+        /drv/usr/lib64/libnvidia-ml.so.550.54.15 -> /run/divvy/guard/libnvidia-ml.so.real ro
         /state/limits -> /run/limits ro,nosuid,nodev,noexec,bind
         /state/usage -> /run/usage rw,nosuid,nodev,noexec,bind
         ");
     }
 
     #[test]
-    fn a_container_without_cudas_library_is_left_as_it_is() {
+    fn a_container_without_the_drivers_libraries_is_left_as_it_is() {
         for paths in [&[][..], &["/usr/lib64/libcudart.so.12", "/usr/lib64/libcuda.sox"]] {
             let mut edits = edits(paths);
             let before = edits.clone();
-            assert!(!edits.shadow(&Shadow::default()));
+            edits.shadow(&Shadow {
+                libraries: vec![Library {
+                    name: CUDA,
+                    ..Library::default()
+                }],
+                read_only: vec![pair("/state/limits", "/run/limits")],
+                ..Shadow::default()
+            });
             assert_eq!(edits, before);
         }
     }

@@ -32,7 +32,9 @@ pub const LIMITS: &str = "limits";
 /// The file's name in the directory of a GPU.
 pub const USAGE: &str = "usage";
 /// Where a container has CUDA's real driver library. The guard needs it by this path.
-pub const REAL_LIBRARY: &str = "/run/divvy/guard/libcuda.so.real";
+pub const REAL_CUDA: &str = "/run/divvy/guard/libcuda.so.real";
+/// Where a container has the real NVML. Its shadow needs it by this path.
+pub const REAL_NVML: &str = "/run/divvy/guard/libnvidia-ml.so.real";
 
 pub mod claim;
 pub mod compute;

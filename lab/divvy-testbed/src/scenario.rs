@@ -213,7 +213,7 @@ pub trait Cluster {
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
     /// Write a file on a node, as its administrator would, or remove it if `text` is `None`. The file's directory must exist: `/etc/cdi` does.
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
-    /// Return the path by which the node's agent finds a file in `/etc/cdi` of the node.
+    /// Return the path by which the node's agent finds `/etc/cdi` of the node, or a file in it.
     fn agents_path(&self, node: &str, path: &str) -> String;
     /// Report whether the nodes have cgroups of version 2, as most machines do. Drivers cannot limit those of version 1.
     fn has_cgroups_v2(&self) -> bool;

@@ -309,7 +309,8 @@ fn a_pod_that_wants_isolation_does_not_start_where_nothing_enforces_shares_any_m
 fn guarding_node() -> Node {
     let settings = Settings {
         guard: Some(Guard {
-            library: "/state/guard/1/libcuda.so.1".to_owned(),
+            cuda: "/state/guard/1/libcuda.so.1".to_owned(),
+            nvml: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
             shares: "/state/shares".to_owned(),
         }),
         ..settings()

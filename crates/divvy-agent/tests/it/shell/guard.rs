@@ -12,10 +12,11 @@ use super::*;
 async fn bed() -> Bed {
     let mut bed = Bed::with(&[16384], |spec| install_driver(&spec.paths().sys_root, None, "550.54.15")).await;
     bed.stop_agent().await;
-    let library = bed.config.kubelet_dir.join("libdivvy-guard.so");
-    fs::write(&library, "the guard").expect("written");
+    for name in ["libdivvy-guard.so", "libdivvy-guard-nvml.so"] {
+        fs::write(bed.config.kubelet_dir.join(name), name).expect("written");
+    }
     bed.config.guard = GuardMode::Shadow;
-    bed.config.guard_library = Some(library);
+    bed.config.guard_dir = Some(bed.config.kubelet_dir.clone());
     bed.start_agent();
     bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::Guard)))
         .await;
@@ -39,8 +40,13 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
         assert_eq!(mount.read_only, read_only, "{path}");
         fs::canonicalize(&mount.host).expect("there")
     };
-    let guard = mount("/usr/lib/x86_64-linux-gnu/libcuda.so.1", true);
-    assert_eq!(fs::read_to_string(guard).expect("read"), "the guard");
+    for (path, library) in [
+        ("libcuda.so.1", "libdivvy-guard.so"),
+        ("libnvidia-ml.so.1", "libdivvy-guard-nvml.so"),
+    ] {
+        let file = mount(&format!("/usr/lib/x86_64-linux-gnu/{path}"), true);
+        assert_eq!(fs::read_to_string(file).expect("read"), library);
+    }
     let shares = bed.config.state_dir().join("shares");
     let limits_file = mount("/run/divvy/share/GPU-0/limits", true);
     assert_eq!(limits(&limits_file), Some(3072));
@@ -49,9 +55,9 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
     let (_, text) = bed.get("/metrics").await.expect("served");
     assert!(text.contains("divvy_agent_guarded_pods 1"), "{text}");
 
-    // Another agent, without the guard's library in its place, changes nothing for a pod that runs.
+    // Another agent with another version of the guard changes nothing for a pod that runs.
     bed.stop_agent().await;
-    fs::write(bed.config.guard_library.as_ref().expect("set"), "a newer guard").expect("written");
+    fs::write(bed.config.kubelet_dir.join("libdivvy-guard.so"), "a newer guard").expect("written");
     bed.start_agent();
     bed.ready_is(200, "").await;
     assert_eq!(limits(&limits_file), Some(3072));
@@ -68,13 +74,13 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
 async fn an_agent_without_the_library_says_what_is_missing_and_what_to_type() {
     let mut bed = bed().await;
     bed.stop_agent().await;
-    let library = bed.config.guard_library.clone().expect("set");
+    let library = bed.config.kubelet_dir.join("libdivvy-guard-nvml.so");
     fs::remove_file(&library).expect("removed");
     bed.start_agent();
     let (agent, _) = bed.agent.take().expect("running");
     let text = agent.await.expect("no panic").expect_err("it cannot start").to_string();
     assert!(
-        text.contains(&library.display().to_string()) && text.contains("--guard"),
+        text.contains(&library.display().to_string()) && text.contains("--guard-dir"),
         "{text}"
     );
 }

@@ -1,6 +1,6 @@
 //! The guard takes the place of CUDA's driver library (`divvy agent --guard shadow`).
 //!
-//! The library is a text file here, and no program loads it. The tests of `divvy-guard` run programs with the real one.
+//! The libraries are text files here, and no program loads them. The tests of `divvy-guard` run programs with the real ones.
 
 use divvy_model::{Enforcement, Inventory, names};
 use serde_json::json;
@@ -9,8 +9,9 @@ use super::node_configs::configure;
 use crate::builders::pod;
 use crate::scenario::{Cluster, End, Machine, NodeConfigs, Part, Play, Report, Stop};
 
-/// Where the library is on the node. A real one comes with the agent. `/etc/cdi` is used here because each node has its own.
-const LIBRARY: &str = "/etc/cdi/libdivvy-guard.so";
+/// Where the libraries are on the node. Real ones come with the agent. `/etc/cdi` is used here because each node has its own.
+const DIRECTORY: &str = "/etc/cdi";
+const LIBRARIES: [&str; 2] = ["/etc/cdi/libdivvy-guard.so", "/etc/cdi/libdivvy-guard-nvml.so"];
 /// Where containers have CUDA's driver library.
 const CUDA: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.15";
 
@@ -35,9 +36,11 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
 
     play.scene("The agent gets the guard: the pod starts with it, and so does a pod without the annotation")
         .await?;
-    play.cluster.place(node, LIBRARY, Some("the guard"))?;
-    let library = play.cluster.agents_path(node, LIBRARY);
-    configure(play, json!({"default": {"guard": "shadow", "guard-library": library}})).await?;
+    for library in LIBRARIES {
+        play.cluster.place(node, library, Some("the guard"))?;
+    }
+    let directory = play.cluster.agents_path(node, DIRECTORY);
+    configure(play, json!({"default": {"guard": "shadow", "guard-dir": directory}})).await?;
     let (_, soft) = play.started("default", "soft").await?;
     has_guard(play, "soft", &soft, true)?;
     play.create(&pod("plain").gpu_mem(2).select(node).grace_seconds(1), "asks for 2 GiB")
@@ -59,7 +62,7 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     play.scene("The next agent has another version of the guard, and is then killed: no pod that runs notices")
         .await?;
     let before = play.reports().await?;
-    play.cluster.place(node, LIBRARY, Some("the next guard"))?;
+    play.cluster.place(node, LIBRARIES[0], Some("the next guard"))?;
     play.cluster.stop(Part::Agent(node), End::Stopped).await?;
     play.cluster.start(Part::Agent(node)).await?;
     play.step("restarted", &format!("the agent of {node}"), "", Vec::new())?;
@@ -80,7 +83,9 @@ async fn restored<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), 
     play.scene("Without the guard, nothing enforces shares").await?;
     play.delete_all().await?;
     play.cluster.configure_nodes(&NodeConfigs::new()).await?;
-    play.cluster.place(node, LIBRARY, None)?;
+    for library in LIBRARIES {
+        play.cluster.place(node, library, None)?;
+    }
     play.eventually("nothing to enforce shares", async |play| {
         let nodes = play.nodes().await?;
         let found = nodes.into_iter().find(|found| found.metadata.name.as_deref() == Some(node));
@@ -104,13 +109,13 @@ fn has_guard<C: Cluster>(play: &mut Play<'_, C>, pod: &str, reports: &[Report], 
             .iter()
             .any(|path| path.starts_with("/run/divvy/") && path.ends_with(end))
     };
-    let found = ["/libcuda.so.real", "/limits", "/usage"].map(has);
+    let found = ["/libcuda.so.real", "/libnvidia-ml.so.real", "/limits", "/usage"].map(has);
     let has_library = mounts.iter().any(|path| *path == CUDA);
     let what = match expected {
         true => "has the guard, and its share",
         false => "has the driver's own library",
     };
-    play.check(found == [expected; 3] && has_library, &format!("{pod} {what}"), || {
+    play.check(found == [expected; 4] && has_library, &format!("{pod} {what}"), || {
         format!("{mounts:?}")
     })?;
     Ok(())
