@@ -70,7 +70,9 @@ fn wake(sandbox: &Sandbox, generation: u64) -> i64 {
 
 /// Return when a process waits in the kernel for the file of limits to change. After [`Sandbox::give`] its generation is 1.
 fn wait_for_waiter(sandbox: &Sandbox, generation: u64) {
+    let end = now() + 20_000 * MS;
     while wake(sandbox, generation + 1) == 0 {
+        assert!(now() < end, "nothing waits");
         std::thread::yield_now();
     }
 }
