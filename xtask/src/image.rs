@@ -2,8 +2,8 @@
 //!
 //! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
 //! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). The driver's own programs, which NVIDIA's
-//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). For the node itself it contains the
-//! static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
+//! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard's
+//! libraries are in the directory of the agent, which copies them to the node for `--guard shadow`. For the node itself it contains the static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
 //! `ctr install` copies the directory `/bin` onto a node.
 //!
 //! The same sources, toolchain, and libc produce the same bytes: source paths are remapped, files are sorted, and times are 0. The format is the
@@ -197,12 +197,20 @@ impl Machine {
             &flags,
             &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
+        // The libraries run in other programs, so a fast image has the same ones. Each is built alone, because other packages enable features of its
+        // dependencies that need the standard library.
+        for library in ["divvy-guard", "divvy-guard-nvml"] {
+            let what = ["--profile", "node", "--package", library, "--features", "shadow"];
+            self.cargo(&dynamic_target, &flags, &what)?;
+        }
         self.build_runtime()?;
         Ok(Programs {
             divvy: in_static(&format!("{profile}/divvy")),
             agent,
             nvidia: built,
-            probe: directory.join(dynamic_target).join(of_nodes).join("divvy-probe"),
+            probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
+            guard: directory.join(&dynamic_target).join("node/libdivvy_guard.so"),
+            guard_nvml: directory.join(dynamic_target).join("node/libdivvy_guard_nvml.so"),
             runtime: in_static("node/divvy-runtime"),
             hook: in_static("node/divvy-hook"),
         })
@@ -265,6 +273,10 @@ struct Programs {
     /// The agent with the programs under NVIDIA's names.
     nvidia: PathBuf,
     probe: PathBuf,
+    /// What containers get in the place of CUDA's driver library.
+    guard: PathBuf,
+    /// What containers get in the place of NVML.
+    guard_nvml: PathBuf,
     runtime: PathBuf,
     hook: PathBuf,
 }
@@ -276,6 +288,8 @@ fn files(
         agent,
         nvidia,
         probe,
+        guard,
+        guard_nvml,
         runtime,
         hook,
     }: &Programs,
@@ -297,6 +311,9 @@ fn files(
         ("usr/bin/config-manager".to_owned(), nvidia.clone()),
         ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
+        // Where the agent expects them: in the directory of its program.
+        ("usr/bin/libdivvy-guard.so".to_owned(), guard.clone()),
+        ("usr/bin/libdivvy-guard-nvml.so".to_owned(), guard_nvml.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
         // For `divvy configure` and `divvy doctor` on the node; the same file as above.

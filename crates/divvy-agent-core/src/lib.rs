@@ -31,7 +31,7 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Po
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
-pub use prestart::{Limits, OWN_VISIBLE_DEVICES, PreStart};
+pub use prestart::{Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
@@ -56,6 +56,19 @@ pub struct Settings {
     pub agent_version: String,
     /// The content of `/proc/sys/kernel/random/boot_id`.
     pub boot_id: String,
+    /// Where the guard's files are on the node. `None` if no container gets the guard.
+    pub guard: Option<Guard>,
+}
+
+/// Paths of the guard's files on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guard {
+    /// The library that containers get in the place of CUDA's driver library.
+    pub cuda: String,
+    /// The library that containers get in the place of NVML.
+    pub nvml: String,
+    /// The directory with the files of each pod and GPU: `<shares>/<pod's UID>/<GPU's UUID>/`.
+    pub shares: String,
 }
 
 /// The part of a GPU that the agent offers to pods.
@@ -524,6 +537,11 @@ impl Core {
             }
             Action::WriteSpec { .. } | Action::RemoveSpec { .. } | Action::Event { .. } => {}
         }
+    }
+
+    /// Report whether a pod has no grant and certainly runs no more.
+    pub fn is_gone(&self, uid: &str, facts: &Facts) -> bool {
+        facts.synced && self.records_of(uid).next().is_none() && !self.may_run(uid, facts)
     }
 
     fn gpu(&self, uuid: &str) -> Option<&Gpu> {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Enforcement, Gpu, GrantRecord, Health, Isolation, MiB, PodKey, names};
+use divvy_model::{Enforcement, Gpu, GpuShare, GrantRecord, Health, Isolation, MiB, PodKey, names};
 
 use super::booking::Booking;
 use super::driver_spec::Trouble;
@@ -14,6 +14,10 @@ use super::{Action, Core, Facts, Handout, Key, NodeFiles, ResourceSpec, vendor};
 
 /// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
 pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
+/// Reason of the event about a pod whose share is not enforced although the node enforces shares.
+pub const NOT_LIMITED: &str = "NotLimited";
+/// Why a container does not get the guard.
+const NO_CUDA: &str = "no CDI spec of the GPU provides CUDA's driver library (libcuda.so), in whose place a container gets the guard. On the node,      run: divvy cdi generate -o /etc/cdi/nvidia.yaml";
 
 /// The answer to PreStartContainer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +61,8 @@ pub struct Limits {
     pub uid: String,
     /// The GPUs of which the pod has a share that the driver can enforce, and the share.
     pub gpus: Vec<(String, MiB)>,
+    /// The GPUs of which the pod has a share, and the share, if the guard enforces it on one of them.
+    pub guarded: Vec<(String, MiB)>,
     /// Whether the container must not start without them.
     pub are_required: bool,
 }
@@ -106,7 +112,36 @@ impl Core {
             }
             Err((reason, text)) => return self.refuse(&key, reason, text),
         }
-        self.grant(spec, &handout, handouts, booking, facts)
+        let mut limits = self.limits(&key.uid, &booking);
+        let mut unguarded = false;
+        if !limits.guarded.is_empty() && (handout.grant.is_none() || !self.has_cuda(&booking, &facts.node)) {
+            if limits.are_required {
+                let text = format!(
+                    "pod {} wants its share of the GPU to be enforced ({}), but {NO_CUDA}",
+                    self.pod_name(&key.uid),
+                    names::ISOLATION
+                );
+                return self.refuse(&key, Reason::GpuUnavailable, text);
+            }
+            limits.guarded.clear();
+            unguarded = true;
+        }
+        let mut answer = self.grant(spec, &handout, handouts, booking, limits, facts);
+        if let PreStart::Granted { actions, pod, .. } = &mut answer
+            && unguarded
+            && self.records_of(&key.uid).next().is_none()
+        {
+            actions.push(Action::Event {
+                pod: pod.clone(),
+                uid: key.uid.clone(),
+                reason: NOT_LIMITED,
+                text: format!(
+                    "nothing limits the GPU memory of this pod, which may use more than its share, and other pods may then find less than theirs: \
+                     {NO_CUDA}"
+                ),
+            });
+        }
+        answer
     }
 
     /// Return the handout with exactly these ids. Entries of ended pods do not count: the kubelet only drops them at its next
@@ -317,7 +352,15 @@ impl Core {
         )
     }
 
-    fn grant(&self, spec: ResourceSpec, handout: &Handout, handouts: &[Handout], booking: Booking, facts: &Facts) -> PreStart {
+    fn grant(
+        &self,
+        spec: ResourceSpec,
+        handout: &Handout,
+        handouts: &[Handout],
+        booking: Booking,
+        limits: Limits,
+        facts: &Facts,
+    ) -> PreStart {
         let key = &handout.key;
         let (namespace, name) = match (self.pods.get(&key.uid), self.records.get(key)) {
             (Some(known), _) => (known.pod.namespace.clone(), known.pod.name.clone()),
@@ -335,6 +378,7 @@ impl Core {
             unit: self.unit_of(&key.uid),
             gpus: booking.gpus,
             container_gpus: booking.container,
+            guarded: !limits.guarded.is_empty(),
             boot_id: self.settings.boot_id.clone(),
         };
         let mut actions = Vec::new();
@@ -397,7 +441,7 @@ impl Core {
             key: key.clone(),
             pod: record.pod(),
             gpus,
-            limits: Box::new(self.limits(&record)),
+            limits: Box::new(limits),
             steered_wrong,
             shared_ids,
         }
@@ -433,18 +477,33 @@ impl Core {
     }
 
     /// Return the limits of a pod. A pod that has a whole GPU needs none.
-    fn limits(&self, record: &GrantRecord) -> Limits {
-        let isolation = self.isolation(&record.uid);
+    fn limits(&self, uid: &str, booking: &Booking) -> Limits {
+        let isolation = self.isolation(uid);
         if isolation == Some(Isolation::None) {
             return Limits::default();
         }
-        let can_limit = |uuid: &str| self.gpu(uuid).is_some_and(|gpu| gpu.enforcement == Some(Enforcement::Cgroup));
-        let shares = record.gpus.iter().filter(|share| !share.whole && can_limit(&share.uuid));
+        let shares = || booking.gpus.iter().filter(|share| !share.whole);
+        let is_enforced_by = |uuid: &str, with| self.gpu(uuid).is_some_and(|gpu| gpu.enforcement == Some(with));
+        let cgroup = shares().filter(|share| is_enforced_by(&share.uuid, Enforcement::Cgroup));
+        // A container has one library for all its GPUs, and the guard refuses a GPU of which it knows no share.
+        let has_guard = shares().any(|share| is_enforced_by(&share.uuid, Enforcement::Guard));
+        let guarded = shares().filter(|_| has_guard);
+        let limit = |share: &GpuShare| (share.uuid.clone(), share.memory);
         Limits {
-            uid: record.uid.clone(),
-            gpus: shares.map(|share| (share.uuid.clone(), share.memory)).collect(),
+            uid: uid.to_owned(),
+            gpus: cgroup.map(limit).collect(),
+            guarded: guarded.map(limit).collect(),
             are_required: isolation.is_some(),
         }
+    }
+
+    /// Report whether the container gets CUDA's driver library from a spec of one of its GPUs.
+    fn has_cuda(&self, booking: &Booking, node: &NodeFiles) -> bool {
+        booking.container.iter().any(|share| {
+            let kind = self.gpu(&share.uuid).and_then(|gpu| vendor::of(gpu.vendor).libraries());
+            let mut specs = node.specs.iter().filter(|spec| kind == Some(spec.kind.as_str()));
+            specs.any(|spec| spec.mounts_cuda(&share.uuid))
+        })
     }
 
     /// Return why the container gets none of the driver's libraries, or the wrong ones. The specs are checked again here, because a spec may

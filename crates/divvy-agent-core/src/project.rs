@@ -3,8 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{GrantRecord, Vendor};
+use divvy_share::{REAL_CUDA, REAL_NVML};
 
 use super::{Core, NodeFiles, vendor};
 
@@ -37,7 +39,33 @@ impl Core {
             gpus: &uuids,
             libraries: rules.libraries(),
             base: &node.specs,
+            shadow: self.shadow(record).as_ref(),
         });
         Some((name.to_owned(), text))
+    }
+
+    /// Return what a container gets in the place of the driver's libraries: the guard, and for each of its GPUs the files with the pod's share. The
+    /// containers of a pod have the same files, because the share is the pod's.
+    fn shadow(&self, record: &GrantRecord) -> Option<Shadow> {
+        let guard = self.settings.guard.as_ref().filter(|_| record.guarded)?;
+        let files = |name: &str| {
+            let paths = record.container_gpus.iter().map(|share| {
+                (
+                    format!("{}/{}/{}/{name}", guard.shares, record.uid, share.uuid),
+                    format!("{}/{}/{name}", divvy_share::DIRECTORY, share.uuid),
+                )
+            });
+            paths.collect()
+        };
+        let library = |name, file: &String, real| Library {
+            name,
+            file: file.clone(),
+            real,
+        };
+        Some(Shadow {
+            libraries: vec![library(CUDA, &guard.cuda, REAL_CUDA), library(NVML, &guard.nvml, REAL_NVML)],
+            read_only: files(divvy_share::LIMITS),
+            writable: files(divvy_share::USAGE),
+        })
     }
 }

@@ -111,6 +111,7 @@ impl Core {
                     unit: self.unit_of(&key.uid),
                     gpus: booking.gpus,
                     container_gpus: booking.container,
+                    guarded: false,
                     boot_id: self.settings.boot_id.clone(),
                 });
             }

@@ -21,6 +21,7 @@ use tracing::{debug, info, warn};
 use crate::cgroups;
 use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
+use crate::guard::Shares;
 use crate::labels::Seen;
 use crate::limits;
 use crate::memory_in_use::memory_in_use;
@@ -30,14 +31,13 @@ use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec,
+    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart,
+    ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
 /// After that, the PreStartContainer call fails, and the kubelet retries.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Reason of the event about a pod whose share the driver does not enforce although it has the functions.
-const NOT_LIMITED: &str = "NotLimited";
 /// The timeout of one list of the node's pods within [`PATIENCE`].
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 /// The timeout of a list of the node's pods while the kubelet admits one. The kubelet admits no other pod in the meantime.
@@ -63,6 +63,8 @@ pub(crate) struct Agent {
     /// Held while PreStart or a reconciliation reads, decides, and writes, so that they run one after the other.
     grants: Arc<tokio::sync::Mutex<()>>,
     store: Store,
+    /// The files of the guard, if containers get it.
+    shares: Option<Shares>,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -127,6 +129,7 @@ impl Observed for Agent {
 pub(crate) struct Parts {
     pub(crate) core: Core,
     pub(crate) store: Store,
+    pub(crate) shares: Option<Shares>,
     pub(crate) driver_spec: DriverSpec,
     pub(crate) sys_root: PathBuf,
     pub(crate) device_plugin_dir: PathBuf,
@@ -151,6 +154,7 @@ impl Agent {
             core: Mutex::new(parts.core),
             grants: Arc::default(),
             store: parts.store,
+            shares: parts.shares,
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -523,6 +527,11 @@ impl Agent {
         }
     }
 
+    /// Report whether containers can get the guard.
+    pub(crate) fn can_guard(&self) -> bool {
+        self.shares.is_some()
+    }
+
     /// Report whether the node's cgroups are of the version that drivers can limit.
     pub(crate) fn can_limit_cgroups(&self) -> bool {
         cgroups::is_v2(&self.sys_root)
@@ -532,7 +541,21 @@ impl Agent {
     ///
     /// # Errors
     /// The pod requires the limit, and it is not set.
-    async fn limit(&self, pod: PodKey, limits: Box<Limits>) -> Result<(), String> {
+    async fn limit(self: &Arc<Self>, pod: PodKey, limits: Box<Limits>) -> Result<(), String> {
+        if !limits.guarded.is_empty() {
+            let (uid, guarded) = (limits.uid.clone(), limits.guarded.clone());
+            let held = self.blocking(move |agent| match &agent.shares {
+                Some(shares) => {
+                    let held = shares.hold(&uid, &guarded).map_err(|error| error.to_string());
+                    agent.metrics.guarded_pods(shares.pods());
+                    held
+                }
+                None => Err("the agent runs without the guard now".to_owned()),
+            });
+            let held = held.await.unwrap_or_else(|| Err("internal error in the agent".to_owned()));
+            // The spec mounts the files, so the container could not start without them.
+            held.map_err(|error| format!("the files with the pod's share of the GPU are not complete: {error}"))?;
+        }
         if limits.gpus.is_empty() {
             return Ok(());
         }
@@ -667,8 +690,23 @@ impl Agent {
     async fn blocking<T: Send + 'static>(self: &Arc<Self>, work: impl FnOnce(&Agent) -> T + Send + 'static) -> Option<T> {
         let agent = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&agent)).await;
-        done.inspect_err(|error| warn!(%error, "checking the driver's files failed"))
-            .ok()
+        done.inspect_err(|error| warn!(%error, "work on files failed")).ok()
+    }
+
+    /// Measure once how much memory of guarded pods no process accounts for.
+    pub(crate) async fn measure_overhead(self: &Arc<Self>) {
+        let said = || self.blocking(|agent| agent.shares.as_ref().filter(|shares| !shares.is_empty()).map(Shares::said));
+        let Some(Some(before)) = said().await else { return };
+        let Some(in_use) = self.memory_in_use().await else { return };
+        let Some(Some(after)) = said().await else { return };
+        // A failure is logged; the next measurement comes soon.
+        let _ = self
+            .blocking(move |agent| {
+                if let Some(shares) = &agent.shares {
+                    shares.measured(&in_use, &before, &after);
+                }
+            })
+            .await;
     }
 
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
@@ -704,6 +742,11 @@ impl Agent {
         }
         let held = !found.held.is_empty();
         self.perform(found.actions)?;
+        if let Some(shares) = &self.shares {
+            let core = self.core();
+            shares.clear(|uid| core.is_gone(uid, &facts));
+            self.metrics.guarded_pods(shares.pods());
+        }
         Ok(if held { After::MemoryHeld } else { After::AtRest })
     }
 }

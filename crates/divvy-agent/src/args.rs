@@ -86,6 +86,12 @@ pub struct Settings {
     /// What to do if no CDI spec of the loaded driver exists [default: auto]
     #[arg(long, env = "DIVVY_DRIVER_SPEC", value_name = "MODE")]
     pub driver_spec: Option<DriverSpecMode>,
+    /// How to hold pods to their share of an NVIDIA GPU where the driver cannot do it itself [default: off]
+    #[arg(long, env = "DIVVY_GUARD", value_name = "MODE")]
+    pub guard: Option<GuardMode>,
+    /// Directory with the libraries for --guard shadow: libdivvy-guard.so and libdivvy-guard-nvml.so [default: this program's directory]
+    #[arg(long, env = "DIVVY_GUARD_DIR", value_name = "DIR")]
+    pub guard_dir: Option<PathBuf>,
     /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match the extender's [default: GiB]
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
     #[serde(default, deserialize_with = "parsed")]
@@ -181,6 +187,18 @@ pub enum DriverSpecMode {
     Off,
 }
 
+/// How pods are held to their share of a GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GuardMode {
+    /// Not: a program can use more than its pod requested
+    #[default]
+    Off,
+    /// In containers, libraries of Divvy take the place of CUDA's driver library and of NVML. They refuse allocations above the share, and show the
+    /// share as the size of the GPU. They have not been tested on a real GPU yet
+    Shadow,
+}
+
 /// How the agent offers MIG devices. The names are those of NVIDIA's device plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -235,6 +253,8 @@ impl Settings {
             nvml_library: self.nvml_library.or(other.nvml_library),
             driver_root: self.driver_root.or(other.driver_root),
             driver_spec: self.driver_spec.or(other.driver_spec),
+            guard: self.guard.or(other.guard),
+            guard_dir: self.guard_dir.or(other.guard_dir),
             memory_unit: self.memory_unit.or(other.memory_unit),
             reserve_memory: self.reserve_memory.or(other.reserve_memory),
             whole_gpus: self.whole_gpus.or(other.whole_gpus),

@@ -8,7 +8,7 @@ use divvy_model::{MemoryUnit, MiB};
 use divvy_nvidia_plugin::HealthChecks;
 
 use crate::Error;
-use crate::args::{DeviceListStrategy, DriverSpecMode, LabelsMode, MigStrategy, Probe, Settings};
+use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, Probe, Settings};
 
 /// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
@@ -35,6 +35,10 @@ pub struct Config {
     pub driver_root: String,
     /// `--driver-spec`: what the agent does about CDI specs that do not match the loaded driver.
     pub driver_spec: DriverSpecMode,
+    /// `--guard`: how pods are held to their share where the driver cannot do it.
+    pub guard: GuardMode,
+    /// `--guard-dir`. `None` means the directory of the agent's executable.
+    pub guard_dir: Option<PathBuf>,
     /// `--memory-unit`: the memory of one device of `gpu-mem`.
     pub memory_unit: MemoryUnit,
     /// `--reserve-memory`: the memory of each GPU that the agent does not share.
@@ -88,6 +92,8 @@ impl Config {
             nvml_library: set.nvml_library,
             driver_root: set.driver_root.unwrap_or_else(|| "/".to_owned()),
             driver_spec: set.driver_spec.unwrap_or_default(),
+            guard: set.guard.unwrap_or_default(),
+            guard_dir: set.guard_dir,
             memory_unit: set.memory_unit.unwrap_or(MemoryUnit::GIB),
             reserve_memory: set.reserve_memory.unwrap_or(MiB::ZERO),
             whole_gpus: set.whole_gpus.unwrap_or(false),
@@ -128,6 +134,22 @@ impl Config {
         self.state_dir
             .clone()
             .unwrap_or_else(|| self.kubelet_dir.join("plugins/divvy.dev"))
+    }
+
+    /// Return the directory of the guard's libraries.
+    ///
+    /// # Errors
+    /// The path of this program is unknown.
+    pub(crate) fn guard_dir(&self) -> Result<PathBuf, Error> {
+        if let Some(directory) = &self.guard_dir {
+            return Ok(directory.clone());
+        }
+        let mut directory = std::env::current_exe().map_err(|error| Error::Config {
+            origin: "--guard-dir".to_owned(),
+            text: format!("the path of this program is unknown ({error}); name the directory of the guard's libraries"),
+        })?;
+        directory.pop();
+        Ok(directory)
     }
 
     /// Return the kubelet's directory for device plugins.

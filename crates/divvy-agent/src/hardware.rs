@@ -317,11 +317,19 @@ impl Machine {
             }
         };
         let settings = agent.core().settings().clone();
-        let can_limit = agent.can_limit_cgroups();
+        let (can_limit, can_guard) = (agent.can_limit_cgroups(), agent.can_guard());
+        let enforcement = |facts: &GpuFacts| {
+            if can_limit && facts.memory_limit {
+                return Some(Enforcement::Cgroup);
+            }
+            // The guard knows GPUs by the UUID that CUDA reports, which a MIG device does not have.
+            let is_guarded = can_guard && facts.vendor == Vendor::Nvidia && facts.partition.is_none();
+            is_guarded.then_some(Enforcement::Guard)
+        };
         let seen = self.seen.values().map(|facts| {
             let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());
             Gpu {
-                enforcement: (can_limit && facts.memory_limit).then_some(Enforcement::Cgroup),
+                enforcement: enforcement(facts),
                 ..described(facts, fit(facts, verdict(&facts.uuid)), offer)
             }
         });

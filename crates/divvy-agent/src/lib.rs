@@ -20,6 +20,7 @@ mod config_files;
 mod driver_spec;
 mod error;
 mod files;
+mod guard;
 mod hardware;
 mod health_change;
 mod http;
@@ -38,7 +39,7 @@ mod registration;
 mod run;
 mod store;
 
-pub use args::{Args, DeviceListStrategy, DriverSpecMode, LabelsMode, MigStrategy, Probe, Settings};
+pub use args::{Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, Probe, Settings};
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;

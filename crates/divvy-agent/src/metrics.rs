@@ -125,6 +125,7 @@ pub struct Metrics {
     double_handouts: Counter,
     reconcile: Family<ClassLabel, Counter>,
     driver_spec_stale: Gauge,
+    guarded_pods: Gauge,
     limits: Family<Outcome, Counter>,
 }
 
@@ -148,6 +149,7 @@ impl Default for Metrics {
             double_handouts: Counter::default(),
             reconcile: Family::default(),
             driver_spec_stale: Gauge::default(),
+            guarded_pods: Gauge::default(),
             limits: Family::default(),
         };
         for class in Class::ALL {
@@ -179,6 +181,11 @@ impl Default for Metrics {
             "1 while the CDI specs that provide the driver's libraries do not fit: made for another driver than the loaded one, naming \
              missing files, or not naming a GPU",
             metrics.driver_spec_stale.clone(),
+        );
+        registry.register(
+            "divvy_agent_guarded_pods",
+            "Pods whose containers have Divvy's guard in the place of CUDA's driver library",
+            metrics.guarded_pods.clone(),
         );
         registry.register(
             "divvy_agent_memory_limits",
@@ -222,6 +229,10 @@ impl Metrics {
     /// Return what is counted under the same names in every program that serves device plugins.
     pub fn counts(&self) -> &Counts {
         &self.counts
+    }
+
+    pub(crate) fn guarded_pods(&self, pods: usize) {
+        self.guarded_pods.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
     pub(crate) fn driver_spec(&self, stale: bool) {

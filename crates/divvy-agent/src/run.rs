@@ -15,8 +15,9 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
-use crate::args::{DeviceListStrategy, DriverSpecMode};
+use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode};
 use crate::driver_spec::DriverSpec;
+use crate::guard::{self, Shares};
 use crate::observed::{NOT_REGISTERED, follow_registration};
 use crate::plugin::AgentPlugin;
 use crate::registration::{self, Registration};
@@ -31,6 +32,8 @@ const KUBELET: &str = "kubelet";
 const RECONCILE: Duration = Duration::from_secs(10);
 /// The time between two reconciliations while a change is expected.
 const RECONCILE_SOON: Duration = Duration::from_secs(1);
+/// The time between two measurements of what guarded pods use in addition to their allocations.
+const MEASURE: Duration = Duration::from_secs(1);
 /// How long to wait after a notification, so that one reconciliation handles several notifications.
 const SETTLE: Duration = Duration::from_millis(50);
 /// How long the start waits for the node's previous inventory.
@@ -78,6 +81,16 @@ pub(crate) async fn run_in(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
+    let (guard, shares) = match config.guard {
+        GuardMode::Off => (None, None),
+        GuardMode::Shadow => {
+            let guard = guard::install(&config.state_dir(), &config.guard_dir()?).map_err(|error| Error::Config {
+                origin: "--guard shadow".to_owned(),
+                text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
+            })?;
+            (Some(guard), Some(Shares::open(&config.state_dir())?))
+        }
+    };
     let settings = Settings {
         unit: config.memory_unit,
         reserve: config.reserve_memory,
@@ -86,6 +99,7 @@ pub(crate) async fn run_in(
         node_key: store.node_key()?,
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: boot_id(&config.sys_root),
+        guard,
     };
     let mut core = Core::new(settings);
     let records = store.load_records()?;
@@ -112,6 +126,7 @@ pub(crate) async fn run_in(
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
+        shares,
         driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
@@ -146,6 +161,15 @@ pub(crate) async fn run_in(
         &stop,
         cluster::publish_inventory(agent.clone(), config.node_name.clone(), written.clone()),
     ));
+    if config.guard != GuardMode::Off {
+        let agent = agent.clone();
+        tasks.spawn(until(&stop, async move {
+            loop {
+                tokio::time::sleep(MEASURE).await;
+                agent.measure_overhead().await;
+            }
+        }));
+    }
     tasks.spawn(until(&stop, labels::publish(agent.clone(), config.clone(), namespace)));
     tasks.spawn(until(&stop, {
         let (agent, config) = (agent.clone(), config.clone());

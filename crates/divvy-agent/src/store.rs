@@ -391,6 +391,7 @@ mod tests {
                 memory: MiB(3072),
                 cores: 0,
             }],
+            guarded: false,
             boot_id: "b".into(),
         }
     }

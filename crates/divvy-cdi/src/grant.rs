@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::names::CDI_KIND;
 
 use super::{Device, DeviceNode, Edits, Format, Spec, Version};
+use crate::shadow::Shadow;
 
 /// The CDI version of a grant's spec: the first version with annotations on devices.
 pub const VERSION: &str = "0.6.0";
@@ -45,6 +46,8 @@ pub struct GrantSpec<'a> {
     pub libraries: Option<&'a str>,
     /// The node's specs, some of which may have edits for these GPUs.
     pub base: &'a [Spec],
+    /// What the container gets in the place of the driver's libraries. It has no effect if `base` provides none of them.
+    pub shadow: Option<&'a Shadow>,
 }
 
 /// Return a grant's spec as JSON text. It has one device, whose edits are those of the GPUs in `base`, followed by the grant's own edits. Therefore
@@ -69,6 +72,9 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
                 }
             }
         }
+    }
+    if let Some(shadow) = grant.shadow {
+        edits.shadow(shadow);
     }
     edits.merge(&Edits {
         env: grant.env.iter().map(|(key, value)| format!("{key}={value}")).collect(),
@@ -170,6 +176,7 @@ containerEdits:
             libraries: Some(crate::NVIDIA_KIND),
             gpus: &["GPU-1"],
             base,
+            shadow: None,
         }
     }
 

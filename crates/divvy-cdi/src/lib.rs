@@ -25,6 +25,7 @@ mod grant;
 pub mod moved;
 mod name;
 mod registry;
+pub mod shadow;
 mod spec;
 pub mod stale;
 mod validate;

@@ -1,57 +1,16 @@
 //! The functions of the real library.
 
-use core::ffi::{CStr, c_char, c_int, c_void};
-use core::ptr::{null_mut, without_provenance_mut};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::ffi::c_int;
+use core::ptr::null_mut;
+
+pub(crate) use divvy_shadow::Function;
 
 use crate::cuda::{Code, Context, Device, NOT_FOUND, SUCCESS, Uuid};
-
-unsafe extern "C" {
-    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
-}
-
-/// `RTLD_NEXT`: search what the loader has after the library that asks. That is the real library, which is all that the guard needs.
-const NEXT: *mut c_void = without_provenance_mut(usize::MAX);
-/// The driver has no function of this name.
-const MISSING: *mut c_void = without_provenance_mut(1);
-
-/// A function of the real library, which is looked up once.
-pub(crate) struct Function {
-    name: &'static CStr,
-    found: AtomicPtr<c_void>,
-}
-
-impl Function {
-    pub(crate) const fn new(name: &'static CStr) -> Self {
-        Self {
-            name,
-            found: AtomicPtr::new(null_mut()),
-        }
-    }
-
-    pub(crate) fn name(&self) -> &'static CStr {
-        self.name
-    }
-
-    /// Where it is; `None` when this driver does not have it.
-    pub(crate) fn get(&self) -> Option<*mut c_void> {
-        let mut found = self.found.load(Ordering::Acquire);
-        if found.is_null() {
-            // SAFETY: the handle is a valid one, and the name ends with 0.
-            found = unsafe { dlsym(NEXT, self.name.as_ptr()) };
-            if found.is_null() {
-                found = MISSING;
-            }
-            self.found.store(found, Ordering::Release);
-        }
-        (found != MISSING).then_some(found)
-    }
-}
 
 /// Call a function of the real library that the guard does not replace. It is `NOT_FOUND` when this driver does not have it.
 macro_rules! ask {
     ($name:ident($($argument:expr => $type:ty),*)) => {{
-        static FUNCTION: Function = Function::new($crate::hook::name!($name));
+        static FUNCTION: Function = Function::new(divvy_shadow::c_name!($name));
         match FUNCTION.get() {
             Some(found) => {
                 // SAFETY: the driver's function of this name has these arguments, by cuda.h.

@@ -113,7 +113,7 @@ impl Gpu {
         for (word, value) in self.uuid.iter().zip([low, high]) {
             word.store(value, Ordering::Relaxed);
         }
-        let state = match sys::open(Path::of(uuid, b"/limits").as_c_str(), false, limits::SIZE) {
+        let state = match sys::open(Path::of(uuid.0, b"/limits").as_c_str(), false, limits::SIZE) {
             Ok(file) => match sys::map::<Words>(&file, false) {
                 Ok(words) => {
                     self.limits.store(core::ptr::from_ref(words).cast_mut(), Ordering::Relaxed);
@@ -329,6 +329,9 @@ impl Gpu {
             sys::unmap(usage);
             return UNKNOWN;
         };
+        if let Some(slot) = usage.slots.get(slot) {
+            slot.namespace.store(sys::pid_namespace(), Ordering::Relaxed);
+        }
         self.usage.store(core::ptr::from_ref(usage).cast_mut(), Ordering::Relaxed);
         self.slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::Relaxed);
         self.seat.store(HELD, Ordering::Release);
@@ -340,7 +343,7 @@ impl Gpu {
     fn usage_file(&self) -> Result<File, Errno> {
         let [low, high] = &self.uuid;
         let uuid = uuid_of([low.load(Ordering::Relaxed), high.load(Ordering::Relaxed)]);
-        sys::open(Path::of(uuid, b"/usage").as_c_str(), true, usage::SIZE)
+        sys::open(Path::of(uuid.0, b"/usage").as_c_str(), true, usage::SIZE)
     }
 }
 

@@ -67,17 +67,6 @@ pub(crate) fn find(hooks: &[Hook], address: *mut c_void) -> Option<usize> {
     exported.or_else(|| hooks.iter().position(|hook| hook.address.load(Ordering::Acquire) == address))
 }
 
-/// The name of a function as a C string.
-macro_rules! name {
-    ($name:ident) => {
-        match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => panic!("a name has no 0"),
-        }
-    };
-}
-pub(crate) use name;
-
 /// Define the replaced functions: name and arguments as in cuda.h, the version of CUDA that brought this form, and what happens. `call` asks the driver with
 /// the program's arguments; without a function of this name in the driver it is not run, and the program gets `CUDA_ERROR_NOT_FOUND`.
 ///
@@ -98,8 +87,8 @@ macro_rules! hooks {
         const LAUNCHES: usize = [$(At::$name),*].len();
 
         static HOOKS: [$crate::hook::Hook; LAUNCHES + [$(At::$launch),*].len()] = [
-            $($crate::hook::Hook::new($crate::hook::name!($name), $version, $name as *mut c_void),)*
-            $($crate::hook::Hook::new($crate::hook::name!($launch), $since, $launch as *mut c_void),)*
+            $($crate::hook::Hook::new(divvy_shadow::c_name!($name), $version, $name as *mut c_void),)*
+            $($crate::hook::Hook::new(divvy_shadow::c_name!($launch), $since, $launch as *mut c_void),)*
         ];
 
         $(

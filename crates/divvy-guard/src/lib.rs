@@ -48,18 +48,8 @@ mod launches;
 mod ledger;
 mod linear;
 mod mappings;
-mod path;
 mod pools;
 mod process;
-mod sys;
 mod view;
 
-/// No code panics. A panic would call a symbol that no library has, and a test checks that the library does not need this symbol.
-#[cfg(feature = "shadow")]
-#[panic_handler]
-fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    unsafe extern "C" {
-        safe fn divvy_guard_can_panic() -> !;
-    }
-    divvy_guard_can_panic()
-}
+use divvy_shadow::{path, sys};

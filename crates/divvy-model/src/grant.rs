@@ -36,6 +36,9 @@ pub struct GrantRecord {
     pub gpus: Vec<GpuShare>,
     /// The shares that this container may use.
     pub container_gpus: Vec<ContainerShare>,
+    /// Whether the container gets the guard in the place of CUDA's driver library.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub guarded: bool,
     /// The value of `/proc/sys/kernel/random/boot_id` at the time of the grant. If the current value differs, the node has
     /// rebooted since.
     pub boot_id: String,
@@ -142,6 +145,7 @@ mod tests {
                 memory: MiB(3072),
                 cores: 0,
             }],
+            guarded: false,
             boot_id: "b".into(),
         };
         assert_eq!(GrantRecord::parse(&record.to_json()).expect("own text"), record);

@@ -93,16 +93,19 @@ pub struct Gpu {
 pub enum Enforcement {
     /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on).
     Cgroup,
+    /// A library that has the name of CUDA's driver library in the pod's containers refuses allocations above the share. A program can avoid it.
+    Guard,
 }
 
 impl Enforcement {
     /// All kinds.
-    pub const ALL: [Enforcement; 1] = [Enforcement::Cgroup];
+    pub const ALL: [Enforcement; 2] = [Enforcement::Cgroup, Enforcement::Guard];
 
     /// Return the name in the inventory.
     pub fn name(self) -> &'static str {
         match self {
             Enforcement::Cgroup => "cgroup",
+            Enforcement::Guard => "guard",
         }
     }
 

@@ -51,8 +51,10 @@ impl Isolation {
     /// Report whether a share of a GPU is enough on which shares are enforced in this way.
     pub fn is_met_by(self, enforcement: Option<Enforcement>) -> bool {
         match (self, enforcement) {
-            (Isolation::None, _) | (Isolation::Hard | Isolation::Soft, Some(Enforcement::Cgroup)) => true,
-            (Isolation::Hard | Isolation::Soft, None) => false,
+            (Isolation::None, _)
+            | (Isolation::Hard, Some(Enforcement::Cgroup))
+            | (Isolation::Soft, Some(Enforcement::Cgroup | Enforcement::Guard)) => true,
+            (Isolation::Hard, Some(Enforcement::Guard)) | (Isolation::Hard | Isolation::Soft, None) => false,
         }
     }
 }
@@ -373,8 +375,13 @@ impl fmt::Display for GpuRules {
         if self.least_memory > MiB::ZERO {
             parts.push(format!("with {} or more in all", size(self.least_memory)));
         }
-        if let Some(isolation @ (Isolation::Hard | Isolation::Soft)) = self.isolation {
-            parts.push(format!("on which shares are enforced (isolation: {})", isolation.name()));
+        let enforced = match self.isolation {
+            Some(Isolation::Hard) => Some("on which the driver enforces shares (isolation: hard)"),
+            Some(Isolation::Soft) => Some("on which shares are enforced (isolation: soft)"),
+            Some(Isolation::None) | None => None,
+        };
+        if let Some(enforced) = enforced {
+            parts.push(enforced.to_owned());
         }
         if !self.uuids.is_empty() {
             parts.push(format!("named {}", self.uuids.join(" or ")));
@@ -530,7 +537,7 @@ mod tests {
             (&[(isolation, "none")], ""),
             (
                 &[(memory, ">=40Gi"), (isolation, "hard")],
-                "with 40 GiB or more in all and on which shares are enforced (isolation: hard)",
+                "with 40 GiB or more in all and on which the driver enforces shares (isolation: hard)",
             ),
             (
                 &[(model, "A100*"), (memory, ">= 40Gi"), (uuid, "GPU-1, GPU-2")],
@@ -544,10 +551,14 @@ mod tests {
 
     #[test]
     fn a_share_must_be_enforced_if_the_pod_says_so_and_need_not_be_otherwise() {
-        for (value, with, without) in [("hard", true, false), ("soft", true, false), ("none", true, true)] {
+        for (value, cgroup, guard, nothing) in [
+            ("hard", true, false, false),
+            ("soft", true, true, false),
+            ("none", true, true, true),
+        ] {
             let rules = read(&[("divvy.dev/isolation", value)]).expect("right").expect("some");
-            let found = (rules.accept_share(Some(Enforcement::Cgroup)), rules.accept_share(None));
-            assert_eq!(found, (with, without), "{value}");
+            let found = [Some(Enforcement::Cgroup), Some(Enforcement::Guard), None].map(|with| rules.accept_share(with));
+            assert_eq!(found, [cgroup, guard, nothing], "{value}");
         }
         assert!(GpuRules::default().accept_share(None));
     }

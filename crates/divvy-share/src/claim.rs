@@ -38,7 +38,14 @@ pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
             return None;
         }
         let mine = !locks.held(owner(index)) && {
-            for word in [&slot.used, &slot.pending, &slot.pid, &slot.peak, &slot.denied] {
+            for word in [
+                &slot.used,
+                &slot.pending,
+                &slot.pid,
+                &slot.peak,
+                &slot.denied,
+                &slot.namespace,
+            ] {
                 word.store(0, Ordering::Relaxed);
             }
             slot.pid.store(pid, Ordering::Release);

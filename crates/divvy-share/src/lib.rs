@@ -13,7 +13,7 @@
 //!
 //! | file | in the container | who may write it |
 //! |---|---|---|
-//! | `limits` | mounted read-only, mode 0444 | the agent, in place: [`limits::Limits::copy`] |
+//! | `limits` | mounted read-only, mode 0644 | the agent, in place: [`limits::Limits::copy`] |
 //! | `usage` | mounted for writing, mode 0666 | every process of the pod: containers have any user |
 //!
 //! All containers of a pod have the same two files, because the share is the pod's. The agent makes them with their full size before the pod starts
@@ -27,6 +27,14 @@
 
 /// Where a container has its shares. No variable and no option names another place, or a container could choose its limits.
 pub const DIRECTORY: &str = "/run/divvy/share";
+/// The file's name in the directory of a GPU.
+pub const LIMITS: &str = "limits";
+/// The file's name in the directory of a GPU.
+pub const USAGE: &str = "usage";
+/// Where a container has CUDA's real driver library. The guard needs it by this path.
+pub const REAL_CUDA: &str = "/run/divvy/guard/libcuda.so.real";
+/// Where a container has the real NVML. Its shadow needs it by this path.
+pub const REAL_NVML: &str = "/run/divvy/guard/libnvidia-ml.so.real";
 
 pub mod claim;
 pub mod compute;

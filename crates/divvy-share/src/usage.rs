@@ -38,7 +38,7 @@ pub struct Slot {
     pub used: AtomicU64,
     /// Bytes that the process requests, or has reserved but not received from the driver yet.
     pub pending: AtomicU64,
-    /// The process's id, as its container sees it. It is only shown to people.
+    /// The process's id, as its container sees it. It is only shown to people. See [`Slot::namespace`].
     pub pid: AtomicU64,
     /// The highest value of `used` so far.
     pub peak: AtomicU64,
@@ -47,7 +47,10 @@ pub struct Slot {
     /// The number of launches that the slot's owners were allowed, where compute time is limited. It is not cleared for a new owner, because only its growth
     /// counts.
     pub launches: AtomicU64,
-    _rest: [AtomicU64; 2],
+    _rest: [AtomicU64; 1],
+    /// The PID namespace in which `pid` is the process's id, as the inode number of `/proc/self/ns/pid`. 0 if it is not known. The containers of a pod
+    /// have a PID namespace each, unless the pod shares one (`shareProcessNamespace`), so the same `pid` can be that of several processes.
+    pub namespace: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<Usage>() == SIZE);

@@ -168,6 +168,13 @@ impl Cluster for Real {
         simulated_driver::place(&self.directory.join(node), path, text)
     }
 
+    fn agents_path(&self, _: &str, path: &str) -> String {
+        match self.agents_are_pods() {
+            true => format!("/host{path}"),
+            false => path.to_owned(),
+        }
+    }
+
     fn has_cgroups_v2(&self) -> bool {
         Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
     }

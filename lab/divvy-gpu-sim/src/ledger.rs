@@ -13,6 +13,9 @@
 //! (`fcntl(2)`, `F_OFD_SETLK`). So the kernel drops it when the last descriptor goes, however the process ends, and a forked child keeps the memory
 //! of its parent. Both are what the real driver does. The lock of byte 0 makes a check and the change that follows it one step. Nothing has to be
 //! repaired: a process writes only to its own slot, there is no total, and a slot without its lock counts as empty.
+//!
+//! A process in a container knows itself by another PID than the host does, and the real driver reports the host's. Therefore the process also has a
+//! lock of its own on the slot's second byte (`F_SETLK`): the kernel tells the owner of such a lock by the PID that the reader knows (`F_GETLK`).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -107,6 +110,8 @@ impl Ledger {
                 if ledger.lock(libc::F_OFD_SETLK, libc::F_WRLCK, at(index))? {
                     let pid = u64::from(std::process::id()).to_le_bytes();
                     ledger.write(at(index), &[pid, [0; 8], [0; 8]].concat())?;
+                    fcntl(&ledger.file, FcntlArg::F_SETLK(&byte(libc::F_WRLCK, at(index) + 1)))
+                        .map_err(|error| ledger.failed(error.into()))?;
                     return Ok(index);
                 }
             }
@@ -128,7 +133,8 @@ impl Ledger {
             let mut living = Vec::new();
             for (index, usage) in ledger.slots()? {
                 if ledger.is_held(index)? {
-                    living.push(usage);
+                    let pid = ledger.pid_here(index)?.unwrap_or(usage.pid);
+                    living.push(Usage { pid, ..usage });
                 }
             }
             Ok(living)
@@ -203,6 +209,17 @@ impl Ledger {
         let mut flock = byte(libc::F_WRLCK, at(index));
         match fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut flock)) {
             Ok(_) => Ok(i32::from(flock.l_type) != libc::F_UNLCK),
+            Err(error) => Err(self.failed(error.into())),
+        }
+    }
+
+    /// Return the PID of a slot's process in the PID namespace of this process. `None` if it is this process, or if the process has closed another
+    /// descriptor of the file, which ends its lock.
+    fn pid_here(&self, index: u64) -> Result<Option<u32>, Error> {
+        let mut flock = byte(libc::F_WRLCK, at(index) + 1);
+        match fcntl(&self.file, FcntlArg::F_GETLK(&mut flock)) {
+            Ok(_) if i32::from(flock.l_type) == libc::F_UNLCK => Ok(None),
+            Ok(_) => Ok(u32::try_from(flock.l_pid).ok().filter(|pid| *pid > 0)),
             Err(error) => Err(self.failed(error.into())),
         }
     }

@@ -74,6 +74,7 @@ fn agent() -> Result<String> {
         node_key: NodeKey([0; 32]),
         agent_version: String::new(),
         boot_id: String::new(),
+        guard: None,
     });
     let node = divvy_testkit::nodes::divvy_node("n", &[16]);
     let gpus = node.inventory.into_iter().flatten().flat_map(|inventory| inventory.gpus);

@@ -521,6 +521,11 @@ impl Cluster for Embedded {
         simulated_driver::place(&self.node(node)?.paths().sys_root, path, text)
     }
 
+    fn agents_path(&self, node: &str, path: &str) -> String {
+        let root = self.node(node).map(|node| node.paths().sys_root.clone()).unwrap_or_default();
+        root.join(path.trim_start_matches('/')).display().to_string()
+    }
+
     fn has_cgroups_v2(&self) -> bool {
         true
     }

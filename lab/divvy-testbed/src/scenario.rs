@@ -38,7 +38,8 @@ pub struct Report {
     pub env: std::collections::BTreeMap<String, String>,
     /// The device nodes of GPUs and drivers in the container, sorted.
     pub devices: Vec<String>,
-    /// The mount points of driver files, sorted: all mounts below `/usr`, where nothing but the driver's files is mounted, and below `/mps`.
+    /// The mount points of driver files, sorted: all mounts below `/usr`, where nothing but the driver's files is mounted, below `/mps`, and below
+    /// `/run/divvy`.
     pub mounts: Vec<String>,
     /// Whether the container is running now.
     pub running: bool,
@@ -46,7 +47,11 @@ pub struct Report {
 
 /// Return the mount points of a container that belong in a [`Report`], sorted.
 pub fn mounts_of_drivers(mount_points: impl Iterator<Item = String>) -> Vec<String> {
-    let of_driver = |path: &String| path.starts_with("/usr/") || path.starts_with("/mps/");
+    let of_driver = |path: &String| {
+        ["/usr/", "/mps/", "/run/divvy/"]
+            .iter()
+            .any(|prefix| path.starts_with(prefix))
+    };
     let mut below: Vec<String> = mount_points.filter(of_driver).collect();
     below.sort();
     below
@@ -208,6 +213,8 @@ pub trait Cluster {
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
     /// Write a file on a node, as its administrator would, or remove it if `text` is `None`. The file's directory must exist: `/etc/cdi` does.
     fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
+    /// Return the path by which the node's agent finds `/etc/cdi` of the node, or a file in it.
+    fn agents_path(&self, node: &str, path: &str) -> String;
     /// Report whether the nodes have cgroups of version 2, as most machines do. Drivers cannot limit those of version 1.
     fn has_cgroups_v2(&self) -> bool;
     /// Return the control socket of a node's simulated NVML library.

@@ -115,6 +115,7 @@ impl Agent {
             node_key: NodeKey([7; 32]),
             agent_version: "test".to_owned(),
             boot_id: format!("{node}-{boot}"),
+            guard: None,
         };
         let core = new_core(&settings, disk, sight);
         Agent {

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use divvy_agent_core::{Action, Facts, PreStart, Reason, ResourceSpec};
+use divvy_agent_core::{Action, Facts, Guard, NOT_LIMITED, PreStart, Reason, ResourceSpec, Settings};
+use divvy_cdi::Mount;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{ContainerKind, Enforcement, GpuRules, Health, Held, Isolation, MiB, Pod, names};
 use proptest::prelude::*;
 
-use crate::node::{Node, key, pod, simple};
+use crate::node::{Node, gpu, key, pod, settings, simple};
 
 fn ids(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
@@ -302,6 +303,109 @@ fn a_pod_that_wants_isolation_does_not_start_where_nothing_enforces_shares_any_m
     );
     node.set_enforcement(0, Some(Enforcement::Cgroup));
     assert!(matches!(node.pre_start("a", "main"), PreStart::Granted { .. }));
+}
+
+/// Return a node whose containers can get the guard, and whose driver's spec provides CUDA's library.
+fn guarding_node() -> Node {
+    let settings = Settings {
+        guard: Some(Guard {
+            cuda: "/state/guard/1/libcuda.so.1".to_owned(),
+            nvml: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
+            shares: "/state/shares".to_owned(),
+        }),
+        ..settings()
+    };
+    let mut node = Node::with(settings, vec![gpu(0, 4096), gpu(1, 4096)]);
+    for index in 0..2 {
+        node.set_enforcement(index, Some(Enforcement::Guard));
+    }
+    node.node_files.specs[0].container_edits.mounts = vec![Mount {
+        host_path: "/usr/lib64/libcuda.so.550.54.15".to_owned(),
+        container_path: "/usr/lib64/libcuda.so.550.54.15".to_owned(),
+        ..Mount::default()
+    }];
+    node
+}
+
+/// Return the mounts in a grant's spec.
+fn mounts(node: &Node) -> Vec<String> {
+    let spec = node.specs.values().next().expect("a spec");
+    let spec = divvy_cdi::Spec::parse(spec).expect("valid");
+    let mounts = spec.devices[0].container_edits.mounts.iter();
+    mounts
+        .map(|mount| format!("{} -> {}", mount.host_path, mount.container_path))
+        .collect()
+}
+
+#[test]
+fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its_pod() {
+    let mut node = guarding_node();
+    node.see(isolated("a", None, &[("init", Init, 3), ("main", App, 2)]));
+    node.admit("a").expect("admitted");
+    node.start("a", "init").expect("started");
+    let PreStart::Granted { limits, .. } = node.pre_start("a", "main") else {
+        panic!("granted");
+    };
+    assert_eq!(limits.guarded, [("GPU-0".to_owned(), MiB(3072))]);
+    node.start("a", "main").expect("started");
+    assert_eq!(
+        mounts(&node),
+        [
+            "/state/guard/1/libcuda.so.1 -> /usr/lib64/libcuda.so.550.54.15",
+            "/usr/lib64/libcuda.so.550.54.15 -> /run/divvy/guard/libcuda.so.real",
+            "/state/shares/a/GPU-0/limits -> /run/divvy/share/GPU-0/limits",
+            "/state/shares/a/GPU-0/usage -> /run/divvy/share/GPU-0/usage",
+        ]
+    );
+    // A reconciliation makes the same spec again, from the record alone.
+    let specs = std::mem::take(&mut node.specs);
+    node.reconcile();
+    assert_eq!(node.specs, specs);
+}
+
+#[test]
+fn a_pod_that_wants_no_isolation_or_has_the_whole_gpu_gets_the_drivers_own_library() {
+    let mut whole = isolated("a", None, &[("main", App, 4)]);
+    let Held::Allocation(allocation) = &mut whole.held else {
+        panic!("it has an allocation");
+    };
+    allocation.gpus[0].whole = true;
+    for pod in [isolated("a", Some(Isolation::None), &[("main", App, 4)]), whole] {
+        let mut node = guarding_node();
+        node.see(pod);
+        node.admit("a").expect("admitted");
+        node.start("a", "main").expect("started");
+        assert_eq!(
+            mounts(&node),
+            ["/usr/lib64/libcuda.so.550.54.15 -> /usr/lib64/libcuda.so.550.54.15"]
+        );
+    }
+}
+
+#[test]
+fn without_cudas_library_a_pod_that_wants_isolation_waits_and_another_is_told() {
+    let start = |isolation| {
+        let mut node = guarding_node();
+        node.node_files.specs[0].container_edits.mounts.clear();
+        node.see(isolated("a", isolation, &[("main", App, 3)]));
+        node.admit("a").expect("admitted");
+        node.pre_start("a", "main")
+    };
+    let PreStart::Refused { text, .. } = start(Some(Isolation::Soft)) else {
+        panic!("refused");
+    };
+    assert!(
+        text.contains("(divvy.dev/isolation)") && text.contains("divvy cdi generate"),
+        "{text}"
+    );
+    let PreStart::Granted { actions, limits, .. } = start(None) else {
+        panic!("granted");
+    };
+    assert_eq!(limits.guarded, []);
+    let events = actions
+        .iter()
+        .filter(|action| matches!(action, Action::Event { reason: NOT_LIMITED, .. }));
+    assert_eq!(events.count(), 1, "{actions:?}");
 }
 
 /// Case K09 of `docs/compatibility/kubelet.md`.

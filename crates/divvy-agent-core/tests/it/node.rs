@@ -24,6 +24,7 @@ pub(crate) fn settings() -> Settings {
         node_key: NodeKey([7; 32]),
         agent_version: "test".to_owned(),
         boot_id: "boot-1".to_owned(),
+        guard: None,
     }
 }
 

@@ -2,6 +2,7 @@
 //! scripted answers.
 
 mod bed;
+mod guard;
 mod labels;
 mod limits;
 mod mig;

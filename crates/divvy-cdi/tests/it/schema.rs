@@ -107,6 +107,7 @@ fn what_is_generated_holds_the_standards_schema() {
         libraries: Some(divvy_cdi::NVIDIA_KIND),
         gpus: &[&gpu.name],
         base: std::slice::from_ref(&base.spec),
+        shadow: None,
     });
     check("grant", &Spec::parse(&text).expect("own text"));
 }

@@ -1,7 +1,6 @@
 //! What the library is, as a file.
 
-use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, Sym as _};
-use object::{Object as _, ObjectSection as _, elf};
+use divvy_shadow_testkit::Elf;
 
 use crate::sandbox::guard;
 
@@ -82,79 +81,26 @@ pub(crate) fn only_launches(name: &str) -> bool {
     name.starts_with("cuLaunch")
 }
 
-fn library() -> ElfFile64<'static> {
-    ElfFile64::parse(guard()).unwrap()
-}
-
-/// The names of the dynamic symbols that are defined, or that are not.
-fn symbols(defined: bool) -> Vec<&'static str> {
-    let file = library();
-    let endian = file.endian();
-    let sections = file.elf_header().sections(endian, guard()).unwrap();
-    let table = sections.symbols(endian, guard(), elf::SHT_DYNSYM).unwrap();
-    let mut names: Vec<&str> = table
-        .iter()
-        .skip(1)
-        .filter(|symbol| symbol.is_undefined(endian) != defined)
-        .map(|symbol| std::str::from_utf8(symbol.name(endian, table.strings()).unwrap()).unwrap())
-        .collect();
-    names.sort_unstable();
-    names
-}
-
-/// The values of a tag of the dynamic section, as strings.
-fn dynamic(tag: i64) -> Vec<String> {
-    let file = library();
-    let endian = file.endian();
-    let sections = file.elf_header().sections(endian, guard()).unwrap();
-    let (entries, strings) = sections.dynamic(endian, guard()).unwrap().unwrap();
-    let strings = sections.strings(endian, guard(), strings).unwrap();
-    let tagged = entries.iter().filter(|entry| entry.tag32(endian).map(i64::from) == Some(tag));
-    tagged
-        .map(|entry| String::from_utf8(entry.string(endian, strings).unwrap().to_vec()).unwrap())
-        .collect()
-}
-
 #[test]
 fn it_exports_what_it_replaces_and_nothing_else() {
-    assert_eq!(symbols(true), REPLACED);
+    assert_eq!(Elf::of(guard()).exports(), REPLACED);
 }
 
-/// It takes `dlsym` from the program, and what the compiler puts in place of loops over bytes. In particular not `divvy_guard_can_panic`, which
-/// stands for the code of a panic.
+/// In particular not `divvy_guard_can_panic`, which stands for the code of a panic.
 #[test]
 fn it_needs_no_function_but_dlsym_and_has_no_code_that_panics() {
-    let needed = symbols(false);
-    let loops = ["memcpy", "memmove", "memset", "memcmp", "bcmp"];
-    let others: Vec<_> = needed.iter().filter(|name| !loops.contains(name)).collect();
-    assert_eq!(others, [&"dlsym"]);
+    assert_eq!(Elf::of(guard()).imports(), ["dlsym"]);
 }
 
 #[test]
 fn it_is_named_as_the_driver_and_needs_only_the_real_one_by_its_path() {
-    assert_eq!(dynamic(elf::DT_SONAME), ["libcuda.so.1"]);
-    assert_eq!(dynamic(elf::DT_NEEDED), ["/run/divvy/guard/libcuda.so.real"]);
+    assert_eq!(Elf::of(guard()).names(), ["libcuda.so.1"]);
+    assert_eq!(Elf::of(guard()).needed(), ["/run/divvy/guard/libcuda.so.real"]);
 }
 
-/// A version of a symbol would make it fail with an older C library, and code that runs at loading would run in programs that never call it.
 #[test]
 fn it_asks_for_no_version_and_runs_no_code_at_loading() {
-    let file = library();
-    let names: Vec<&str> = file.sections().filter_map(|section| section.name().ok()).collect();
-    for name in [
-        ".gnu.version",
-        ".gnu.version_r",
-        ".init_array",
-        ".init",
-        ".fini_array",
-        ".fini",
-        ".tdata",
-        ".tbss",
-        ".interp",
-    ] {
-        assert!(!names.contains(&name), "{name}: {names:?}");
-    }
-    assert!(names.contains(&".dynsym"), "{names:?}");
+    Elf::of(guard()).assert_loads_anywhere();
 }
 
 #[test]

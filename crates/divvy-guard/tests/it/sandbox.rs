@@ -8,6 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
 use divvy_gpu_sim::Ledger;
+use divvy_shadow_testkit::{build, replace, shadow, target};
 use divvy_share::limits::Limits;
 use divvy_share::usage::{self, Seen};
 use nix::sys::signal::{Signal, kill};
@@ -23,30 +24,10 @@ pub(crate) const GPUS: [&str; 2] = [
     "GPU-10111213-1415-4617-8819-1a1b1c1d1e1f",
 ];
 
-/// Where cargo builds.
-fn target() -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    test.ancestors().nth(3).unwrap().to_owned()
-}
-
-fn build(arguments: &[&str]) {
-    let status = Command::new(env!("CARGO"))
-        .args(["build", "--quiet"])
-        .args(arguments)
-        .arg("--target-dir")
-        .arg(target())
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status();
-    assert!(status.unwrap().success(), "cargo build {arguments:?}");
-}
-
 /// The library as it ships.
 pub(crate) fn guard() -> &'static [u8] {
     static GUARD: OnceLock<Vec<u8>> = OnceLock::new();
-    GUARD.get_or_init(|| {
-        build(&["--profile", "node", "-p", "divvy-guard", "--features", "shadow"]);
-        fs::read(target().join("node/libdivvy_guard.so")).unwrap()
-    })
+    GUARD.get_or_init(|| shadow("divvy-guard"))
 }
 
 /// The simulated driver.
@@ -65,20 +46,6 @@ fn program() -> &'static Path {
         build(&["-p", "divvy-guard", "--example", "program"]);
         target().join("debug/examples/program")
     })
-}
-
-/// Replace a path in the library. Returns how often it was there.
-fn replace(library: &mut [u8], from: &str, to: &str) -> usize {
-    assert_eq!(from.len(), to.len());
-    let mut count = 0;
-    for start in 0..library.len().saturating_sub(from.len()) {
-        let place = &mut library[start..start + from.len()];
-        if place == from.as_bytes() {
-            place.copy_from_slice(to.as_bytes());
-            count += 1;
-        }
-    }
-    count
 }
 
 /// The files of one pod, on a machine with two GPUs.

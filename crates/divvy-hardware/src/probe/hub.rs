@@ -128,7 +128,7 @@ mod tests {
         let hub = Hub::new();
         let (mut slow_end, slow) = connection();
         // Fill the socket's buffer.
-        while slow.event("an event that nobody reads\n") {}
+        while slow.event("an event that no one reads\n") {}
         let (fast_end, fast) = connection();
         hub.join(slow).expect("room");
         hub.join(fast).expect("room");

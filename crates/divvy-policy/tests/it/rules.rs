@@ -181,7 +181,7 @@ fn a_pod_that_wants_isolation_gets_a_gpu_on_which_shares_are_enforced() {
     }
     let ask = Ask::of(&asking(3, &[("isolation", "hard")]).request, GIB);
     let refusal = ledger.fits("small", &ask, "p").expect_err("refused");
-    insta::assert_snapshot!(refusal.filter_text("small"), @"no GPU on which shares are enforced (isolation: hard)");
+    insta::assert_snapshot!(refusal.filter_text("small"), @"no GPU on which the driver enforces shares (isolation: hard)");
 }
 
 #[test]

@@ -127,6 +127,26 @@ unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
 }
 
 #[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_v1_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, compute(device, true, v1)?) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
+    device: ffi::nvmlDevice_t,
+    count: *mut c_uint,
+    infos: *mut ffi::nvmlProcessInfo_v2_t,
+) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's count and array.
+    answer(|| unsafe { put_list(count, infos, compute(device, true, v2)?) })
+}
+
+#[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     device: ffi::nvmlDevice_t,
     count: *mut c_uint,

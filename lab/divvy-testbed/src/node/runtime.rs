@@ -5,7 +5,7 @@
 //! (measured on containerd 2.3.7). Simplification: there are no images, and no variables of images or services.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use divvy_kubelet::api::v1beta1::ContainerAllocateResponse;
@@ -291,8 +291,14 @@ impl Runtime {
         }
         let mut mounts = options.mounts.clone();
         for (host, at, read_only) in resolved.mounts {
-            // runc finds this out; CDI accepts any path.
-            if !self.shared.paths.sys_root.join(host.trim_start_matches('/')).exists() {
+            // runc finds this out; CDI accepts any path. The agent names its own files by their real paths, and all others as they
+            // are below the machine's root.
+            let paths = &self.shared.paths;
+            let on_node = match Path::new(&host).starts_with(&paths.root) {
+                true => PathBuf::from(&host),
+                false => paths.sys_root.join(host.trim_start_matches('/')),
+            };
+            if !on_node.exists() {
                 return Err(format!(
                     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start \
                      container process: error during container init: error mounting {host:?} to rootfs at {at:?}: no such file or directory"

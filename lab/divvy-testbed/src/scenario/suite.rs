@@ -6,6 +6,7 @@
 
 mod doctor;
 mod ends;
+mod guard;
 mod libraries;
 mod limits;
 mod mig;
@@ -106,11 +107,13 @@ pub enum Scene {
     NodeConfigs,
     /// The driver limits the memory of pods.
     Limits,
+    /// The guard takes the place of CUDA's driver library.
+    Guard,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 38] = [
+    pub const ALL: [Scene; 39] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -150,6 +153,7 @@ impl Scene {
         Scene::Migration,
         Scene::NodeConfigs,
         Scene::Limits,
+        Scene::Guard,
     ];
 
     /// Return the scene's name on the command line and a one-line description.
@@ -273,6 +277,10 @@ impl Scene {
                 "limits",
                 "the driver holds pods to their shares; pods with and without divvy.dev/isolation; the driver refuses",
             ),
+            Scene::Guard => (
+                "guard",
+                "containers get the guard in the place of CUDA's driver library; another version of the guard; the agent is killed",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -349,6 +357,7 @@ impl Scene {
             Scene::Migration => migration::migration(play).await,
             Scene::NodeConfigs => node_configs::node_configs(play).await,
             Scene::Limits => limits::play(play).await,
+            Scene::Guard => guard::play(play).await,
         }
     }
 }

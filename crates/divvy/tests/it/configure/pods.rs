@@ -683,6 +683,7 @@ fn a_grant(engine: &Engine, name: &str, uid: &str) -> String {
         gpus: &["0"],
         libraries: Some("nvidia.com/gpu"),
         base: &[Spec::parse(&base).expect("a spec")],
+        shadow: None,
         ..GrantSpec::default()
     })
 }

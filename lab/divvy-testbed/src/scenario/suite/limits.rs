@@ -29,7 +29,7 @@ pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Res
     };
     play.create(&hard("first", 3), "asks for 3 GiB, with divvy.dev/isolation: hard")
         .await?;
-    play.why("first", &["no GPU on which shares are enforced"]).await?;
+    play.why("first", &["no GPU on which the driver enforces shares"]).await?;
 
     play.scene("The driver has the functions that enforce shares: the waiting pod starts, limited to its share")
         .await?;
@@ -104,7 +104,7 @@ async fn without_cgroups_v2<C: Cluster>(
         .await?;
     play.started("default", "second").await?;
     limited(play, node, &[]).await?;
-    play.why("first", &["no GPU on which shares are enforced"]).await?;
+    play.why("first", &["no GPU on which the driver enforces shares"]).await?;
     play.delete_all().await?;
     Ok(end.await?)
 }

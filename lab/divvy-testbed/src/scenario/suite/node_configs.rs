@@ -89,7 +89,7 @@ async fn labelled<C: Cluster>(play: &mut Play<'_, C>, small: &str, large: &str) 
     Ok(())
 }
 
-async fn configure<C: Cluster>(play: &mut Play<'_, C>, configs: serde_json::Value) -> Result<(), Stop> {
+pub(super) async fn configure<C: Cluster>(play: &mut Play<'_, C>, configs: serde_json::Value) -> Result<(), Stop> {
     let configs: NodeConfigs = serde_json::from_value(configs).map_err(std::io::Error::other)?;
     play.cluster.configure_nodes(&configs).await?;
     let mut lines = Vec::new();

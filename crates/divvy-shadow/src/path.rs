@@ -4,31 +4,31 @@ use core::ffi::CStr;
 
 use divvy_share::DIRECTORY;
 
-use crate::cuda::Uuid;
-
 /// Where a container has the directories of its GPUs ([`DIRECTORY`]). The tests replace the bytes in a copy of the library.
-pub(crate) static ROOT: Root = Root(match DIRECTORY.as_bytes().first_chunk() {
+pub static ROOT: Root = Root(match DIRECTORY.as_bytes().first_chunk() {
     Some(bytes) if DIRECTORY.len() == 16 => *bytes,
     _ => panic!("the directory has another length"),
 });
 
-pub(crate) struct Root([u8; 16]);
+#[derive(Debug)]
+pub struct Root([u8; 16]);
 
 impl Root {
-    pub(crate) fn get(&self) -> [u8; 16] {
+    pub fn get(&self) -> [u8; 16] {
         // SAFETY: the reference is valid. Volatile, so that the compiler does not put the bytes it knows into the code.
         unsafe { core::ptr::read_volatile(&self.0) }
     }
 }
 
 /// A path, with room for the longest: `/run/divvy/share/GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx/limits`.
-pub(crate) struct Path {
+#[derive(Debug)]
+pub struct Path {
     bytes: [u8; 80],
     len: usize,
 }
 
 impl Path {
-    pub(crate) fn from(parts: &[&[u8]]) -> Self {
+    pub fn from(parts: &[&[u8]]) -> Self {
         let mut path = Self { bytes: [0; 80], len: 0 };
         for byte in parts.iter().copied().flatten() {
             path.push(*byte);
@@ -37,9 +37,9 @@ impl Path {
     }
 
     /// A file of the GPU with this UUID.
-    pub(crate) fn of(uuid: Uuid, file: &[u8]) -> Self {
+    pub fn of(uuid: [u8; 16], file: &[u8]) -> Self {
         let mut path = Self::from(&[&ROOT.get(), b"/GPU-"]);
-        for (index, byte) in uuid.0.iter().enumerate() {
+        for (index, byte) in uuid.iter().enumerate() {
             if matches!(index, 4 | 6 | 8 | 10) {
                 path.push(b'-');
             }
@@ -62,7 +62,7 @@ impl Path {
         }
     }
 
-    pub(crate) fn as_c_str(&self) -> &CStr {
+    pub fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or(c"")
     }
 }

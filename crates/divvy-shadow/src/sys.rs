@@ -9,15 +9,16 @@ use divvy_share::claim::Locks;
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
 use linux_raw_sys::general::{
     __NR_clock_gettime, __NR_close, __NR_fcntl, __NR_fstat, __NR_futex, __NR_getdents64, __NR_getpid, __NR_madvise, __NR_mmap,
-    __NR_munmap, __NR_nanosleep, __NR_openat, __kernel_timespec, AT_FDCWD, CLOCK_MONOTONIC, F_OFD_GETLK, F_OFD_SETLK, F_UNLCK,
-    F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, O_CLOEXEC,
-    O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
+    __NR_munmap, __NR_nanosleep, __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, CLOCK_MONOTONIC, F_OFD_GETLK,
+    F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE,
+    MAP_SHARED, O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE,
+    S_IFMT, S_IFREG, flock, stat,
 };
 
-use crate::driver::Function;
+use crate::Function;
 
 /// An error number of the kernel.
-pub(crate) type Errno = u32;
+pub type Errno = u32;
 
 /// A system call, which changes no memory but what its arguments point to.
 ///
@@ -79,7 +80,8 @@ unsafe fn call<const N: usize>(number: u32, arguments: [usize; N]) -> Result<usi
 }
 
 /// An open file.
-pub(crate) struct File(i32);
+#[derive(Debug)]
+pub struct File(i32);
 
 impl Drop for File {
     fn drop(&mut self) {
@@ -104,29 +106,33 @@ fn open_any(path: &CStr, flags: u32) -> Result<File, Errno> {
     i32::try_from(file).map(File).map_err(|_| EINVAL)
 }
 
+fn status(file: &File) -> Result<stat, Errno> {
+    let mut stat = MaybeUninit::<stat>::zeroed();
+    // SAFETY: the kernel writes one `struct stat`.
+    unsafe { call(__NR_fstat, [file.0 as usize, stat.as_mut_ptr().expose_provenance()]) }?;
+    // SAFETY: it is all numbers, and began as zeros.
+    Ok(unsafe { stat.assume_init() })
+}
+
 /// Open a regular file of exactly this size, and no link to one.
-pub(crate) fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
+pub fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
     // NONBLOCK: a pipe under this name must not stop the program.
     let file = open_any(
         path,
         if write { O_RDWR } else { O_RDONLY } | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
     )?;
-    let mut stat = MaybeUninit::<stat>::zeroed();
-    // SAFETY: the kernel writes one `struct stat`.
-    unsafe { call(__NR_fstat, [file.0 as usize, stat.as_mut_ptr().expose_provenance()]) }?;
-    // SAFETY: it is all numbers, and began as zeros.
-    let stat = unsafe { stat.assume_init() };
+    let stat = status(&file)?;
     let fits = stat.st_mode & S_IFMT == S_IFREG && u64::try_from(stat.st_size) == Ok(size as u64);
     if fits { Ok(file) } else { Err(EINVAL) }
 }
 
 /// Whether something is there.
-pub(crate) fn exists(path: &CStr) -> bool {
+pub fn exists(path: &CStr) -> bool {
     open_any(path, O_PATH).is_ok()
 }
 
 /// Whether `found` returns true for a name in a directory. If the directory cannot be read, it has none.
-pub(crate) fn any_in(path: &CStr, found: impl Fn(&[u8]) -> bool) -> bool {
+pub fn any_in(path: &CStr, found: impl Fn(&[u8]) -> bool) -> bool {
     let Ok(directory) = open_any(path, O_RDONLY | O_DIRECTORY) else {
         return false;
     };
@@ -161,9 +167,30 @@ pub(crate) fn any_in(path: &CStr, found: impl Fn(&[u8]) -> bool) -> bool {
 }
 
 /// This process's id, as its container sees it.
-pub(crate) fn pid() -> u64 {
+pub fn pid() -> u64 {
     // SAFETY: the call has no arguments, and cannot fail.
     unsafe { call(__NR_getpid, []) }.map_or(0, |pid| pid as u64)
+}
+
+/// The number of this process's PID namespace; 0 if there is no `/proc` that tells it.
+pub fn pid_namespace() -> u64 {
+    // Not read as the link that it is: the link's target is a file whose inode number is that of the namespace (namespaces(7)).
+    open_any(c"/proc/self/ns/pid", O_PATH)
+        .and_then(|file| status(&file))
+        .map_or(0, |stat| stat.st_ino)
+}
+
+/// Read a `T` from the start of a file. It fails if the file is shorter.
+///
+/// # Safety
+///
+/// Any bytes are a `T`.
+pub unsafe fn read<T>(file: &File, to: &mut T) -> Result<(), Errno> {
+    let (address, size) = (core::ptr::from_mut(to).expose_provenance(), size_of::<T>());
+    // SAFETY: the kernel writes at most the size of a `T`, and the caller promises that what it writes is one.
+    let got = unsafe { call(__NR_pread64, [file.0 as usize, address, size, 0]) }?;
+    // The file has become shorter since it was opened.
+    if got == size { Ok(()) } else { Err(EINVAL) }
 }
 
 fn map_bytes(size: usize, write: bool, flags: u32, file: Option<&File>) -> Result<*mut c_void, Errno> {
@@ -180,7 +207,7 @@ fn unmap_bytes(address: *mut c_void, size: usize) {
 }
 
 /// Map the start of a file as it is and will be. A `T` may have any bytes and must be made of atomics, because other processes write it.
-pub(crate) fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
+pub fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
     let address = map_bytes(size_of::<T>(), write, MAP_SHARED, Some(file))?;
     // SAFETY: the range has the size of a `T` and the alignment of a page. By the contract of this function any bytes are a `T`, and others may
     // write to it.
@@ -188,12 +215,12 @@ pub(crate) fn map<T>(file: &File, write: bool) -> Result<&'static T, Errno> {
 }
 
 /// Remove a mapping of [`map`] that nothing uses any more.
-pub(crate) fn unmap<T>(mapped: &'static T) {
+pub fn unmap<T>(mapped: &'static T) {
     unmap_bytes(core::ptr::from_ref(mapped).cast_mut().cast(), size_of::<T>());
 }
 
 /// Memory for some `T`, for which zeros are a valid value. With `wipe`, a child finds zeros again after fork(2).
-pub(crate) fn memory<T>(count: usize, wipe: bool) -> Result<*mut T, Errno> {
+pub fn memory<T>(count: usize, wipe: bool) -> Result<*mut T, Errno> {
     let size = size_of::<T>().checked_mul(count).ok_or(ENOMEM)?;
     let address = map_bytes(size, true, MAP_PRIVATE | MAP_ANONYMOUS, None)?;
     if wipe {
@@ -208,12 +235,12 @@ pub(crate) fn memory<T>(count: usize, wipe: bool) -> Result<*mut T, Errno> {
 }
 
 /// Give back what [`memory`] returned. Nothing may use it any more.
-pub(crate) fn forget<T>(memory: *mut T, count: usize) {
+pub fn forget<T>(memory: *mut T, count: usize) {
     unmap_bytes(memory.cast(), size_of::<T>().saturating_mul(count));
 }
 
 /// Let others go on for about 100 microseconds: the timer adds its slack of 50.
-pub(crate) fn nap() {
+pub fn nap() {
     let time = __kernel_timespec {
         tv_sec: 0,
         tv_nsec: 50_000,
@@ -228,7 +255,7 @@ pub(crate) fn nap() {
 }
 
 /// The time in nanoseconds on the clock that all processes of the machine share.
-pub(crate) fn now() -> u64 {
+pub fn now() -> u64 {
     type Clock = unsafe extern "C" fn(c_int, *mut __kernel_timespec) -> c_int;
     /// The C library's, behind the driver: it makes no system call, which would take ten times as long.
     static CLOCK: Function = Function::new(c"clock_gettime");
@@ -257,7 +284,7 @@ const SECOND: u64 = 1_000_000_000;
 
 /// Wait for at most so many nanoseconds, and no longer than 32 bits at a distance in bytes from the start of a mapped file are `value` or until another process
 /// wakes those that wait for them. A signal may end it early.
-pub(crate) fn wait<T>(mapped: &'static T, distance: usize, value: u32, time: u64) {
+pub fn wait<T>(mapped: &'static T, distance: usize, value: u32, time: u64) {
     let time = __kernel_timespec {
         tv_sec: (time / SECOND).cast_signed(),
         tv_nsec: (time % SECOND).cast_signed(),
@@ -294,7 +321,8 @@ fn futex(word: &AtomicU32, operation: u32, value: u32) {
 }
 
 /// A mutex between the threads of this process. Zero is unlocked.
-pub(crate) struct Mutex(AtomicU32);
+#[derive(Debug)]
+pub struct Mutex(AtomicU32);
 
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
@@ -303,7 +331,7 @@ const AWAITED: u32 = 2;
 
 impl Mutex {
     /// Lock until the guard is dropped.
-    pub(crate) fn lock(&self) -> Locked<'_> {
+    pub fn lock(&self) -> Locked<'_> {
         if self
             .0
             .compare_exchange(FREE, TAKEN, Ordering::Acquire, Ordering::Relaxed)
@@ -318,7 +346,8 @@ impl Mutex {
     }
 }
 
-pub(crate) struct Locked<'a>(&'a Mutex);
+#[derive(Debug)]
+pub struct Locked<'a>(&'a Mutex);
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
@@ -329,7 +358,8 @@ impl Drop for Locked<'_> {
 }
 
 /// The locks of a file's open description.
-pub(crate) struct FileLocks<'a>(pub(crate) &'a File);
+#[derive(Debug)]
+pub struct FileLocks<'a>(pub &'a File);
 
 impl FileLocks<'_> {
     fn call(&self, command: u32, kind: u32, byte: u64) -> Option<flock> {
@@ -361,5 +391,35 @@ impl Locks for FileLocks<'_> {
     fn release(&self, byte: u64) {
         // Cannot fail for a lock that is held; otherwise the end of the process releases it.
         let _ = self.call(F_OFD_SETLK, F_UNLCK, byte);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_has_become_shorter_is_not_read() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), [1, 2, 3, 4]).expect("the file");
+        let path = CString::new(file.path().as_os_str().as_bytes()).expect("a path");
+        let opened = open(&path, false, 4).expect("its size is right");
+        let mut bytes = [0_u8; 4];
+        // SAFETY: any bytes are bytes.
+        assert_eq!(unsafe { read(&opened, &mut bytes) }, Ok(()));
+        assert_eq!(bytes, [1, 2, 3, 4]);
+        file.as_file().set_len(3).expect("the file");
+        // SAFETY: as above.
+        assert_eq!(unsafe { read(&opened, &mut bytes) }, Err(EINVAL));
+    }
+
+    #[test]
+    fn the_pid_namespace_is_the_one_that_proc_shows() {
+        let shown = std::fs::metadata("/proc/self/ns/pid").expect("/proc");
+        assert_eq!(pid_namespace(), shown.ino());
     }
 }

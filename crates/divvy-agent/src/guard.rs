@@ -1,0 +1,532 @@
+//! The guard's files on the node: the libraries, and for each pod and GPU what the pod may use and what its processes use.
+//!
+//! | file in the state directory | content |
+//! |---|---|
+//! | `guard/<digest>/libcuda.so.1`, `libnvidia-ml.so.1` | the libraries. Another version has another directory, so the files of a running container never change |
+//! | `shares/<pod's UID>/<GPU's UUID>/limits` | the pod's share ([`divvy_share::limits`]), which only the agent writes |
+//! | `shares/<pod's UID>/<GPU's UUID>/usage` | what the processes use ([`divvy_share::usage`]), which the pod writes |
+//!
+//! Containers have the files mounted. Therefore the agent changes them in place, and never replaces or shortens them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use divvy_agent_core::Guard;
+use divvy_model::MiB;
+use divvy_share::limits::Limits;
+use divvy_share::{LIMITS, USAGE, claim, limits, usage};
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use sha2::{Digest as _, Sha256};
+use tracing::warn;
+
+use crate::files::{self, FileError};
+
+/// The libraries as they come with the agent, and the names under which containers know them.
+const LIBRARIES: [(&str, &str); 2] = [
+    ("libdivvy-guard.so", "libcuda.so.1"),
+    ("libdivvy-guard-nvml.so", "libnvidia-ml.so.1"),
+];
+/// A library that is larger is not the guard.
+const LIBRARY_LIMIT: u64 = 1024 * 1024;
+
+/// Copy the libraries from a directory to the state directory, where containers can have them mounted. Return the paths of the guard's files.
+///
+/// # Errors
+/// A library cannot be read, or a copy cannot be written.
+pub(crate) fn install(state: &Path, from: &Path) -> Result<Guard, FileError> {
+    let mut contents = Vec::new();
+    let mut digest = Sha256::new();
+    for (file, name) in LIBRARIES {
+        let content = read_library(&from.join(file))?;
+        digest.update(&content);
+        contents.push((name, content));
+    }
+    let mut directory = state.join("guard");
+    let mut version = String::new();
+    for byte in &digest.finalize()[..8] {
+        // Writing to a String cannot fail.
+        let _ = write!(version, "{byte:02x}");
+    }
+    directory.push(version);
+    files::make_directory(&directory, 0o755)?;
+    for (name, content) in &contents {
+        if std::fs::read(directory.join(name)).is_ok_and(|present| present == *content) {
+            continue;
+        }
+        files::write_atomic(&directory, name, content, 0o755)?;
+    }
+    let [cuda, nvml] = LIBRARIES.map(|(_, name)| directory.join(name).display().to_string());
+    Ok(Guard {
+        cuda,
+        nvml,
+        shares: shares(state).display().to_string(),
+    })
+}
+
+fn read_library(path: &Path) -> Result<Vec<u8>, FileError> {
+    let failed = |action, source| FileError {
+        action,
+        path: path.to_owned(),
+        source,
+    };
+    let mut content = Vec::new();
+    let file = File::open(path).map_err(|source| failed("read", source))?;
+    let read = file.take(LIBRARY_LIMIT + 1).read_to_end(&mut content);
+    if read.map_err(|source| failed("read", source))? as u64 > LIBRARY_LIMIT {
+        let text = format!("it is larger than {LIBRARY_LIMIT} bytes, so it is not Divvy's guard");
+        return Err(failed("use", io::Error::new(io::ErrorKind::InvalidData, text)));
+    }
+    Ok(content)
+}
+
+/// Return the directory of the pods' files.
+fn shares(state: &Path) -> PathBuf {
+    state.join("shares")
+}
+
+/// A pod's UID and a GPU's UUID.
+type Share = (String, String);
+
+/// The pods' files.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    root: PathBuf,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// The shares that have files, and the last estimate of the overhead in bytes.
+    shares: BTreeMap<Share, Option<u64>>,
+    /// What one context takes on each GPU, in bytes: the least that was seen of one process. A process is charged with it when it makes a context, so
+    /// that it cannot allocate the whole share before the agent has measured the context.
+    contexts: BTreeMap<String, u64>,
+}
+
+/// What the processes of each pod say they have of each GPU.
+pub(crate) type Said = BTreeMap<Share, InSlots>;
+
+/// What the slots of a file say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct InSlots {
+    /// The sum.
+    bytes: u64,
+    /// The number of processes that have memory.
+    processes: usize,
+}
+
+impl Shares {
+    /// Find the files of an earlier agent.
+    ///
+    /// # Errors
+    /// The directories cannot be listed.
+    pub(crate) fn open(state: &Path) -> Result<Shares, FileError> {
+        let root = shares(state);
+        let mut known = Known::default();
+        for uid in files::names(&root)? {
+            for uuid in files::names(&root.join(&uid))? {
+                let present = std::fs::read(root.join(&uid).join(&uuid).join(LIMITS));
+                let present = present.ok().and_then(|bytes| Limits::from_bytes(&bytes).ok());
+                if let Some((_, limits)) = present.filter(|(_, limits)| limits.context > 0) {
+                    known.learn(&uuid, limits.context);
+                }
+                known.shares.insert((uid.clone(), uuid), None);
+            }
+        }
+        Ok(Shares {
+            root,
+            known: Mutex::new(known),
+        })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known().shares.is_empty()
+    }
+
+    /// Return the number of pods that have files.
+    pub(crate) fn pods(&self) -> usize {
+        let known = self.known();
+        known.shares.keys().map(|(uid, _)| uid).collect::<BTreeSet<_>>().len()
+    }
+
+    fn directory(&self, (uid, uuid): &Share) -> PathBuf {
+        self.root.join(uid).join(uuid)
+    }
+
+    /// Make a pod's files, or write its share into the files that it has. Memory in use above a smaller share stays; the next allocation fails.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub(crate) fn hold(&self, uid: &str, gpus: &[(String, MiB)]) -> Result<(), FileError> {
+        for (uuid, memory) in gpus {
+            let share = (uid.to_owned(), uuid.clone());
+            let directory = self.directory(&share);
+            files::make_directory(&directory, 0o755)?;
+            make_usage(&directory)?;
+            let mut known = self.known();
+            let context = known.contexts.get(uuid).copied().unwrap_or_default();
+            write_limits(&directory, |limits| {
+                limits.bytes = in_bytes(*memory);
+                limits.context = context;
+            })?;
+            known.shares.entry(share).or_default();
+        }
+        Ok(())
+    }
+
+    /// Remove the files of pods that are gone.
+    pub(crate) fn clear(&self, is_gone: impl Fn(&str) -> bool) {
+        self.known().shares.retain(|(uid, _), _| {
+            if !is_gone(uid) {
+                return true;
+            }
+            match std::fs::remove_dir_all(self.root.join(uid)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    // The next reconciliation tries again.
+                    warn!(uid, %error, "the guard's files of a pod that is gone cannot be removed");
+                    true
+                }
+                _ => false,
+            }
+        });
+    }
+
+    /// Read what the processes say that they have. A file that a pod has damaged says nothing.
+    pub(crate) fn said(&self) -> Said {
+        let shares: Vec<Share> = self.known().shares.keys().cloned().collect();
+        let said = shares.into_iter().filter_map(|share| {
+            let path = self.directory(&share).join(USAGE);
+            match in_slots(&path) {
+                Ok(in_slots) => Some((share, in_slots)),
+                Err(text) => {
+                    warn!(path = %path.display(), "{text}");
+                    None
+                }
+            }
+        });
+        said.collect()
+    }
+
+    /// Write how much memory the driver reports for each pod in addition to what its processes say: contexts and code, which no allocation
+    /// accounts for. `before` and `after` were read before and after the driver was asked.
+    ///
+    /// A process may allocate or free memory between these moments. Therefore an estimate counts only as far as the one before it agrees, so that a
+    /// process is not refused memory that it has just freed.
+    pub(crate) fn measured(&self, in_use: &BTreeMap<String, BTreeMap<String, MiB>>, before: &Said, after: &Said) {
+        let mut known = self.known();
+        let Known { shares, contexts } = &mut *known;
+        let mut learned = Vec::new();
+        for (share, last) in shares {
+            let (Some(before), Some(after)) = (before.get(share), after.get(share)) else {
+                continue;
+            };
+            let (uid, uuid) = share;
+            let reported = in_use.get(uuid).and_then(|pods| pods.get(uid));
+            let reported = reported.map_or(0, |memory| in_bytes(*memory));
+            let estimate = reported.saturating_sub(before.bytes.max(after.bytes));
+            let overhead = last.map_or(0, |last| last.min(estimate));
+            // Two equal estimates of one process: it makes no context and loads no code at the moment.
+            let is_settled = *last == Some(estimate) && before == after && after.processes == 1;
+            *last = Some(estimate);
+            let context = contexts.get(uuid).copied();
+            let written = write_limits(&self.directory(share), |limits| {
+                if is_settled && limits.context.saturating_add(overhead) > 0 {
+                    learned.push((uuid.clone(), limits.context.saturating_add(overhead)));
+                }
+                limits.overhead = overhead;
+                limits.context = context.unwrap_or(limits.context);
+            });
+            if let Err(error) = written {
+                warn!(uid, gpu = uuid, "{error}");
+            }
+        }
+        for (uuid, context) in learned {
+            known.learn(&uuid, context);
+        }
+    }
+}
+
+impl Known {
+    fn learn(&mut self, uuid: &str, context: u64) {
+        let least = self.contexts.entry(uuid.to_owned()).or_insert(context);
+        *least = context.min(*least);
+    }
+}
+
+fn in_bytes(memory: MiB) -> u64 {
+    memory.0.saturating_mul(1 << 20)
+}
+
+fn make_usage(directory: &Path) -> Result<(), FileError> {
+    let path = directory.join(USAGE);
+    if path.exists() {
+        return Ok(());
+    }
+    files::write_atomic(directory, USAGE, &usage::file(), 0o666)?;
+    // The umask has taken bits away. The processes of a container may have any user, and no one else reaches the directory.
+    std::fs::set_permissions(&path, Permissions::from_mode(0o666)).map_err(|source| FileError {
+        action: "open to the pod",
+        path,
+        source,
+    })
+}
+
+/// Change the limits in a directory, in place. A file that cannot be used is written again.
+fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<(), FileError> {
+    let path = directory.join(LIMITS);
+    let failed = |action| {
+        let path = path.clone();
+        move |source| FileError { action, path, source }
+    };
+    if !path.exists() {
+        let mut limits = Limits::default();
+        change(&mut limits);
+        return files::write_atomic(directory, LIMITS, &limits.file(), 0o644);
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .map_err(failed("open"))?;
+    let mut present = [0; limits::SIZE];
+    let read = file.read_exact_at(&mut present, 0).map(|()| Limits::from_bytes(&present));
+    match read {
+        Ok(Ok((generation, before))) => {
+            let mut limits = before;
+            change(&mut limits);
+            if limits == before {
+                return Ok(());
+            }
+            let (at, copy) = limits.copy(generation.wrapping_add(1));
+            file.write_all_at(&copy, at).map_err(failed("write"))
+        }
+        Ok(Err(_)) | Err(_) => {
+            let mut limits = Limits::default();
+            change(&mut limits);
+            file.write_all_at(&limits.file(), 0).map_err(failed("write"))
+        }
+    }
+}
+
+/// Read the slots that have an owner.
+fn in_slots(path: &Path) -> Result<InSlots, String> {
+    let file = files::open(path).map_err(|error| format!("the file cannot be read: {error}"))?;
+    let mut bytes = Vec::with_capacity(usage::SIZE);
+    // One byte more, so that a file of another size is noticed.
+    let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(|error| format!("the file cannot be read: {error}"))?;
+    let (slots, _) = usage::parse(&bytes).map_err(|error| error.to_string())?;
+    let mut sum = InSlots::default();
+    for (index, slot) in slots.iter().enumerate() {
+        if slot.used > 0 && has_owner(&file, index).map_err(|error| format!("a lock cannot be read: {error}"))? {
+            sum.bytes = sum.bytes.saturating_add(slot.used);
+            sum.processes += 1;
+        }
+    }
+    Ok(sum)
+}
+
+/// Report whether a process holds the slot's lock. The question takes no lock, so it disturbs no process.
+fn has_owner(file: &File, slot: usize) -> nix::Result<bool> {
+    let mut lock = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: claim::owner(slot).cast_signed(),
+        l_len: 1,
+        // The kernel requires 0.
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GPU: &str = "GPU-1";
+    const MEBIBYTE: u64 = 1 << 20;
+
+    struct Bed {
+        state: tempfile::TempDir,
+        shares: Shares,
+    }
+
+    impl Bed {
+        /// One pod with a share of 1,000 MiB.
+        fn new() -> Bed {
+            let state = tempfile::tempdir().expect("temp dir");
+            let shares = Shares::open(state.path()).expect("opened");
+            shares.hold("a", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            Bed { state, shares }
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.state.path().join("shares/a").join(GPU).join(name)
+        }
+
+        fn limits(&self) -> Limits {
+            let bytes = std::fs::read(self.path(LIMITS)).expect("read");
+            Limits::from_bytes(&bytes).expect("readable").1
+        }
+
+        /// Claim a slot as a process of the pod does, and say what it has. The slot has an owner as long as the file is open.
+        fn process(&self, slot: usize, mib: u64) -> File {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(self.path(USAGE))
+                .expect("open");
+            let lock = libc::flock {
+                l_type: libc::F_WRLCK as libc::c_short,
+                l_whence: libc::SEEK_SET as libc::c_short,
+                l_start: claim::owner(slot).cast_signed(),
+                l_len: 1,
+                l_pid: 0,
+            };
+            fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)).expect("locked");
+            file.write_all_at(&(mib * MEBIBYTE).to_ne_bytes(), 64 + slot as u64 * 64)
+                .expect("written");
+            file
+        }
+
+        /// Compare with what the driver reports, as the agent does every second.
+        fn measure(&self, reported: u64) -> u64 {
+            let in_use = BTreeMap::from([(GPU.to_owned(), BTreeMap::from([("a".to_owned(), MiB(reported))]))]);
+            let said = self.shares.said();
+            self.shares.measured(&in_use, &said, &said);
+            self.limits().overhead / MEBIBYTE
+        }
+    }
+
+    #[test]
+    fn the_libraries_are_copied_to_a_directory_of_their_version_and_earlier_copies_stay() {
+        let state = tempfile::tempdir().expect("temp dir");
+        let libraries = tempfile::tempdir().expect("temp dir");
+        let write = |name: &str, content: &[u8]| std::fs::write(libraries.path().join(name), content).expect("written");
+        write("libdivvy-guard-nvml.so", b"nvml");
+        let mut copies = Vec::new();
+        for content in ["one", "two", "two"] {
+            write("libdivvy-guard.so", content.as_bytes());
+            let guard = install(state.path(), libraries.path()).expect("installed");
+            assert_eq!(std::fs::read_to_string(&guard.cuda).expect("read"), content);
+            assert_eq!(std::fs::read_to_string(&guard.nvml).expect("read"), "nvml");
+            assert!(guard.cuda.ends_with("/libcuda.so.1") && guard.nvml.ends_with("/libnvidia-ml.so.1"));
+            copies.push(guard.cuda);
+        }
+        assert_eq!(std::fs::read_to_string(&copies[0]).expect("still there"), "one");
+        assert_eq!(copies[1], copies[2]);
+        write("libdivvy-guard.so", &vec![0; 2 << 20]);
+        let text = install(state.path(), libraries.path()).expect_err("too large").to_string();
+        assert!(
+            text.contains("libdivvy-guard.so") && text.contains("not Divvy's guard"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
+        let bed = Bed::new();
+        assert_eq!(bed.limits().bytes, 1000 * MEBIBYTE);
+        let mounted = File::open(bed.path(LIMITS)).expect("open");
+        bed.process(0, 300);
+        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("changed");
+        let mut bytes = [0; limits::SIZE];
+        mounted.read_exact_at(&mut bytes, 0).expect("read");
+        assert_eq!(Limits::from_bytes(&bytes).expect("readable").1.bytes, 500 * MEBIBYTE);
+        let mode = |name| std::fs::metadata(bed.path(name)).expect("there").permissions().mode() & 0o777;
+        // The agent has no capability to write a file that is read-only for its owner.
+        assert_eq!((mode(LIMITS), mode(USAGE)), (0o644, 0o666));
+        // A damaged file is written again.
+        std::fs::write(bed.path(LIMITS), [7; limits::SIZE]).expect("damaged");
+        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("written again");
+        assert_eq!(bed.limits().bytes, 500 * MEBIBYTE);
+    }
+
+    #[test]
+    fn memory_that_no_process_accounts_for_is_overhead_once_two_measurements_agree() {
+        let bed = Bed::new();
+        let first = bed.process(0, 100);
+        let second = bed.process(3, 200);
+        assert_eq!(bed.measure(420), 0);
+        assert_eq!(bed.measure(420), 120);
+        // A process frees 100 MiB after the driver was asked. The difference of one moment is not overhead.
+        drop(first);
+        assert_eq!(bed.measure(420), 120);
+        assert_eq!(bed.measure(320), 120);
+        // A slot without an owner does not count, although its number is still there.
+        drop(second);
+        assert_eq!(bed.measure(0), 0);
+        let said = bed.shares.said();
+        assert_eq!(said.get(&("a".to_owned(), GPU.to_owned())), Some(&InSlots::default()));
+    }
+
+    #[test]
+    fn what_a_context_takes_is_learned_from_one_process_and_known_to_the_next_pod() {
+        let bed = Bed::new();
+        let context = |shares: &Shares| {
+            shares.hold("b", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            let path = bed.state.path().join("shares/b").join(GPU).join(LIMITS);
+            let (_, limits) = Limits::from_bytes(&std::fs::read(path).expect("read")).expect("readable");
+            limits.context / MEBIBYTE
+        };
+        let first = bed.process(0, 100);
+        let second = bed.process(1, 100);
+        bed.measure(700);
+        bed.measure(700);
+        assert_eq!(context(&bed.shares), 0, "no one knows which of the two has how much");
+        drop(second);
+        bed.measure(350);
+        bed.measure(350);
+        assert_eq!(context(&bed.shares), 250);
+        // It loads code, which is not part of a context.
+        bed.measure(400);
+        bed.measure(400);
+        assert_eq!(context(&bed.shares), 250);
+        // A process that starts now is charged with its context.
+        drop(first);
+        let _third = bed.process(0, 350);
+        bed.measure(340);
+        bed.measure(340);
+        assert_eq!(context(&bed.shares), 250);
+        assert_eq!(
+            context(&Shares::open(bed.state.path()).expect("opened")),
+            250,
+            "another agent"
+        );
+    }
+
+    #[test]
+    fn a_file_that_a_pod_has_damaged_changes_nothing() {
+        let bed = Bed::new();
+        let _process = bed.process(0, 100);
+        bed.measure(150);
+        assert_eq!(bed.measure(150), 50);
+        std::fs::write(bed.path(USAGE), [0xff; 100]).expect("damaged");
+        assert_eq!(bed.measure(900), 50);
+        std::fs::remove_file(bed.path(USAGE)).expect("removed");
+        std::os::unix::fs::symlink("/etc/passwd", bed.path(USAGE)).expect("linked");
+        assert_eq!(bed.measure(900), 50);
+    }
+
+    #[test]
+    fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_finds_the_others() {
+        let bed = Bed::new();
+        bed.shares.hold("b", &[(GPU.to_owned(), MiB(10))]).expect("made");
+        let shares = Shares::open(bed.state.path()).expect("opened");
+        assert_eq!(shares.pods(), 2);
+        shares.clear(|uid| uid == "a");
+        assert_eq!(shares.pods(), 1);
+        assert_eq!(files::names(&bed.state.path().join("shares")).expect("listed"), ["b"]);
+    }
+}

@@ -1,0 +1,67 @@
+//! The functions that the library has in place of the driver's. All other names the loader finds in the real library.
+
+use core::ptr::null_mut;
+
+use crate::nvml::{Code, Device, FUNCTION_NOT_FOUND, Memory, Memory2, Process, Process2, Process3, Uint};
+use crate::processes::Which::{Compute, Graphics, Mps};
+use crate::{driver, memory, processes};
+
+/// Define the replaced functions: name and arguments as in nvml.h, and what happens. `driver` is the driver's function of the same name; without one, the
+/// program gets `NVML_ERROR_FUNCTION_NOT_FOUND`.
+macro_rules! replace {
+    ($(fn $name:ident($($argument:ident: $type:ty),*): |$driver:ident| $rule:expr;)*) => {$(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $type),*) -> Code {
+            static FUNCTION: divvy_shadow::Function = divvy_shadow::Function::new(divvy_shadow::c_name!($name));
+            let Some(found) = FUNCTION.get() else { return FUNCTION_NOT_FOUND };
+            // SAFETY: the driver's function of this name has these arguments, by nvml.h.
+            let $driver: unsafe extern "C" fn($($type),*) -> Code = unsafe { core::mem::transmute(found) };
+            $rule
+        }
+    )*};
+}
+
+/// The rule of a function that lists processes.
+macro_rules! list {
+    ($which:ident, $device:ident, $count:ident, $list:expr, $driver:ident) => {{
+        // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for. So `list` may use them, too.
+        unsafe {
+            processes::list(
+                $which,
+                $device,
+                $count,
+                $list,
+                || $driver($device, $count, $list.cast()),
+                |count| $driver($device, count, null_mut()),
+            )
+        }
+    }};
+}
+
+/// The same for `…_v3`, whose structure depends on the driver.
+macro_rules! list_3 {
+    ($which:ident, $device:ident, $count:ident, $list:ident, $driver:ident) => {
+        if driver::has_large_processes() {
+            list!($which, $device, $count, $list.cast::<Process3>(), $driver)
+        } else {
+            list!($which, $device, $count, $list, $driver)
+        }
+    };
+}
+
+replace! {
+    // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
+    fn nvmlDeviceGetMemoryInfo(device: Device, memory: *mut Memory): |driver| unsafe { memory::first(device, memory, || driver(device, memory)) };
+    // SAFETY: the same.
+    fn nvmlDeviceGetMemoryInfo_v2(device: Device, memory: *mut Memory2): |driver| unsafe { memory::second(device, memory, || driver(device, memory)) };
+
+    fn nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut Uint, list: *mut Process): |driver| list!(Compute, device, count, list, driver);
+    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut Uint, list: *mut Process2): |driver| list!(Compute, device, count, list, driver);
+    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut Uint, list: *mut Process2): |driver| list_3!(Compute, device, count, list, driver);
+    fn nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut Uint, list: *mut Process): |driver| list!(Graphics, device, count, list, driver);
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut Uint, list: *mut Process2): |driver| list!(Graphics, device, count, list, driver);
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut Uint, list: *mut Process2): |driver| list_3!(Graphics, device, count, list, driver);
+    fn nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut Uint, list: *mut Process): |driver| list!(Mps, device, count, list, driver);
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut Uint, list: *mut Process2): |driver| list!(Mps, device, count, list, driver);
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut Uint, list: *mut Process2): |driver| list_3!(Mps, device, count, list, driver);
+}

@@ -1,0 +1,100 @@
+//! Who uses the GPU: the processes of the container that asks, by their ids in it.
+//!
+//! They are those whose slot has an owner, has memory, and was taken in the PID namespace of the process that asks (`divvy_share::usage::Slot`). So the
+//! processes of the pod's other containers are shown only if the pod shares one PID namespace; their ids would mean other processes, or none. For the same
+//! reason a process in a PID namespace below the container's is not shown in the container. The memory of both still counts as used.
+//!
+//! A slot says that a process uses CUDA. So the processes are in the list of compute processes, also if they use the GPU through MPS, and the lists of
+//! graphics processes and of clients of MPS are empty: the driver's own lists have the ids and the memory of other pods' processes.
+
+use divvy_share::usage::{SLOTS, Usage};
+
+use crate::nvml::{Code, Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_INSTANCE, Process, Process2, Process3, SUCCESS, Uint};
+use crate::share::{Share, User};
+
+/// Which processes a function lists.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Which {
+    Compute,
+    Graphics,
+    Mps,
+}
+
+/// One process as a function writes it.
+pub(crate) trait Layout: Copy {
+    fn of(user: &User) -> Self;
+}
+
+impl Layout for Process {
+    fn of(user: &User) -> Self {
+        Self {
+            pid: user.pid,
+            used: user.bytes,
+        }
+    }
+}
+
+impl Layout for Process2 {
+    fn of(user: &User) -> Self {
+        Self {
+            process: Process::of(user),
+            gpu_instance: NO_INSTANCE,
+            compute_instance: NO_INSTANCE,
+        }
+    }
+}
+
+impl Layout for Process3 {
+    fn of(user: &User) -> Self {
+        Self {
+            process: Process2::of(user),
+            protected: 0,
+        }
+    }
+}
+
+/// List processes. `call` gives the driver the program's arguments, and `ask` gives it a count and no array.
+///
+/// # Safety
+///
+/// `count` is null or valid, and `infos` is null or has room for `*count` values, as the driver demands.
+pub(crate) unsafe fn list<T: Layout>(
+    which: Which,
+    device: Device,
+    count: *mut Uint,
+    infos: *mut T,
+    call: impl FnOnce() -> Code,
+    ask: impl FnOnce(*mut Uint) -> Code,
+) -> Code {
+    let mut usage = Usage::default();
+    let Some(users) = (!count.is_null()).then(|| Share::of(device)?.users(&mut usage)).flatten() else {
+        return call();
+    };
+    // The driver's processes are other pods' as well, so they are not written to the program's array, not even for a moment.
+    let mut theirs = 0;
+    match ask(&raw mut theirs) {
+        SUCCESS | INSUFFICIENT_SIZE => {}
+        error => return error,
+    }
+    let mut list = [User::default(); SLOTS];
+    let shown = match which {
+        Which::Compute => users.of_container(&mut list),
+        Which::Graphics | Which::Mps => 0,
+    };
+    // SAFETY: not null, and valid by this function's contract. A program may have given an unaligned pointer.
+    let room = unsafe { count.read_unaligned() };
+    let needed = shown as Uint;
+    // SAFETY: as above.
+    unsafe { count.write_unaligned(needed) };
+    if needed > room {
+        return INSUFFICIENT_SIZE;
+    }
+    if infos.is_null() && needed > 0 {
+        return INVALID_ARGUMENT;
+    }
+    for (index, user) in (0..shown).zip(&list) {
+        // SAFETY: the index is below the room, which this function's contract promises.
+        unsafe { infos.add(index).write_unaligned(T::of(user)) };
+    }
+    SUCCESS
+}

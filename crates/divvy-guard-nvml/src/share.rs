@@ -1,0 +1,105 @@
+//! The pod's share of a GPU, and who uses how much of it: read in each call.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use divvy_shadow::path::Path;
+use divvy_shadow::sys::{self, File, FileLocks};
+use divvy_share::claim::{Locks as _, owner};
+use divvy_share::limits::{self, Limits, Unreadable};
+use divvy_share::usage::{self, SLOTS, Slot, Usage};
+
+use crate::driver;
+use crate::nvml::{Device, Uint};
+
+/// The share of the pod, if it has one that can be read.
+pub(crate) struct Share {
+    uuid: [u8; 16],
+    pub(crate) limits: Limits,
+}
+
+/// The processes of the pod that use the GPU. The numbers are those that the processes have written, and may be any.
+pub(crate) struct Users<'a> {
+    usage: &'a Usage,
+    file: File,
+}
+
+impl Share {
+    /// The share of a GPU. `None`: the driver's own answer applies.
+    pub(crate) fn of(device: Device) -> Option<Self> {
+        let uuid = driver::uuid(device)?;
+        let file = sys::open(Path::of(uuid, b"/limits").as_c_str(), false, limits::SIZE).ok()?;
+        // The agent may be writing, so that neither copy is whole for a moment.
+        let mut limits = Err(Unreadable::Torn);
+        for _ in 0..4 {
+            let mut bytes = [0_u8; limits::SIZE];
+            // SAFETY: any bytes are bytes.
+            unsafe { sys::read(&file, &mut bytes) }.ok()?;
+            limits = Limits::from_bytes(&bytes);
+            if limits != Err(Unreadable::Torn) {
+                break;
+            }
+        }
+        let (_, limits) = limits.ok()?;
+        Some(Self { uuid, limits })
+    }
+
+    /// The processes that use it. `None` if the file cannot be used: anybody in the pod can write it. The caller has the place for the file's content, so
+    /// that it is on a thread's stack only once.
+    pub(crate) fn users<'a>(&self, usage: &'a mut Usage) -> Option<Users<'a>> {
+        // Read and not mapped: a file that is shortened meanwhile would end the program (SIGBUS).
+        let file = sys::open(Path::of(self.uuid, b"/usage").as_c_str(), false, usage::SIZE).ok()?;
+        // SAFETY: it is made of numbers.
+        unsafe { sys::read(&file, usage) }.ok()?;
+        usage.check().ok()?;
+        Some(Users { usage, file })
+    }
+}
+
+fn number(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
+}
+
+/// One process of this container.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct User {
+    pub(crate) pid: Uint,
+    pub(crate) bytes: u64,
+}
+
+impl Users<'_> {
+    /// The slots with memory whose owners live.
+    fn slots(&self) -> impl Iterator<Item = &Slot> {
+        (0..self.usage.bound()).filter_map(|index| {
+            let slot = self.usage.slots.get(index)?;
+            let counts = number(&slot.used) | number(&slot.pending) != 0 && FileLocks(&self.file).held(owner(index));
+            counts.then_some(slot)
+        })
+    }
+
+    /// What all processes of the pod have or have reserved, as `cuMemGetInfo` counts it.
+    pub(crate) fn charged(&self) -> u64 {
+        self.slots().fold(0, |sum, slot| {
+            sum.saturating_add(number(&slot.pending)).saturating_add(number(&slot.used))
+        })
+    }
+
+    /// Write the processes of this container that have memory, each once. Returns how many they are.
+    pub(crate) fn of_container(&self, users: &mut [User; SLOTS]) -> usize {
+        let mut count = 0_usize;
+        let own = sys::pid_namespace();
+        for slot in self.slots() {
+            let (pid, bytes) = (Uint::try_from(number(&slot.pid)).unwrap_or(0), number(&slot.used));
+            if pid == 0 || bytes == 0 || own == 0 || number(&slot.namespace) != own {
+                continue;
+            }
+            // A process that has loaded CUDA's library twice has two slots.
+            if let Some(user) = users.iter_mut().take(count).find(|user| user.pid == pid) {
+                user.bytes = user.bytes.saturating_add(bytes);
+            } else if let Some(user) = users.get_mut(count) {
+                *user = User { pid, bytes };
+                count = count.saturating_add(1);
+            }
+        }
+        count
+    }
+}

@@ -1,0 +1,44 @@
+//! How a shadow is linked: its name, its one needed library, and nothing else. For build scripts.
+
+#![allow(clippy::print_stdout, reason = "Cargo reads what a build script prints")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Print what Cargo needs to link a library with this name over the real library at this absolute path. The loader looks nowhere else for it. Without the
+/// package's feature `shadow`, it is an ordinary library.
+pub fn shadow(name: &str, real: &str) {
+    println!("cargo::rerun-if-changed=build.rs");
+    if std::env::var_os("CARGO_FEATURE_SHADOW").is_none() {
+        return;
+    }
+    let file = Path::new(real).file_name().expect("the real library has a name");
+    // The linker writes the name that a library has, not where it was found, into what needs it. So it gets an empty library with that name. It is
+    // made with the compiler driver that rustc links with.
+    let stub = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join(file);
+    let linker = std::env::var_os("RUSTC_LINKER").unwrap_or_else(|| "cc".into());
+    let status = Command::new(&linker)
+        .args(["-shared", "-nostdlib", "-x", "assembler", "/dev/null", "-o"])
+        .arg(&stub)
+        .arg(format!("-Wl,-soname,{real}"))
+        .status();
+    match status {
+        Ok(status) if status.success() => {}
+        other => panic!("{} could not make {}: {other:?}", linker.to_string_lossy(), stub.display()),
+    }
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{name}");
+    for argument in [
+        "-nostartfiles",
+        "-nodefaultlibs",
+        // A program that closes the library and opens it again must find the same state.
+        "-Wl,-z,nodelete",
+        "-Wl,-z,now",
+        "-Wl,-s",
+        // The shadow's own functions, also in a program that has others of these names.
+        "-Wl,-Bsymbolic",
+        "-Wl,--no-as-needed",
+    ] {
+        println!("cargo::rustc-cdylib-link-arg={argument}");
+    }
+    println!("cargo::rustc-cdylib-link-arg={}", stub.display());
+}

@@ -1,0 +1,122 @@
+//! The guard takes the place of CUDA's driver library (`divvy agent --guard shadow`).
+//!
+//! The libraries are text files here, and no program loads them. The tests of `divvy-guard` run programs with the real ones.
+
+use divvy_model::{Enforcement, Inventory, names};
+use serde_json::json;
+
+use super::node_configs::configure;
+use crate::builders::pod;
+use crate::scenario::{Cluster, End, Machine, NodeConfigs, Part, Play, Report, Stop};
+
+/// Where the libraries are on the node. Real ones come with the agent. `/etc/cdi` is used here because each node has its own.
+const DIRECTORY: &str = "/etc/cdi";
+const LIBRARIES: [&str; 2] = ["/etc/cdi/libdivvy-guard.so", "/etc/cdi/libdivvy-guard-nvml.so"];
+/// Where containers have CUDA's driver library.
+const CUDA: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.15";
+
+/// The machine has one GPU.
+pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    play.scene("Nothing enforces shares; a pod wants its share to be enforced, in any way")
+        .await?;
+    let node = play.ready(Machine::Laptop).await?;
+    let played = guarded(play, &node).await;
+    let restored = restored(play, &node).await;
+    played.and(restored)
+}
+
+async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    let wants = |name: &str, isolation: &str| {
+        let pod = pod(name).gpu_mem(3).select(node).grace_seconds(1);
+        pod.annotation(names::ISOLATION, isolation)
+    };
+    play.create(&wants("soft", "soft"), "asks for 3 GiB, with divvy.dev/isolation: soft")
+        .await?;
+    play.why("soft", &["no GPU on which shares are enforced"]).await?;
+
+    play.scene("The agent gets the guard: the pod starts with it, and so does a pod without the annotation")
+        .await?;
+    for library in LIBRARIES {
+        play.cluster.place(node, library, Some("the guard"))?;
+    }
+    let directory = play.cluster.agents_path(node, DIRECTORY);
+    configure(play, json!({"default": {"guard": "shadow", "guard-dir": directory}})).await?;
+    let (_, soft) = play.started("default", "soft").await?;
+    has_guard(play, "soft", &soft, true)?;
+    play.create(&pod("plain").gpu_mem(2).select(node).grace_seconds(1), "asks for 2 GiB")
+        .await?;
+    let (_, plain) = play.started("default", "plain").await?;
+    has_guard(play, "plain", &plain, true)?;
+
+    play.scene("A pod with isolation: none has the driver's own library; isolation: hard needs more than the guard")
+        .await?;
+    play.create(&wants("free", "none"), "asks for 3 GiB, with divvy.dev/isolation: none")
+        .await?;
+    let (_, free) = play.started("default", "free").await?;
+    has_guard(play, "free", &free, false)?;
+    play.create(&wants("hard", "hard"), "asks for 3 GiB, with divvy.dev/isolation: hard")
+        .await?;
+    play.why("hard", &["no GPU on which the driver enforces shares"]).await?;
+    play.delete("default", "hard", "because it would wait forever").await?;
+
+    play.scene("The next agent has another version of the guard, and is then killed: no pod that runs notices")
+        .await?;
+    let before = play.reports().await?;
+    play.cluster.place(node, LIBRARIES[0], Some("the next guard"))?;
+    play.cluster.stop(Part::Agent(node), End::Stopped).await?;
+    play.cluster.start(Part::Agent(node)).await?;
+    play.step("restarted", &format!("the agent of {node}"), "", Vec::new())?;
+    play.create(&pod("next").gpu_mem(2).select(node).grace_seconds(1), "asks for 2 GiB")
+        .await?;
+    let (_, next) = play.started("default", "next").await?;
+    has_guard(play, "next", &next, true)?;
+    play.unmoved(&before).await?;
+    let before = play.reports().await?;
+    play.cluster.stop(Part::Agent(node), End::Killed).await?;
+    play.step("killed", &format!("the agent of {node}"), "kill -9", Vec::new())?;
+    play.cluster.start(Part::Agent(node)).await?;
+    play.offers(node, Machine::Laptop.units()).await?;
+    play.unmoved(&before).await
+}
+
+async fn restored<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    play.scene("Without the guard, nothing enforces shares").await?;
+    play.delete_all().await?;
+    play.cluster.configure_nodes(&NodeConfigs::new()).await?;
+    for library in LIBRARIES {
+        play.cluster.place(node, library, None)?;
+    }
+    play.eventually("nothing to enforce shares", async |play| {
+        let nodes = play.nodes().await?;
+        let found = nodes.into_iter().find(|found| found.metadata.name.as_deref() == Some(node));
+        let annotations = found.and_then(|found| found.metadata.annotations).unwrap_or_default();
+        let text = annotations.get(names::INVENTORY).cloned().unwrap_or_default();
+        let enforces = |inventory: &Inventory| inventory.gpus.iter().any(|gpu| gpu.enforcement == Some(Enforcement::Guard));
+        Ok(match Inventory::parse(&text) {
+            Ok(inventory) if !enforces(&inventory) => Ok(()),
+            _ => Err(text),
+        })
+    })
+    .await?;
+    play.offers(node, Machine::Laptop.units()).await
+}
+
+/// Check that each container of a pod has the driver's library, and also what the guard needs, or nothing of that.
+fn has_guard<C: Cluster>(play: &mut Play<'_, C>, pod: &str, reports: &[Report], expected: bool) -> Result<(), Stop> {
+    let mounts: Vec<&String> = reports.iter().flat_map(|report| &report.mounts).collect();
+    let has = |end: &str| {
+        mounts
+            .iter()
+            .any(|path| path.starts_with("/run/divvy/") && path.ends_with(end))
+    };
+    let found = ["/libcuda.so.real", "/libnvidia-ml.so.real", "/limits", "/usage"].map(has);
+    let has_library = mounts.iter().any(|path| *path == CUDA);
+    let what = match expected {
+        true => "has the guard, and its share",
+        false => "has the driver's own library",
+    };
+    play.check(found == [expected; 4] && has_library, &format!("{pod} {what}"), || {
+        format!("{mounts:?}")
+    })?;
+    Ok(())
+}
