@@ -40,7 +40,9 @@ hooks! {
     // Entry.
     fn cuGetProcAddress(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64) 11030: |call|
         instead(address, call());
-    fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int) 12000: |call| instead(address, call());
+    fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64,
+        status: *mut c_int) 12000: |call|
+        instead(address, call());
 
     // Linear memory. The functions without a suffix are those before CUDA 3.2, with 32-bit numbers.
     fn cuMemAlloc(pointer: *mut Uint, bytes: Uint) 2000: |call|
@@ -49,7 +51,8 @@ hooks! {
         linear::allocate(bytes as u64, call, out!(pointer));
     fn cuMemAllocPitch(pointer: *mut Uint, pitch: *mut Uint, width: Uint, height: Uint, element: Uint) 2000: |call|
         linear::allocate_rows(width.into(), height.into(), call, out!(pointer), out!(pitch));
-    fn cuMemAllocPitch_v2(pointer: *mut Pointer, pitch: *mut usize, width: usize, height: usize, element: Uint) 3020: |call| linear::allocate_rows(width as u64, height as u64, call, out!(pointer), out!(pitch));
+    fn cuMemAllocPitch_v2(pointer: *mut Pointer, pitch: *mut usize, width: usize, height: usize, element: Uint) 3020: |call|
+        linear::allocate_rows(width as u64, height as u64, call, out!(pointer), out!(pitch));
     fn cuMemAllocManaged(pointer: *mut Pointer, bytes: usize, flags: Uint) 6000: |call|
         linear::allocate_managed(bytes as u64, call, out!(pointer));
     fn cuMemFree(pointer: Uint) 2000: |call| linear::free(pointer.into(), call);
@@ -80,7 +83,8 @@ hooks! {
         contexts::create(device, call, out!(context));
     fn cuCtxCreate_v2(context: *mut Context, flags: Uint, device: Device) 3020: |call|
         contexts::create(device, call, out!(context));
-    fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: Uint, device: Device) 11040: |call| contexts::create(device, call, out!(context));
+    fn cuCtxCreate_v3(context: *mut Context, affinity: *mut c_void, count: c_int, flags: Uint, device: Device) 11040: |call|
+        contexts::create(device, call, out!(context));
     fn cuCtxCreate_v4(context: *mut Context, parameters: *mut c_void, flags: Uint, device: Device) 12050: |call|
         contexts::create(device, call, out!(context));
     fn cuCtxDestroy(context: Context) 2000: |call| contexts::destroy(context.addr() as u64, call);
@@ -104,7 +108,8 @@ hooks! {
         pools::allocate(bytes as u64, stream, call);
     fn cuMemAllocFromPoolAsync(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) 11020: |call|
         pools::allocate_from(pool, bytes as u64, call);
-    fn cuMemAllocFromPoolAsync_ptsz(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) 11020: |call| pools::allocate_from(pool, bytes as u64, call);
+    fn cuMemAllocFromPoolAsync_ptsz(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) 11020: |call|
+        pools::allocate_from(pool, bytes as u64, call);
     fn cuMemPoolCreate(pool: *mut u64, prop: *const AllocationProp) 11020: |call| {
         let made = out!(pool);
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.

@@ -1,11 +1,15 @@
 //! A shadow of `libcuda.so.1`, which holds the processes of a pod to their share of a GPU.
 //!
-//! In a container, this library has the name of CUDA's driver library. It exports only the functions that allocate memory, free memory, or report how
-//! much there is. It needs one library: the real one, by its absolute path. The loader finds every other name there, including names that this library
-//! does not know, and a name that the driver lacks is still missing.
+//! In a container, this library has the name of CUDA's driver library. It exports only the functions that allocate memory, free memory, report how
+//! much there is, or launch kernels. It needs one library: the real one, by its absolute path. The loader finds every other name there, including
+//! names that this library does not know, and a name that the driver lacks is still missing.
 //!
 //! The pod's share is in the files that `divvy-share` describes. If these files are missing, have a later version, or were damaged by a program in the
-//! pod, the process runs as if this library did not exist. The agent sees memory in use without a slot, and reports it.
+//! pod, the process runs as if this library did not exist. The agent sees memory in use without a slot, and reports it. Launches are also held if only the
+//! file of usage was damaged, because the pod's balance of compute time is in the other file.
+//!
+//! Launches are held only where the pod has a limit of compute time (`launches`). Elsewhere `cuGetProcAddress`, which CUDA's runtime library uses, gives the
+//! driver's own functions. The functions that `dlsym` finds test whether the driver's function is known, which is one predictable branch.
 //!
 //! The guard cannot stop a program that avoids it. A program that loads the real library by its path, or writes into the file of usage, gets more than
 //! its share until the agent sees it in the driver's own numbers.

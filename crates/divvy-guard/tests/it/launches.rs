@@ -70,8 +70,10 @@ fn wake(sandbox: &Sandbox, generation: u64) -> i64 {
 
 /// Return when a process waits in the kernel for the file of limits to change. After [`Sandbox::give`] its generation is 1.
 fn wait_for_waiter(sandbox: &Sandbox, generation: u64) {
+    let end = now() + 10_000 * MS;
     while wake(sandbox, generation + 1) == 0 {
-        std::thread::yield_now();
+        assert!(now() < end, "nothing waits");
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -267,8 +269,8 @@ impl Worker {
     }
 }
 
-/// Let pods work for some seconds, with an agent that measures every 50 ms. Return their shares of the GPU in percent.
-fn shares(mut workers: Vec<Worker>, time: Duration) -> Vec<f64> {
+/// Let pods work for some seconds, with an agent that measures every 50 ms. Return their shares of the GPU in percent, and what they have left.
+fn shares(mut workers: Vec<Worker>, time: Duration) -> Vec<(f64, i64)> {
     let start = now();
     let before: Vec<u64> = workers.iter().map(Worker::busy).collect();
     let ended = AtomicBool::new(false);
@@ -285,8 +287,11 @@ fn shares(mut workers: Vec<Worker>, time: Duration) -> Vec<f64> {
         }
     });
     let passed = (now() - start) as f64;
-    let had = workers.iter().zip(before).map(|(worker, before)| worker.busy() - before);
-    had.map(|had| had as f64 * 100.0 / passed).collect()
+    let result = workers.iter().zip(before).map(|(worker, before)| {
+        let had = worker.busy() - before;
+        (had as f64 * 100.0 / passed, worker.meter.account().balance)
+    });
+    result.collect()
 }
 
 #[test]
@@ -299,8 +304,10 @@ fn two_pods_have_their_shares_of_a_busy_gpu() {
         Worker::start(second, 75, 3, "k_10000000ns", 4),
     ];
     let shares = shares(workers, Duration::from_secs(5));
-    for (share, rate) in shares.iter().zip([25.0, 75.0]) {
-        assert!((share - rate).abs() <= 5.0, "{shares:?}");
+    for ((share, left), rate) in shares.iter().zip([25.0, 75.0]) {
+        assert!(*share <= rate + 5.0, "{shares:?}");
+        // On a machine that is too busy, the processes do not keep the simulated GPU busy. Then they have time left: it was not the limit that held them.
+        assert!(*share >= rate - 5.0 || *left > 50 * MS as i64, "{shares:?}");
     }
 }
 
@@ -309,5 +316,5 @@ fn two_pods_have_their_shares_of_a_busy_gpu() {
 fn a_huge_kernel_and_a_synchronization_in_a_loop_have_their_share() {
     let workers = vec![Worker::start(Sandbox::new(MEMORY), 30, 1, "gemm_150000000ns", 1)];
     let shares = shares(workers, Duration::from_secs(5));
-    assert!((shares[0] - 30.0).abs() <= 5.0, "{shares:?}");
+    assert!((shares[0].0 - 30.0).abs() <= 5.0, "{shares:?}");
 }
