@@ -16,11 +16,9 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::limits::Limits;
+use crate::limits::{Account, Limits, WHOLE};
 use crate::usage::Usage;
 
-/// A whole GPU, in nanoseconds per second.
-pub const WHOLE: u64 = 1_000_000_000;
 /// The lowest balance. A pod that is below it, because one kernel ran this long, has used time that it does not pay for.
 pub const DEBT: u64 = 5_000_000_000;
 /// A balance is at most what grows in this time. A pod that was idle may run ahead of its rate by that much.
@@ -29,19 +27,6 @@ const BURST: u64 = 300_000_000;
 const LAUNCHES: u64 = 16;
 /// The longest wait until the balance is looked at again.
 const SLICE: u64 = 100_000_000;
-
-/// What the agent writes into `limits` after each measurement.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Account {
-    /// The GPU time that the pod had left, in nanoseconds. It is negative if the pod has used more than its rate.
-    pub balance: i64,
-    /// When that was, in nanoseconds of `CLOCK_MONOTONIC`, which all containers of a machine share.
-    pub at: u64,
-    /// The launches of all processes until then ([`launches`]).
-    pub launches: u64,
-    /// The GPU time that a launch of this pod usually takes, in nanoseconds. 0: not known yet.
-    pub launch_ns: u64,
-}
 
 /// What a launch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

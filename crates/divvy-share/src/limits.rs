@@ -5,8 +5,6 @@
 //!
 //! The words are in the machine's byte order, because the file never leaves the machine.
 
-use crate::compute::{Account, WHOLE};
-
 /// `DIVVYLIM`, in the order of bytes of a little-endian machine.
 const MAGIC: u64 = u64::from_le_bytes(*b"DIVVYLIM");
 /// The version of the layout. A later version keeps the first two words, so that an older reader can tell.
@@ -27,6 +25,22 @@ pub fn bell(generation: u64) -> usize {
     let copy = if generation.is_multiple_of(2) { 0 } else { COPY * 8 };
     // The low half of the generation.
     copy + GENERATION * 8 + if cfg!(target_endian = "big") { 4 } else { 0 }
+}
+
+/// A whole GPU, in nanoseconds per second.
+pub const WHOLE: u64 = 1_000_000_000;
+
+/// A pod's compute time, as the agent writes it after each measurement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Account {
+    /// The GPU time that the pod had left, in nanoseconds. It is negative if the pod has used more than its rate.
+    pub balance: i64,
+    /// When that was, in nanoseconds of `CLOCK_MONOTONIC`, which all containers of a machine share.
+    pub at: u64,
+    /// The launches of all processes until then ([`crate::compute::launches`]).
+    pub launches: u64,
+    /// The GPU time that a launch of this pod usually takes, in nanoseconds. 0: not known yet.
+    pub launch_ns: u64,
 }
 
 /// What a pod may use of one GPU.

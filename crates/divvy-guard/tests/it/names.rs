@@ -1,7 +1,7 @@
 //! What programs find in the library.
 
-use divvy_share::compute::WHOLE;
 use divvy_share::limits::Limits;
+use divvy_share::limits::WHOLE;
 
 use crate::binary::{REPLACED, only_launches};
 use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, limits};

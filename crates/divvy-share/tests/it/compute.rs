@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use divvy_share::compute::{Account, DEBT, Meter, Turn, WHOLE, patience, turn};
+use divvy_share::compute::{DEBT, Meter, Turn, patience, turn};
 use divvy_share::limits::Limits;
+use divvy_share::limits::{Account, WHOLE};
 use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;

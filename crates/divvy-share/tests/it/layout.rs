@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use divvy_share::claim::{Locks, claim};
-use divvy_share::compute::Account;
+use divvy_share::limits::Account;
 use divvy_share::limits::{self, Limits, Unreadable};
 use divvy_share::usage::{self, SLOTS, Seen, Unusable, Usage};
 use proptest::prelude::*;
