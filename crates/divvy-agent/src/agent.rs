@@ -63,8 +63,10 @@ pub(crate) struct Agent {
     /// Held while PreStart or a reconciliation reads, decides, and writes, so that they run one after the other.
     grants: Arc<tokio::sync::Mutex<()>>,
     store: Store,
-    /// The files of the guard, if containers get it.
-    shares: Option<Shares>,
+    /// The guard's files of pods. There are some after `--guard` was switched off, too: until these pods end.
+    shares: Shares,
+    /// Notified when a pod got such files.
+    guarded: Notify,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -129,7 +131,7 @@ impl Observed for Agent {
 pub(crate) struct Parts {
     pub(crate) core: Core,
     pub(crate) store: Store,
-    pub(crate) shares: Option<Shares>,
+    pub(crate) shares: Shares,
     pub(crate) driver_spec: DriverSpec,
     pub(crate) sys_root: PathBuf,
     pub(crate) device_plugin_dir: PathBuf,
@@ -155,6 +157,7 @@ impl Agent {
             grants: Arc::default(),
             store: parts.store,
             shares: parts.shares,
+            guarded: Notify::new(),
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -529,7 +532,7 @@ impl Agent {
 
     /// Report whether containers can get the guard.
     pub(crate) fn can_guard(&self) -> bool {
-        self.shares.is_some()
+        self.core().settings().guard.is_some()
     }
 
     /// Report whether the node's cgroups are of the version that drivers can limit.
@@ -544,15 +547,10 @@ impl Agent {
     async fn limit(self: &Arc<Self>, pod: PodKey, limits: Box<Limits>) -> Result<(), String> {
         if !limits.guarded.is_empty() {
             let (uid, guarded) = (limits.uid.clone(), limits.guarded.clone());
-            let held = self.blocking(move |agent| match &agent.shares {
-                Some(shares) => {
-                    let held = shares.hold(&uid, &guarded).map_err(|error| error.to_string());
-                    agent.metrics.guarded_pods(shares.pods());
-                    held
-                }
-                None => Err("the agent runs without the guard now".to_owned()),
-            });
+            let held = self.blocking(move |agent| agent.shares.hold(&uid, &guarded).map_err(|error| error.to_string()));
             let held = held.await.unwrap_or_else(|| Err("internal error in the agent".to_owned()));
+            self.metrics.guarded_pods(self.shares.pods().len());
+            self.guarded.notify_one();
             // The spec mounts the files, so the container could not start without them.
             held.map_err(|error| format!("the files with the pod's share of the GPU are not complete: {error}"))?;
         }
@@ -693,20 +691,25 @@ impl Agent {
         done.inspect_err(|error| warn!(%error, "work on files failed")).ok()
     }
 
-    /// Measure once how much memory of guarded pods no process accounts for.
-    pub(crate) async fn measure_overhead(self: &Arc<Self>) {
-        let said = || self.blocking(|agent| agent.shares.as_ref().filter(|shares| !shares.is_empty()).map(Shares::said));
-        let Some(Some(before)) = said().await else { return };
-        let Some(in_use) = self.memory_in_use().await else { return };
-        let Some(Some(after)) = said().await else { return };
-        // A failure is logged; the next measurement comes soon.
-        let _ = self
-            .blocking(move |agent| {
-                if let Some(shares) = &agent.shares {
-                    shares.measured(&in_use, &before, &after);
-                }
-            })
-            .await;
+    /// Measure again and again how much memory of guarded pods no process accounts for. Do nothing while there are no such pods.
+    pub(crate) async fn keep_measuring(self: &Arc<Self>, interval: Duration) {
+        loop {
+            if self.shares.is_empty() {
+                self.guarded.notified().await;
+            }
+            tokio::time::sleep(interval).await;
+            // A failure is logged; the next measurement comes soon.
+            let _ = self.measure_overhead().await;
+        }
+    }
+
+    async fn measure_overhead(self: &Arc<Self>) -> Option<()> {
+        let said = || self.blocking(|agent| agent.shares.said());
+        let before = said().await?;
+        let in_use = self.memory_in_use().await?;
+        let after = said().await?;
+        self.blocking(move |agent| agent.shares.measured(&in_use, &before, &after))
+            .await
     }
 
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
@@ -742,11 +745,13 @@ impl Agent {
         }
         let held = !found.held.is_empty();
         self.perform(found.actions)?;
-        if let Some(shares) = &self.shares {
+        let mut gone = self.shares.pods();
+        {
             let core = self.core();
-            shares.clear(|uid| core.is_gone(uid, &facts));
-            self.metrics.guarded_pods(shares.pods());
+            gone.retain(|uid| core.is_gone(uid, &facts));
         }
+        self.shares.clear(&gone);
+        self.metrics.guarded_pods(self.shares.pods().len());
         Ok(if held { After::MemoryHeld } else { After::AtRest })
     }
 }

@@ -107,6 +107,8 @@ struct Known {
     /// What one context takes on each GPU, in bytes: the least that was seen of one process. A process is charged with it when it makes a context, so
     /// that it cannot allocate the whole share before the agent has measured the context.
     contexts: BTreeMap<String, u64>,
+    /// What was logged last about a share. A pod can damage its file for as long as it wants, so the log has it once.
+    told: BTreeMap<Share, String>,
 }
 
 /// What the processes of each pod say they have of each GPU.
@@ -153,10 +155,9 @@ impl Shares {
         self.known().shares.is_empty()
     }
 
-    /// Return the number of pods that have files.
-    pub(crate) fn pods(&self) -> usize {
-        let known = self.known();
-        known.shares.keys().map(|(uid, _)| uid).collect::<BTreeSet<_>>().len()
+    /// Return the UIDs of the pods that have files.
+    pub(crate) fn pods(&self) -> BTreeSet<String> {
+        self.known().shares.keys().map(|(uid, _)| uid.clone()).collect()
     }
 
     fn directory(&self, (uid, uuid): &Share) -> PathBuf {
@@ -185,34 +186,30 @@ impl Shares {
     }
 
     /// Remove the files of pods that are gone.
-    pub(crate) fn clear(&self, is_gone: impl Fn(&str) -> bool) {
-        self.known().shares.retain(|(uid, _), _| {
-            if !is_gone(uid) {
-                return true;
-            }
+    pub(crate) fn clear(&self, gone: &BTreeSet<String>) {
+        for uid in gone {
             match std::fs::remove_dir_all(self.root.join(uid)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     // The next reconciliation tries again.
                     warn!(uid, %error, "the guard's files of a pod that is gone cannot be removed");
-                    true
                 }
-                _ => false,
+                _ => {
+                    let mut known = self.known();
+                    known.shares.retain(|(of, _), _| of != uid);
+                    known.told.retain(|(of, _), _| of != uid);
+                }
             }
-        });
+        }
     }
 
     /// Read what the processes say that they have. A file that a pod has damaged says nothing.
     pub(crate) fn said(&self) -> Said {
-        let shares: Vec<Share> = self.known().shares.keys().cloned().collect();
-        let said = shares.into_iter().filter_map(|share| {
-            let path = self.directory(&share).join(USAGE);
-            match in_slots(&path) {
-                Ok(in_slots) => Some((share, in_slots)),
-                Err(text) => {
-                    warn!(path = %path.display(), "{text}");
-                    None
-                }
-            }
+        let mut known = self.known();
+        let Known { shares, told, .. } = &mut *known;
+        let said = shares.keys().filter_map(|share| {
+            let read = in_slots(&self.directory(share).join(USAGE));
+            tell(told, share, read.as_ref().err());
+            Some((share.clone(), read.ok()?))
         });
         said.collect()
     }
@@ -224,7 +221,7 @@ impl Shares {
     /// process is not refused memory that it has just freed.
     pub(crate) fn measured(&self, in_use: &BTreeMap<String, BTreeMap<String, MiB>>, before: &Said, after: &Said) {
         let mut known = self.known();
-        let Known { shares, contexts } = &mut *known;
+        let Known { shares, contexts, .. } = &mut *known;
         let mut learned = Vec::new();
         for (share, last) in shares {
             let (Some(before), Some(after)) = (before.get(share), after.get(share)) else {
@@ -252,6 +249,23 @@ impl Shares {
         }
         for (uuid, context) in learned {
             known.learn(&uuid, context);
+        }
+    }
+}
+
+/// Log an error about a share, unless it is the same as the last one.
+fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<&String>) {
+    match error {
+        None => drop(told.remove(share)),
+        Some(text) if told.get(share) == Some(text) => {}
+        Some(text) => {
+            let (pod, gpu) = share;
+            warn!(
+                pod,
+                gpu,
+                "the agent cannot read what the pod uses, so it does not measure the memory that no allocation accounts for: {text}"
+            );
+            told.insert(share.clone(), text.clone());
         }
     }
 }
@@ -514,9 +528,17 @@ mod tests {
         assert_eq!(bed.measure(150), 50);
         std::fs::write(bed.path(USAGE), [0xff; 100]).expect("damaged");
         assert_eq!(bed.measure(900), 50);
+        let told = || bed.shares.known().told.values().cloned().collect::<Vec<_>>();
+        assert!(
+            matches!(told().as_slice(), [text] if text.contains("has 100 bytes")),
+            "{:?}",
+            told()
+        );
         std::fs::remove_file(bed.path(USAGE)).expect("removed");
         std::os::unix::fs::symlink("/etc/passwd", bed.path(USAGE)).expect("linked");
         assert_eq!(bed.measure(900), 50);
+        bed.shares.clear(&bed.shares.pods());
+        assert_eq!(told(), [""; 0]);
     }
 
     #[test]
@@ -524,9 +546,9 @@ mod tests {
         let bed = Bed::new();
         bed.shares.hold("b", &[(GPU.to_owned(), MiB(10))]).expect("made");
         let shares = Shares::open(bed.state.path()).expect("opened");
-        assert_eq!(shares.pods(), 2);
-        shares.clear(|uid| uid == "a");
-        assert_eq!(shares.pods(), 1);
+        assert_eq!(shares.pods().len(), 2);
+        shares.clear(&["a".to_owned()].into());
+        assert_eq!(shares.pods(), ["b".to_owned()].into());
         assert_eq!(files::names(&bed.state.path().join("shares")).expect("listed"), ["b"]);
     }
 }

@@ -81,14 +81,14 @@ pub(crate) async fn run_in(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
-    let (guard, shares) = match config.guard {
-        GuardMode::Off => (None, None),
+    let guard = match config.guard {
+        GuardMode::Off => None,
         GuardMode::Shadow => {
             let guard = guard::install(&config.state_dir(), &config.guard_dir()?).map_err(|error| Error::Config {
                 origin: "--guard shadow".to_owned(),
                 text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
             })?;
-            (Some(guard), Some(Shares::open(&config.state_dir())?))
+            Some(guard)
         }
     };
     let settings = Settings {
@@ -126,7 +126,7 @@ pub(crate) async fn run_in(
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
-        shares,
+        shares: Shares::open(&config.state_dir())?,
         driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
@@ -161,15 +161,13 @@ pub(crate) async fn run_in(
         &stop,
         cluster::publish_inventory(agent.clone(), config.node_name.clone(), written.clone()),
     ));
-    if config.guard != GuardMode::Off {
+    tasks.spawn(until(&stop, {
         let agent = agent.clone();
-        tasks.spawn(until(&stop, async move {
-            loop {
-                tokio::time::sleep(MEASURE).await;
-                agent.measure_overhead().await;
-            }
-        }));
-    }
+        async move {
+            agent.keep_measuring(MEASURE).await;
+            Ok(())
+        }
+    }));
     tasks.spawn(until(&stop, labels::publish(agent.clone(), config.clone(), namespace)));
     tasks.spawn(until(&stop, {
         let (agent, config) = (agent.clone(), config.clone());

@@ -62,6 +62,11 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
     bed.ready_is(200, "").await;
     assert_eq!(limits(&limits_file), Some(3072));
 
+    // The files of a pod are removed when it ends, also by an agent without the guard.
+    bed.stop_agent().await;
+    bed.config.guard = GuardMode::Off;
+    bed.start_agent();
+    bed.ready_is(200, "").await;
     bed.api
         .delete("pods", "default", "a", &DeleteOptions::default())
         .expect("deleted");
