@@ -181,7 +181,7 @@ Examples:
   kubectl inspect gpushare                 a line per node
   kubectl inspect gpushare -d              every pod
   kubectl inspect gpushare gpu-1 gpu-2     only these nodes
-  kubectl inspect gpushare -o wide         a line per GPU, with model and health
+  kubectl inspect gpushare -o wide         a line per GPU, with model, health, and what enforces shares
   kubectl inspect gpushare --sort-by free  the fullest node first
   kubectl inspect gpushare -o json | jq '.nodes[].gpus[]'
   kubectl inspect gpushare -o jsonpath='{.nodes[*].name}'

@@ -154,7 +154,7 @@ fn pod_rows(node: &NodeView) -> String {
 /// Return the table of `-o wide`, with a row per GPU and the fields of the inventory.
 pub fn wide(view: &View, headers: bool) -> String {
     let unit: MemoryUnit = view.unit.parse().unwrap_or_default();
-    let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tHEALTH\tPODS\tUUID\n");
+    let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tHEALTH\tENFORCED\tPODS\tUUID\n");
     let dash = |text: &Option<String>| text.clone().filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
     for node in &view.nodes {
         for gpu in &node.gpus {
@@ -184,12 +184,13 @@ pub fn wide(view: &View, headers: bool) -> String {
             };
             let _ = writeln!(
                 raw,
-                "{}\t{}\t{}\t{}\t{allocated}\t{total}\t{}\t{}\t{}",
+                "{}\t{}\t{}\t{}\t{allocated}\t{total}\t{}\t{}\t{}\t{}",
                 node.name,
                 node.address,
                 gpu.index,
                 dash(&gpu.model),
                 health(gpu),
+                gpu.enforcement.unwrap_or("-"),
                 pods,
                 dash(&gpu.uuid)
             );
@@ -197,7 +198,7 @@ pub fn wide(view: &View, headers: bool) -> String {
         for pod in &node.pending {
             let _ = writeln!(
                 raw,
-                "{}\t{}\tpending\t-\t{}\t-\t-\t{}/{}\t-",
+                "{}\t{}\tpending\t-\t{}\t-\t-\t-\t{}/{}\t-",
                 node.name, node.address, pod.units, pod.namespace, pod.name
             );
         }
@@ -206,7 +207,7 @@ pub fn wide(view: &View, headers: bool) -> String {
         for pod in &node.unnamed {
             let _ = writeln!(
                 raw,
-                "{}\t{}\tany\t-\t{}\twhole\t-\t{}/{}\t-",
+                "{}\t{}\tany\t-\t{}\twhole\t-\t-\t{}/{}\t-",
                 node.name, node.address, pod.gpus, pod.namespace, pod.name
             );
         }
@@ -334,9 +335,9 @@ mod tests {
         assert_eq!(json["nodes"][1]["gpus"][0].get("whole"), None);
         let text = wide(&shown, true);
         for line in [
-            "mixed unknown 1 AMD Instinct MI210 1 whole ok default/train 0xmixed-1",
-            "amd unknown 0 AMD Instinct MI210 0 whole ok - 0xamd-0",
-            "amd unknown any - 2 whole - default/any -",
+            "mixed unknown 1 AMD Instinct MI210 1 whole ok - default/train 0xmixed-1",
+            "amd unknown 0 AMD Instinct MI210 0 whole ok - - 0xamd-0",
+            "amd unknown any - 2 whole - - default/any -",
             "amd.com/gpu 3/6",
         ] {
             let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -460,7 +461,7 @@ mod tests {
                 ..node("n1", "10.0.0.1", units, 1)
             };
             let shown = view(&[node], pods);
-            assert!(wide(&shown, true).contains(&format!("  ok      {expected}  GPU-a\n")));
+            assert!(wide(&shown, true).contains(&format!("  ok      -         {expected}  GPU-a\n")));
             assert!(!summary(&shown, true).contains("deleted") && !details(&shown).contains("deleted"));
         }
     }
@@ -525,8 +526,8 @@ mod tests {
         let shown = view(&[node], &[bound("new", 3, 768), bound("old", 3, 3072)]);
         assert_eq!(
             wide(&shown, true),
-            "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL        HEALTH  PODS                          UUID\n\
-             n1    10.0.0.1   0    T4     15         64 x 256MiB  ok      d/new,d/old (asks for 3 GiB)  GPU-a\n"
+            "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL        HEALTH  ENFORCED  PODS                          UUID\n\
+             n1    10.0.0.1   0    T4     15         64 x 256MiB  ok      -         d/new,d/old (asks for 3 GiB)  GPU-a\n"
         );
         let json = serde_json::to_value(&shown).expect("JSON");
         let pods = &json["nodes"][0]["gpus"][0]["pods"];

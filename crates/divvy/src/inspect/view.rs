@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use divvy_model::{
-    Allocation, ContainerKind, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeKind, WholeRequest,
+    Allocation, ContainerKind, Enforcement, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeKind,
+    WholeRequest,
 };
 use serde::Serialize;
 
@@ -85,6 +86,9 @@ pub struct GpuView {
     /// The reason why the GPU is not healthy, such as `XID 79`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    /// What holds pods to their shares of the GPU: `cgroup` (the driver) or `guard`. Omitted if nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<&'static str>,
     /// Whether the node's kubelet offers the GPU's units.
     pub offered: bool,
     /// What is wrong with the GPU, as text for people.
@@ -312,6 +316,7 @@ fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
         model: Some(gpu.model.clone()),
         health: Some(gpu.health),
         reason: gpu.reason.clone(),
+        enforcement: gpu.enforcement.map(Enforcement::name),
         offered: gpu.health == Health::Ok,
         message,
         held_mib: gpu.held.0,
@@ -334,6 +339,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
             model: None,
             health: None,
             reason: None,
+            enforcement: None,
             offered: true,
             message: None,
             held_mib: 0,

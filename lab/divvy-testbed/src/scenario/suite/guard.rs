@@ -47,6 +47,11 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
         .await?;
     let (_, plain) = play.started("default", "plain").await?;
     has_guard(play, "plain", &plain, true)?;
+    let args = ["inspect", "gpushare", "-o", "wide", node];
+    let table = play.run(&format!("kubectl {}", args.join(" ")), &args).await?;
+    play.check(table.contains("  guard  "), "it says that the guard enforces shares", || {
+        table.clone()
+    })?;
 
     play.scene("A pod with isolation: none has the driver's own library; isolation: hard needs more than the guard")
         .await?;
