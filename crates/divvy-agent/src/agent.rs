@@ -691,7 +691,7 @@ impl Agent {
         done.inspect_err(|error| warn!(%error, "work on files failed")).ok()
     }
 
-    /// Measure again and again how much memory of guarded pods no process accounts for. Do nothing while there are no such pods.
+    /// At each interval, measure the memory of guarded pods that is in no process's slot. While no pod is guarded, wait.
     pub(crate) async fn keep_measuring(self: &Arc<Self>, interval: Duration) {
         loop {
             if self.shares.is_empty() {

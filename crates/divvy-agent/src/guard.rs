@@ -6,13 +6,14 @@
 //! | `shares/<pod's UID>/<GPU's UUID>/limits` | the pod's share ([`divvy_share::limits`]), which only the agent writes |
 //! | `shares/<pod's UID>/<GPU's UUID>/usage` | what the processes use ([`divvy_share::usage`]), which the pod writes |
 //!
-//! Containers have the files mounted. Therefore the agent changes them in place, and never replaces or shortens them.
+//! Containers have the files mounted. Therefore the agent changes them in place, and never replaces them. It changes the size of `usage` only back to
+//! what it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _};
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,8 +23,9 @@ use divvy_share::limits::Limits;
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use rustix::fs::OFlags;
 use sha2::{Digest as _, Sha256};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::files::{self, FileError};
 
@@ -105,7 +107,7 @@ struct Known {
     /// The shares that have files, and the last estimate of the overhead in bytes.
     shares: BTreeMap<Share, Option<u64>>,
     /// What one context takes on each GPU, in bytes: the least that was seen of one process. A process is charged with it when it makes a context, so
-    /// that it cannot allocate the whole share before the agent has measured the context.
+    /// that it cannot allocate the whole share before the agent has measured the context. See [`context_of`] for what a pod is charged with.
     contexts: BTreeMap<String, u64>,
     /// What was logged last about a share. A pod can damage its file for as long as it wants, so the log has it once.
     told: BTreeMap<Share, String>,
@@ -136,7 +138,9 @@ impl Shares {
                 let present = std::fs::read(root.join(&uid).join(&uuid).join(LIMITS));
                 let present = present.ok().and_then(|bytes| Limits::from_bytes(&bytes).ok());
                 if let Some((_, limits)) = present.filter(|(_, limits)| limits.context > 0) {
-                    known.learn(&uuid, limits.context);
+                    // A pod with a small share is charged with less than a context.
+                    let most = known.contexts.entry(uuid.clone()).or_default();
+                    *most = limits.context.max(*most);
                 }
                 known.shares.insert((uid.clone(), uuid), None);
             }
@@ -174,11 +178,15 @@ impl Shares {
             let directory = self.directory(&share);
             files::make_directory(&directory, 0o755)?;
             make_usage(&directory)?;
+            // What processes were charged with stays in the file while they run, so that the agent can tell it from what it measures.
+            let has_processes = in_slots(&directory.join(USAGE)).is_ok_and(|found| found.processes > 0);
             let mut known = self.known();
             let context = known.contexts.get(uuid).copied().unwrap_or_default();
             write_limits(&directory, |limits| {
                 limits.bytes = in_bytes(*memory);
-                limits.context = context;
+                if !has_processes {
+                    limits.context = context_of(context, limits.bytes);
+                }
             })?;
             known.shares.entry(share).or_default();
         }
@@ -202,12 +210,16 @@ impl Shares {
         }
     }
 
-    /// Read what the processes say that they have. A file that a pod has damaged says nothing.
+    /// Read what the processes say that they have. A file that a pod has damaged says nothing, and gets its size back.
     pub(crate) fn said(&self) -> Said {
         let mut known = self.known();
         let Known { shares, told, .. } = &mut *known;
         let said = shares.keys().filter_map(|share| {
-            let read = in_slots(&self.directory(share).join(USAGE));
+            let path = self.directory(share).join(USAGE);
+            let read = in_slots(&path);
+            if read.is_err() {
+                repair(&path);
+            }
             tell(told, share, read.as_ref().err());
             Some((share.clone(), read.ok()?))
         });
@@ -230,18 +242,26 @@ impl Shares {
             let (uid, uuid) = share;
             let reported = in_use.get(uuid).and_then(|pods| pods.get(uid));
             let reported = reported.map_or(0, |memory| in_bytes(*memory));
-            let estimate = reported.saturating_sub(before.bytes.max(after.bytes));
+            let in_slots = before.bytes.max(after.bytes);
+            let estimate = reported.saturating_sub(in_slots);
             let overhead = last.map_or(0, |last| last.min(estimate));
             // Two equal estimates of one process: it makes no context and loads no code at the moment.
             let is_settled = *last == Some(estimate) && before == after && after.processes == 1;
             *last = Some(estimate);
             let context = contexts.get(uuid).copied();
             let written = write_limits(&self.directory(share), |limits| {
-                if is_settled && limits.context.saturating_add(overhead) > 0 {
-                    learned.push((uuid.clone(), limits.context.saturating_add(overhead)));
+                // The process may have been charged with more than its context takes.
+                let seen = reported.saturating_add(limits.context).saturating_sub(in_slots);
+                if is_settled && seen > 0 {
+                    learned.push((uuid.clone(), seen));
                 }
                 limits.overhead = overhead;
-                limits.context = context.unwrap_or(limits.context);
+                if let Some(context) = context
+                    && before.processes == 0
+                    && after.processes == 0
+                {
+                    limits.context = context_of(context, limits.bytes);
+                }
             });
             if let Err(error) = written {
                 warn!(uid, gpu = uuid, "{error}");
@@ -275,6 +295,13 @@ impl Known {
         let least = self.contexts.entry(uuid.to_owned()).or_insert(context);
         *least = context.min(*least);
     }
+}
+
+/// Return what a process of a pod with this share is charged with when it makes a context, if a context takes `seen`. It is only a part of the share, because
+/// another pod can make the agent see too much: by allocating memory without the guard. The programs of this pod must start nevertheless, and then
+/// show what a context really takes.
+fn context_of(seen: u64, share: u64) -> u64 {
+    seen.min(share / 4)
 }
 
 fn in_bytes(memory: MiB) -> u64 {
@@ -350,6 +377,28 @@ fn in_slots(path: &Path) -> Result<InSlots, String> {
     Ok(sum)
 }
 
+/// Give a file of usage its size back. A pod could otherwise fill the node's disk through it. A file of a later version is left as it is.
+fn repair(path: &Path) {
+    let repaired = || -> io::Result<()> {
+        let mut head = files::open(path)?.take(usage::SIZE as u64);
+        let mut bytes = Vec::with_capacity(usage::SIZE);
+        head.read_to_end(&mut bytes)?;
+        bytes.resize(usage::SIZE, 0);
+        if matches!(usage::parse(&bytes), Err(usage::Unusable::Newer(_))) {
+            return Ok(());
+        }
+        let mut options = OpenOptions::new();
+        let file = options
+            .write(true)
+            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+            .open(path)?;
+        file.set_len(usage::SIZE as u64)
+    };
+    if let Err(error) = repaired() {
+        debug!(path = %path.display(), %error, "a file of usage does not get its size back");
+    }
+}
+
 /// Report whether a process holds the slot's lock. The question takes no lock, so it disturbs no process.
 fn has_owner(file: &File, slot: usize) -> nix::Result<bool> {
     let mut lock = libc::flock {
@@ -396,11 +445,12 @@ mod tests {
 
         /// Claim a slot as a process of the pod does, and say what it has. The slot has an owner as long as the file is open.
         fn process(&self, slot: usize, mib: u64) -> File {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .open(self.path(USAGE))
-                .expect("open");
+            self.process_of("a", slot, mib)
+        }
+
+        fn process_of(&self, pod: &str, slot: usize, mib: u64) -> File {
+            let path = self.state.path().join("shares").join(pod).join(GPU).join(USAGE);
+            let file = OpenOptions::new().read(true).write(true).open(path).expect("open");
             let lock = libc::flock {
                 l_type: libc::F_WRLCK as libc::c_short,
                 l_whence: libc::SEEK_SET as libc::c_short,
@@ -507,17 +557,68 @@ mod tests {
         bed.measure(400);
         bed.measure(400);
         assert_eq!(context(&bed.shares), 250);
-        // A process that starts now is charged with its context.
+        // A process that starts now is charged with its context, and its context takes less.
         drop(first);
+        bed.measure(0);
         let _third = bed.process(0, 350);
         bed.measure(340);
         bed.measure(340);
-        assert_eq!(context(&bed.shares), 250);
+        assert_eq!(context(&bed.shares), 240);
         assert_eq!(
             context(&Shares::open(bed.state.path()).expect("opened")),
             250,
             "another agent"
         );
+    }
+
+    #[test]
+    fn a_file_that_a_pod_made_larger_or_smaller_has_its_size_again_at_the_next_measurement() {
+        let bed = Bed::new();
+        let _process = bed.process(0, 100);
+        for size in [1 << 40, 0, 100] {
+            let file = OpenOptions::new().write(true).open(bed.path(USAGE)).expect("open");
+            file.set_len(size).expect("changed");
+            bed.measure(150);
+            assert_eq!(file.metadata().expect("there").len(), usage::SIZE as u64, "{size}");
+        }
+        // An agent of a later version made it.
+        let mut later = usage::file().to_vec();
+        later[8] = 9;
+        later.resize(3 * usage::SIZE, 0);
+        std::fs::write(bed.path(USAGE), &later).expect("written");
+        bed.measure(150);
+        assert_eq!(std::fs::read(bed.path(USAGE)).expect("read"), later);
+    }
+
+    #[test]
+    fn a_pod_that_avoids_the_guard_does_not_keep_the_programs_of_others_from_starting() {
+        let bed = Bed::new();
+        let limits = |pod: &str| {
+            let path = bed.state.path().join("shares").join(pod).join(GPU).join(LIMITS);
+            Limits::from_bytes(&std::fs::read(path).expect("read")).expect("readable").1
+        };
+        // It says that it has 1 MiB, and has 9,000.
+        let hostile = bed.process(0, 1);
+        bed.measure(9000);
+        bed.measure(9000);
+        bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("made");
+        assert_eq!(limits("b").context, 200 * MEBIBYTE);
+        // A process of the pod is charged with 200 MiB for its context, which takes 150, and allocates 100.
+        drop(hostile);
+        let process = bed.process_of("b", 0, 300);
+        for _ in 0..9 {
+            let in_use = BTreeMap::from([(GPU.to_owned(), BTreeMap::from([("b".to_owned(), MiB(250))]))]);
+            let said = bed.shares.said();
+            bed.shares.measured(&in_use, &said, &said);
+            // Another container of the pod starts.
+            bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("written");
+        }
+        bed.shares.hold("c", &[(GPU.to_owned(), MiB(4000))]).expect("made");
+        assert_eq!(limits("c").context, 150 * MEBIBYTE);
+        assert_eq!(limits("b").context, 200 * MEBIBYTE, "the process is charged with it");
+        drop(process);
+        bed.measure(0);
+        assert_eq!(limits("b").context, 150 * MEBIBYTE);
     }
 
     #[test]

@@ -77,7 +77,7 @@ impl Spec {
     }
 }
 
-/// Report whether a mount has this library for 64-bit programs. There is no guard for 32-bit programs.
+/// Report whether a mount is this library, for 64-bit programs. The guard has no 32-bit version.
 fn has(mount: &Mount, library: &str) -> bool {
     let mut parts = mount.container_path.rsplit('/');
     let version = parts.next().unwrap_or_default().strip_prefix(library);

@@ -155,7 +155,7 @@ impl Viewer {
             let index: c_uint = name.parse().expect("an index");
             call!(self.nvml, b"nvmlDeviceGetHandleByIndex_v2", index => c_uint, &mut device => *mut Device)
         };
-        // Without nvmlInit there is no handle.
+        // Before nvmlInit, NVML returns no handle.
         assert!(code == 0 || code == 1, "{name}: {code}");
         device
     }

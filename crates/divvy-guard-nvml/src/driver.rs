@@ -1,4 +1,4 @@
-//! What the real library is asked besides the function that a program has called.
+//! Questions to the real library, in addition to the function that the program called.
 
 use core::ffi::c_char;
 

@@ -1,4 +1,4 @@
-//! The functions that the library has in place of the driver's. All other names the loader finds in the real library.
+//! The functions that the library has in place of the driver's. The loader finds all other names in the real library.
 
 use core::ptr::null_mut;
 

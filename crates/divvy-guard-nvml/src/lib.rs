@@ -12,9 +12,9 @@
 //! `nvmlSystemGetProcessName` is the driver's own: it reads `/proc` of the container that asks
 //! (<https://github.com/NVIDIA/nvidia-docker/issues/1483>), so it knows the ids that this library shows.
 //!
-//! The share is in the files that `divvy-share` describes. Where there is no file of limits that this version can read, as for a GPU of which the pod has no
-//! share, every answer is the driver's. So are the answers about a part of a GPU (MIG). The driver is always asked first, and only a success is changed. So
-//! errors are the driver's, too.
+//! The library reads the share from the files that `divvy-share` describes. It returns the driver's own answers in these cases: the pod has no share of the GPU;
+//! the file of limits cannot be read, or is of a later version; the question is about a part of a GPU (MIG). It always asks the driver first, and changes
+//! only successful answers. So all errors are the driver's.
 //!
 //! # Limits of the view
 //!

@@ -1,8 +1,8 @@
-//! Who uses the GPU: the processes of the container that asks, by their ids in it.
+//! The processes on the GPU, as a program in a container sees them: the container's own processes, with their PIDs in the container.
 //!
-//! They are those whose slot has an owner, has memory, and was taken in the PID namespace of the process that asks (`divvy_share::usage::Slot`). So the
-//! processes of the pod's other containers are shown only if the pod shares one PID namespace; their ids would mean other processes, or none. For the same
-//! reason a process in a PID namespace below the container's is not shown in the container. The memory of both still counts as used.
+//! A process is listed if its slot has an owner and memory, and if the process is in the same PID namespace as the program that asks
+//! (`divvy_share::usage::Slot`). In another PID namespace, its PID would belong to another process, or to none. So the processes of the pod's other
+//! containers are listed only if the pod shares one PID namespace. The memory of processes that are not listed still counts as used.
 //!
 //! A slot says that a process uses CUDA. So the processes are in the list of compute processes, also if they use the GPU through MPS, and the lists of
 //! graphics processes and of clients of MPS are empty: the driver's own lists have the ids and the memory of other pods' processes.

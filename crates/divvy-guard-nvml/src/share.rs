@@ -1,4 +1,4 @@
-//! The pod's share of a GPU, and who uses how much of it: read in each call.
+//! The pod's share of a GPU, and what each process uses of it. Both are read again in each call.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -44,7 +44,7 @@ fn main() {
         unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }.unwrap_or_else(|error| panic!("{name}: {error}"))
     };
     let (cuda, real) = (open(), open());
-    // Without a lock on standard input, because a call may read a line of its own.
+    // Do not lock standard input here: some calls read a line themselves.
     let next = || {
         let mut line = String::new();
         let read = std::io::stdin().read_line(&mut line).expect("a line");
@@ -178,7 +178,7 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             });
             0
         }
-        // Launch a kernel again and again, and synchronize after so many launches, until it is told to end. The first number is how often it did.
+        // Launch a kernel until the next line arrives, and synchronize after each N launches. The first number is the number of launches.
         "work" => {
             let ended = std::sync::atomic::AtomicBool::new(false);
             std::thread::scope(|scope| {

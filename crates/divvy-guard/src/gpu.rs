@@ -367,7 +367,7 @@ pub(crate) fn any_limits_compute() -> bool {
 /// The file of limits.
 type Words = [AtomicU64; limits::WORDS];
 
-/// After so many launches it is noticed that a GPU has got a limit.
+/// The number of launches after which the guard checks again whether the GPU has a limit now.
 const UNLIMITED: i64 = 1000;
 
 /// The generation and the limits.

@@ -62,7 +62,7 @@ impl Hook {
 
 /// The place in a table of what replaces one of the driver's functions.
 pub(crate) fn find(hooks: &[Hook], address: *mut c_void) -> Option<usize> {
-    // What an address is the exported function of is certain, so it comes first.
+    // Look for an exported function first, because this answer is certain.
     let exported = hooks.iter().position(|hook| hook.driver.get() == Some(address));
     exported.or_else(|| hooks.iter().position(|hook| hook.address.load(Ordering::Acquire) == address))
 }
@@ -111,7 +111,7 @@ macro_rules! hooks {
                 /// The driver's function, if launches are not held.
                 static DIRECT: core::sync::atomic::AtomicPtr<c_void> = core::sync::atomic::AtomicPtr::new(core::ptr::null_mut());
 
-                /// A function of its own, so that the other path saves no registers.
+                /// This is a separate function so that the fast path does not have to save registers.
                 #[cold]
                 #[inline(never)]
                 unsafe extern "C" fn pass($($given: $kind),*) -> Code {

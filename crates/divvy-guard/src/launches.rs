@@ -32,7 +32,7 @@ const UNKNOWN: u32 = 0;
 const FREE: u32 = 1;
 const HELD: u32 = 2;
 
-/// Whether the launches of this process are held.
+/// Report whether the guard limits the launches of this process.
 pub(crate) fn held() -> bool {
     // Children have it from their parent: they have the same limits.
     static STATE: AtomicU32 = AtomicU32::new(UNKNOWN);

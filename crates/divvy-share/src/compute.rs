@@ -9,8 +9,8 @@
 //! processes of the pod count in their slots of `usage`, times the usual time of a launch. A pod that writes wrong counts makes only this estimate wrong. The
 //! next measurement corrects it.
 //!
-//! - **Without a limit nothing waits.** A rate of 0 is no limit, and a rate of the whole GPU cannot be exceeded.
-//! - **Nothing waits forever.** The balance has a lower bound, and no launch waits longer than the largest debt lasts ([`patience`]): it may be the
+//! - **If the pod has no limit, no launch waits.** A rate of 0 means no limit. So does the rate of a whole GPU, which cannot be exceeded.
+//! - **No launch waits forever.** The balance has a lower bound, and no launch waits longer than the largest debt lasts ([`patience`]): it may be the
 //!   launch for which a running kernel waits.
 //! - **Without an agent the balance still grows**, so a pod whose agent is gone runs on, at the rate that the estimate allows.
 

@@ -18,8 +18,8 @@ pub const WORDS: usize = 2 * COPY;
 /// Bytes of the file.
 pub const SIZE: usize = WORDS * 8;
 
-/// Where the file has the 32 bits that change when the copy of this generation is written, in bytes. Who waits for it calls futex(2) with this address, and the
-/// writer wakes all who wait there afterwards.
+/// Return the offset, in bytes, of the 32 bits that change when the copy of this generation is written. A process that waits for the copy calls futex(2) with
+/// this address. The writer wakes all waiting processes after it has written.
 #[must_use]
 pub fn bell(generation: u64) -> usize {
     let copy = if generation.is_multiple_of(2) { 0 } else { COPY * 8 };

@@ -1,4 +1,4 @@
-//! Files that are not as the agent made them: no program may end by them, and the driver's own answers apply where nothing is known.
+//! Damaged files: they must not end a program, and the library then returns the driver's own answers.
 
 use std::fs;
 use std::os::unix::fs::symlink;

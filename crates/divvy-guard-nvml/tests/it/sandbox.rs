@@ -350,7 +350,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // It may have ended, which is all that is wanted.
+        // The program may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

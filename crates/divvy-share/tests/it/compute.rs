@@ -206,8 +206,8 @@ fn busy_work() -> impl Strategy<Value = Work> {
     ]
 }
 
-/// Long kernels that a pod launches before anything is known of them keep the GPU busy for longer than its share, and where the rates add up to the whole
-/// GPU, there is no time left to make up for it to the others. So programs with long kernels wait for each.
+/// Let programs with long kernels synchronize after each kernel. Otherwise a pod could launch many long kernels before the first measurement, and get more than
+/// its share. If all rates add up to the whole GPU, the other pods cannot get that time back.
 fn without_backlog(work: Work) -> Work {
     let long = work.kernels.iter().any(|kernel| *kernel > 20 * MS);
     Work {
@@ -248,7 +248,7 @@ proptest! {
         }
     }
 
-    /// Pauses are no credit beyond the burst.
+    /// A pod that was idle may run ahead of its rate by one burst only.
     #[test]
     fn a_pod_that_pauses_has_at_most_its_rate(
         rate in 20..100_u64,
