@@ -31,7 +31,7 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Po
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
-pub use prestart::{Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
+pub use prestart::{Guarded, Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};

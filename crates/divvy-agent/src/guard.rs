@@ -17,8 +17,8 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use divvy_agent_core::Guard;
-use divvy_model::MiB;
+use divvy_agent_core::{Guard, Guarded};
+use divvy_model::{ALL_CORES, MiB};
 use divvy_share::limits::Limits;
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
 use nix::fcntl::{FcntlArg, fcntl};
@@ -172,8 +172,8 @@ impl Shares {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub(crate) fn hold(&self, uid: &str, gpus: &[(String, MiB)]) -> Result<(), FileError> {
-        for (uuid, memory) in gpus {
+    pub(crate) fn hold(&self, uid: &str, gpus: &[Guarded]) -> Result<(), FileError> {
+        for Guarded { uuid, memory, cores } in gpus {
             let share = (uid.to_owned(), uuid.clone());
             let directory = self.directory(&share);
             files::make_directory(&directory, 0o755)?;
@@ -184,6 +184,7 @@ impl Shares {
             let context = known.contexts.get(uuid).copied().unwrap_or_default();
             write_limits(&directory, |limits| {
                 limits.bytes = in_bytes(*memory);
+                limits.rate = rate_of(*cores);
                 if !has_processes {
                     limits.context = context_of(context, limits.bytes);
                 }
@@ -304,6 +305,11 @@ fn context_of(seen: u64, share: u64) -> u64 {
     seen.min(share / 4)
 }
 
+/// Return the GPU time in nanoseconds per second of a share in percent. 0 stays 0: no limit.
+fn rate_of(cores: u32) -> u64 {
+    u64::from(cores).saturating_mul(limits::WHOLE / u64::from(ALL_CORES))
+}
+
 fn in_bytes(memory: MiB) -> u64 {
     memory.0.saturating_mul(1 << 20)
 }
@@ -420,6 +426,15 @@ mod tests {
     const GPU: &str = "GPU-1";
     const MEBIBYTE: u64 = 1 << 20;
 
+    /// A share of so many MiB, without a limit of compute time.
+    fn share_of(memory: u64) -> [Guarded; 1] {
+        [Guarded {
+            uuid: GPU.to_owned(),
+            memory: MiB(memory),
+            cores: 0,
+        }]
+    }
+
     struct Bed {
         state: tempfile::TempDir,
         shares: Shares,
@@ -430,7 +445,7 @@ mod tests {
         fn new() -> Bed {
             let state = tempfile::tempdir().expect("temp dir");
             let shares = Shares::open(state.path()).expect("opened");
-            shares.hold("a", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            shares.hold("a", &share_of(1000)).expect("made");
             Bed { state, shares }
         }
 
@@ -501,19 +516,22 @@ mod tests {
     #[test]
     fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
         let bed = Bed::new();
-        assert_eq!(bed.limits().bytes, 1000 * MEBIBYTE);
+        assert_eq!((bed.limits().bytes, bed.limits().rate), (1000 * MEBIBYTE, 0));
         let mounted = File::open(bed.path(LIMITS)).expect("open");
         bed.process(0, 300);
-        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("changed");
+        bed.shares.hold("a", &share_of(500)).expect("changed");
         let mut bytes = [0; limits::SIZE];
         mounted.read_exact_at(&mut bytes, 0).expect("read");
         assert_eq!(Limits::from_bytes(&bytes).expect("readable").1.bytes, 500 * MEBIBYTE);
+        let [with_cores] = share_of(500);
+        bed.shares.hold("a", &[Guarded { cores: 30, ..with_cores }]).expect("changed");
+        assert_eq!(bed.limits().rate, 300_000_000, "nanoseconds per second");
         let mode = |name| std::fs::metadata(bed.path(name)).expect("there").permissions().mode() & 0o777;
         // The agent has no capability to write a file that is read-only for its owner.
         assert_eq!((mode(LIMITS), mode(USAGE)), (0o644, 0o666));
         // A damaged file is written again.
         std::fs::write(bed.path(LIMITS), [7; limits::SIZE]).expect("damaged");
-        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("written again");
+        bed.shares.hold("a", &share_of(500)).expect("written again");
         assert_eq!(bed.limits().bytes, 500 * MEBIBYTE);
     }
 
@@ -539,7 +557,7 @@ mod tests {
     fn what_a_context_takes_is_learned_from_one_process_and_known_to_the_next_pod() {
         let bed = Bed::new();
         let context = |shares: &Shares| {
-            shares.hold("b", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            shares.hold("b", &share_of(1000)).expect("made");
             let path = bed.state.path().join("shares/b").join(GPU).join(LIMITS);
             let (_, limits) = Limits::from_bytes(&std::fs::read(path).expect("read")).expect("readable");
             limits.context / MEBIBYTE
@@ -601,7 +619,7 @@ mod tests {
         let hostile = bed.process(0, 1);
         bed.measure(9000);
         bed.measure(9000);
-        bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("made");
+        bed.shares.hold("b", &share_of(800)).expect("made");
         assert_eq!(limits("b").context, 200 * MEBIBYTE);
         // A process of the pod is charged with 200 MiB for its context, which takes 150, and allocates 100.
         drop(hostile);
@@ -611,9 +629,9 @@ mod tests {
             let said = bed.shares.said();
             bed.shares.measured(&in_use, &said, &said);
             // Another container of the pod starts.
-            bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("written");
+            bed.shares.hold("b", &share_of(800)).expect("written");
         }
-        bed.shares.hold("c", &[(GPU.to_owned(), MiB(4000))]).expect("made");
+        bed.shares.hold("c", &share_of(4000)).expect("made");
         assert_eq!(limits("c").context, 150 * MEBIBYTE);
         assert_eq!(limits("b").context, 200 * MEBIBYTE, "the process is charged with it");
         drop(process);
@@ -645,7 +663,7 @@ mod tests {
     #[test]
     fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_finds_the_others() {
         let bed = Bed::new();
-        bed.shares.hold("b", &[(GPU.to_owned(), MiB(10))]).expect("made");
+        bed.shares.hold("b", &share_of(10)).expect("made");
         let shares = Shares::open(bed.state.path()).expect("opened");
         assert_eq!(shares.pods().len(), 2);
         shares.clear(&["a".to_owned()].into());

@@ -12,6 +12,8 @@ use crate::parts::{self, Part};
 pub(crate) struct Usage {
     /// Memory taken per GPU, in the order of [`NodeState::gpus`].
     pub(crate) gpus: Vec<MiB>,
+    /// Compute time taken per GPU, in percent. It ends with the pod, even if a container still runs.
+    pub(crate) cores: Vec<u32>,
     /// Memory allocated on a node whose GPUs' UUIDs are not known. It may be on any of its GPUs.
     pub(crate) anywhere: MiB,
     /// Memory kept per GPU for departed pods.
@@ -41,6 +43,7 @@ impl Usage {
     pub(crate) fn none(state: Option<&NodeState>) -> Usage {
         Usage {
             gpus: vec![MiB::ZERO; state.map_or(0, |state| state.gpus.len())],
+            cores: vec![0; state.map_or(0, |state| state.gpus.len())],
             ..Usage::default()
         }
     }
@@ -71,6 +74,9 @@ impl Usage {
     fn book_parts(&mut self, parts: Vec<Part>, held: &Held, state: &NodeState) -> u64 {
         let mut unknown = 0;
         for part in parts {
+            if let Some(used) = part.position.and_then(|position| self.cores.get_mut(position)) {
+                *used = used.saturating_add(part.cores);
+            }
             if let Some(used) = part.position.and_then(|position| self.gpus.get_mut(position)) {
                 *used = used.saturating_add(part.memory);
                 continue;

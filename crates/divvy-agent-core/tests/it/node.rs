@@ -97,6 +97,7 @@ pub(crate) fn pod(uid: &str, gpu: u32, containers: &[(&str, ContainerKind, u64)]
             memory: MiB(request.effective_units().expect("small") * GIB),
             cores: 0,
             whole: false,
+            enforcement: None,
         }],
         containers: request
             .memory_containers()

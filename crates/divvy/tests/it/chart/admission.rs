@@ -212,6 +212,11 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         ("divvy.dev/gpus", "2".to_owned()),
         ("divvy.dev/gpus", "3".to_owned()),
         ("divvy.dev/gpus", "2".repeat(HUGE)),
+        ("divvy.dev/gpu-cores", "1".to_owned()),
+        ("divvy.dev/gpu-cores", " 100 ".to_owned()),
+        ("divvy.dev/gpu-cores", "101".to_owned()),
+        ("divvy.dev/gpu-cores", "0".to_owned()),
+        ("divvy.dev/gpu-cores", "30%".to_owned()),
         ("divvy.dev/gpu-cores", "9".repeat(HUGE)),
     ];
     let unknown = format!("divvy.dev/{}", "x".repeat(HUGE));
@@ -230,7 +235,7 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         let pod = pod(&annotations, Some(4));
         assert_eq!(policy.refusals(&pod, &pod, "anybody"), Vec::<String>::new(), "{key} {shown}");
     }
-    assert!((8..16).contains(&let_through), "{let_through}");
+    assert!((10..18).contains(&let_through), "{let_through}");
     let long = policy.refusals(
         &pod(&json!({"divvy.dev/gpu-model": list(HUGE / 2, "a")}), Some(4)),
         &Value::Null,
@@ -358,6 +363,8 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
         ("divvy.dev/gpu-memory", ">=0"),
         ("divvy.dev/gpu-prefer", "quickest"),
         ("divvy.dev/isolation", "strong"),
+        ("divvy.dev/gpu-cores", "0"),
+        ("divvy.dev/gpu-cores", "30 %"),
         ("divvy.dev/gpus", "two"),
         ("divvy.dev/gpus", "17"),
     ] {
