@@ -381,6 +381,7 @@ impl Agent {
             node: self.store.node_files(device_paths),
             specs: BTreeMap::new(),
             memory_in_use: None,
+            escapes: BTreeMap::new(),
         }
     }
 

@@ -78,13 +78,16 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
         .await?;
     play.why("calm", &["40 % of the compute time is free", "default/busy (1 GiB, 60 %)"])
         .await?;
-    play.delete("default", "busy", "so that its compute time is free again").await?;
+    play.delete("default", "busy", "so that its compute time is free again")
+        .await?;
     let (_, calm) = play.started("default", "calm").await?;
     has_guard(play, "calm", &calm, true)?;
     let table = play.run(&format!("kubectl {}", args.join(" ")), &args).await?;
-    play.check(table.contains("  50%  "), "it says how much of the compute time pods have", || {
-        table.clone()
-    })?;
+    play.check(
+        table.contains("  50%  "),
+        "it says how much of the compute time pods have",
+        || table.clone(),
+    )?;
     play.delete("default", "calm", "because nothing else needs it").await?;
 
     play.scene("The next agent has another version of the guard, and is then killed: no pod that runs notices")
