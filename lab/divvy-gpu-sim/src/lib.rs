@@ -2,6 +2,8 @@
 
 mod ledger;
 mod versions;
+mod work;
 
 pub use ledger::{Error, Ledger, Slot, Usage, directory};
 pub use versions::{cuda_version, parse_version};
+pub use work::Work;
