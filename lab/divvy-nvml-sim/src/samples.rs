@@ -111,7 +111,11 @@ mod tests {
         assert_eq!(sampled(1350, 0), late);
         assert_eq!(sampled(1350, micros(1300) - 1), late);
         assert_eq!(sampled(1350, micros(1300)), [], "it was returned before");
-        assert_eq!(sampled(1600, micros(1200)), late, "what was less than half a percent is no sample");
+        assert_eq!(
+            sampled(1600, micros(1200)),
+            late,
+            "what was less than half a percent is no sample"
+        );
         assert_eq!(sampled(9000, 0), [], "it is forgotten");
     }
 
@@ -120,7 +124,9 @@ mod tests {
         let constant = BTreeMap::from([(7, 40), (8, 0)]);
         for now in [1000, 1999] {
             let samples = latest(&constant, &[], 1000, &at(now), 0);
-            let [Sample { pid, at, percent }] = samples[..] else { panic!("{samples:?}") };
+            let [Sample { pid, at, percent }] = samples[..] else {
+                panic!("{samples:?}")
+            };
             assert_eq!((pid, at, percent), (7, micros(1000), 40));
         }
     }

@@ -365,7 +365,13 @@ impl Inner {
             complain(&error.to_string());
             ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN
         })?;
-        Ok(samples::latest(&constant, &work, card.described.sample_ms, &Now::read(), since))
+        Ok(samples::latest(
+            &constant,
+            &work,
+            card.described.sample_ms,
+            &Now::read(),
+            since,
+        ))
     }
 
     /// Report whether a process on the GPU is a client of MPS.

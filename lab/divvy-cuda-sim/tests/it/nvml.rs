@@ -60,7 +60,11 @@ fn nvml_says_how_busy_each_process_keeps_the_gpu() {
             &[Num(device), Words(vec![0; 4 * 8]), Words(vec![8]), Num(since)],
         );
         let count = answer.words[32] as usize;
-        let samples = answer.words.chunks(4).take(count).map(|of| (of[0] as u32, of[1], of[2] as u32));
+        let samples = answer
+            .words
+            .chunks(4)
+            .take(count)
+            .map(|of| (of[0] as u32, of[1], of[2] as u32));
         match answer.code {
             0 => samples.collect::<Vec<_>>(),
             code => {
