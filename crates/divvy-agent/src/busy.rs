@@ -113,7 +113,8 @@ mod tests {
 
     #[test]
     fn a_sample_is_about_the_time_since_the_one_before() {
-        let cases: &[(&str, &[Sample], u64, Option<Vec<(String, u64)>>)] = &[
+        type Case<'a> = (&'a str, &'a [Sample], u64, Option<Vec<(String, u64)>>);
+        let cases: &[Case<'_>] = &[
             ("one pod", &[sample("a", 1400, 30)], 1410, is(&[("a", 60)])),
             (
                 "two pods",
