@@ -67,6 +67,8 @@ pub(crate) struct Agent {
     shares: Shares,
     /// Notified when a pod got such files.
     guarded: Notify,
+    /// The same for the one who measures compute time.
+    pub(crate) timed: Notify,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -158,6 +160,7 @@ impl Agent {
             store: parts.store,
             shares: parts.shares,
             guarded: Notify::new(),
+            timed: Notify::new(),
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -187,6 +190,16 @@ impl Agent {
     /// Set the probe that lists the processes on the GPUs. Only the first call has an effect.
     pub(crate) fn set_probe(&self, probe: ProbeHandle) {
         self.probe.get_or_init(|| probe);
+    }
+
+    /// Return the probe, once there is one.
+    pub(crate) fn probe(&self) -> Option<&ProbeHandle> {
+        self.probe.get()
+    }
+
+    /// Return the guard's files of pods.
+    pub(crate) fn shares(&self) -> &Shares {
+        &self.shares
     }
 
     /// Lock the core. Hold the lock only briefly: no I/O, no waiting.
@@ -552,6 +565,7 @@ impl Agent {
             let held = held.await.unwrap_or_else(|| Err("internal error in the agent".to_owned()));
             self.metrics.guarded_pods(self.shares.pods().len());
             self.guarded.notify_one();
+            self.timed.notify_one();
             // The spec mounts the files, so the container could not start without them.
             held.map_err(|error| format!("the files with the pod's share of the GPU are not complete: {error}"))?;
         }
@@ -686,7 +700,10 @@ impl Agent {
     }
 
     /// Run work that blocks on files.
-    async fn blocking<T: Send + 'static>(self: &Arc<Self>, work: impl FnOnce(&Agent) -> T + Send + 'static) -> Option<T> {
+    pub(crate) async fn blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Agent) -> T + Send + 'static,
+    ) -> Option<T> {
         let agent = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&agent)).await;
         done.inspect_err(|error| warn!(%error, "work on files failed")).ok()

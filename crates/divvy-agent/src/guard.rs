@@ -19,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use divvy_agent_core::{Guard, Guarded};
 use divvy_model::{ALL_CORES, MiB};
+use divvy_share::compute::Meter;
 use divvy_share::limits::Limits;
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
 use nix::fcntl::{FcntlArg, fcntl};
@@ -28,6 +29,8 @@ use sha2::{Digest as _, Sha256};
 use tracing::{debug, warn};
 
 use crate::files::{self, FileError};
+
+mod compute;
 
 /// The libraries as they come with the agent, and the names under which containers know them.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -111,6 +114,8 @@ struct Known {
     contexts: BTreeMap<String, u64>,
     /// What was logged last about a share. A pod can damage its file for as long as it wants, so the log has it once.
     told: BTreeMap<Share, String>,
+    /// The compute time of the shares that have a limit of it.
+    meters: BTreeMap<Share, Meter>,
 }
 
 /// What the processes of each pod say they have of each GPU.
@@ -206,6 +211,7 @@ impl Shares {
                     let mut known = self.known();
                     known.shares.retain(|(of, _), _| of != uid);
                     known.told.retain(|(of, _), _| of != uid);
+                    known.meters.retain(|(of, _), _| of != uid);
                 }
             }
         }
@@ -365,14 +371,20 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
     }
 }
 
-/// Read the slots that have an owner.
-fn in_slots(path: &Path) -> Result<InSlots, String> {
+/// Read the slots of a file of usage.
+fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), String> {
     let file = files::open(path).map_err(|error| format!("the file cannot be read: {error}"))?;
     let mut bytes = Vec::with_capacity(usage::SIZE);
     // One byte more, so that a file of another size is noticed.
     let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| format!("the file cannot be read: {error}"))?;
     let (slots, _) = usage::parse(&bytes).map_err(|error| error.to_string())?;
+    Ok((file, slots))
+}
+
+/// Read the slots that have an owner.
+fn in_slots(path: &Path) -> Result<InSlots, String> {
+    let (file, slots) = read_slots(path)?;
     let mut sum = InSlots::default();
     for (index, slot) in slots.iter().enumerate() {
         if slot.used > 0 && has_owner(&file, index).map_err(|error| format!("a lock cannot be read: {error}"))? {
@@ -427,7 +439,7 @@ mod tests {
     const MEBIBYTE: u64 = 1 << 20;
 
     /// A share of so many MiB, without a limit of compute time.
-    fn share_of(memory: u64) -> [Guarded; 1] {
+    pub(super) fn share_of(memory: u64) -> [Guarded; 1] {
         [Guarded {
             uuid: GPU.to_owned(),
             memory: MiB(memory),
