@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_cdi as cdi;
 use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
-use divvy_hardware::{Code, Failure};
+use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
@@ -631,6 +631,11 @@ impl Agent {
     }
 
     async fn memory_in_use(&self) -> Option<BTreeMap<String, BTreeMap<String, MiB>>> {
+        self.processes().await.map(memory_in_use)
+    }
+
+    /// Ask the driver for the processes on the GPUs. `None` if it does not answer.
+    async fn processes(&self) -> Option<Vec<GpuProcesses>> {
         let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
             Ok(Ok(processes)) => processes,
             // `hardware` reports that the driver does not work.
@@ -651,7 +656,7 @@ impl Agent {
                 debug!(gpu = gpu.uuid, "the agent does not know the processes on this GPU: {error}");
             }
         }
-        Some(memory_in_use(processes))
+        Some(processes)
     }
 
     /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, so that their
@@ -724,16 +729,20 @@ impl Agent {
     async fn measure_overhead(self: &Arc<Self>) -> Option<()> {
         let said = || self.blocking(|agent| agent.shares.said());
         let before = said().await?;
-        let in_use = self.memory_in_use().await?;
+        let processes = self.processes().await?;
         let after = said().await?;
-        self.blocking(move |agent| agent.shares.measured(&in_use, &before, &after))
-            .await
+        self.blocking(move |agent| {
+            agent.shares.watch(&processes, &before, &after);
+            agent.shares.measured(&memory_in_use(processes), &before, &after);
+        })
+        .await
     }
 
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
         let facts = Facts {
             specs: self.store.specs()?,
             memory_in_use,
+            escapes: self.shares.escapes(),
             ..self.facts(false)
         };
         let found = {

@@ -31,6 +31,7 @@ use tracing::{debug, warn};
 use crate::files::{self, FileError};
 
 mod compute;
+mod escapes;
 
 /// The libraries as they come with the agent, and the names under which containers know them.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -116,18 +117,33 @@ struct Known {
     told: BTreeMap<Share, String>,
     /// The compute time of the shares that have a limit of it.
     meters: BTreeMap<Share, Meter>,
+    /// Signs that programs avoid the guard.
+    signs: escapes::Signs,
 }
 
 /// What the processes of each pod say they have of each GPU.
 pub(crate) type Said = BTreeMap<Share, InSlots>;
 
 /// What the slots of a file say.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct InSlots {
     /// The sum.
     bytes: u64,
     /// The number of processes that have memory.
     processes: usize,
+    /// The PIDs of all processes that have a slot, as they see them themselves.
+    pids: BTreeSet<u64>,
+}
+
+/// Why a file of usage cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Damage {
+    /// It is not what the agent made: a program in the pod changed it.
+    #[error("{0}")]
+    Changed(String),
+    /// The agent is older than the file, or cannot read it for another reason.
+    #[error("{0}")]
+    Other(String),
 }
 
 impl Shares {
@@ -212,6 +228,7 @@ impl Shares {
                     known.shares.retain(|(of, _), _| of != uid);
                     known.told.retain(|(of, _), _| of != uid);
                     known.meters.retain(|(of, _), _| of != uid);
+                    known.signs.forget(uid);
                 }
             }
         }
@@ -220,14 +237,16 @@ impl Shares {
     /// Read what the processes say that they have. A file that a pod has damaged says nothing, and gets its size back.
     pub(crate) fn said(&self) -> Said {
         let mut known = self.known();
-        let Known { shares, told, .. } = &mut *known;
+        let Known { shares, told, signs, .. } = &mut *known;
         let said = shares.keys().filter_map(|share| {
             let path = self.directory(share).join(USAGE);
             let read = in_slots(&path);
             if read.is_err() {
                 repair(&path);
             }
-            tell(told, share, read.as_ref().err());
+            let damage = read.as_ref().err();
+            tell(told, share, damage.map(Damage::to_string));
+            signs.changed(share, damage);
             Some((share.clone(), read.ok()?))
         });
         said.collect()
@@ -281,10 +300,10 @@ impl Shares {
 }
 
 /// Log an error about a share, unless it is the same as the last one.
-fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<&String>) {
+fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<String>) {
     match error {
         None => drop(told.remove(share)),
-        Some(text) if told.get(share) == Some(text) => {}
+        Some(text) if told.get(share) == Some(&text) => {}
         Some(text) => {
             let (pod, gpu) = share;
             warn!(
@@ -292,7 +311,7 @@ fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<&String
                 gpu,
                 "the agent cannot read what the pod uses, so it does not measure the memory that no allocation accounts for: {text}"
             );
-            told.insert(share.clone(), text.clone());
+            told.insert(share.clone(), text);
         }
     }
 }
@@ -372,24 +391,29 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
 }
 
 /// Read the slots of a file of usage.
-fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), String> {
-    let file = files::open(path).map_err(|error| format!("the file cannot be read: {error}"))?;
+fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), Damage> {
+    let unreadable = |error| Damage::Other(format!("the file cannot be read: {error}"));
+    let file = files::open(path).map_err(unreadable)?;
     let mut bytes = Vec::with_capacity(usage::SIZE);
     // One byte more, so that a file of another size is noticed.
     let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| format!("the file cannot be read: {error}"))?;
-    let (slots, _) = usage::parse(&bytes).map_err(|error| error.to_string())?;
-    Ok((file, slots))
+    read.map_err(unreadable)?;
+    match usage::parse(&bytes) {
+        Ok((slots, _)) => Ok((file, slots)),
+        Err(error @ usage::Unusable::Newer(_)) => Err(Damage::Other(error.to_string())),
+        Err(error @ (usage::Unusable::Size(_) | usage::Unusable::Foreign)) => Err(Damage::Changed(error.to_string())),
+    }
 }
 
 /// Read the slots that have an owner.
-fn in_slots(path: &Path) -> Result<InSlots, String> {
+fn in_slots(path: &Path) -> Result<InSlots, Damage> {
     let (file, slots) = read_slots(path)?;
     let mut sum = InSlots::default();
-    for (index, slot) in slots.iter().enumerate() {
-        if slot.used > 0 && has_owner(&file, index).map_err(|error| format!("a lock cannot be read: {error}"))? {
+    for (index, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.used > 0 || slot.pid > 0) {
+        if has_owner(&file, index).map_err(|error| Damage::Other(format!("a lock cannot be read: {error}")))? {
             sum.bytes = sum.bytes.saturating_add(slot.used);
-            sum.processes += 1;
+            sum.processes += usize::from(slot.used > 0);
+            sum.pids.insert(slot.pid);
         }
     }
     Ok(sum)
@@ -435,7 +459,7 @@ fn has_owner(file: &File, slot: usize) -> nix::Result<bool> {
 mod tests {
     use super::*;
 
-    const GPU: &str = "GPU-1";
+    pub(super) const GPU: &str = "GPU-1";
     const MEBIBYTE: u64 = 1 << 20;
 
     /// A share of so many MiB, without a limit of compute time.
@@ -447,21 +471,21 @@ mod tests {
         }]
     }
 
-    struct Bed {
+    pub(super) struct Bed {
         state: tempfile::TempDir,
-        shares: Shares,
+        pub(super) shares: Shares,
     }
 
     impl Bed {
         /// One pod with a share of 1,000 MiB.
-        fn new() -> Bed {
+        pub(super) fn new() -> Bed {
             let state = tempfile::tempdir().expect("temp dir");
             let shares = Shares::open(state.path()).expect("opened");
             shares.hold("a", &share_of(1000)).expect("made");
             Bed { state, shares }
         }
 
-        fn path(&self, name: &str) -> PathBuf {
+        pub(super) fn path(&self, name: &str) -> PathBuf {
             self.state.path().join("shares/a").join(GPU).join(name)
         }
 
@@ -471,7 +495,7 @@ mod tests {
         }
 
         /// Claim a slot as a process of the pod does, and say what it has. The slot has an owner as long as the file is open.
-        fn process(&self, slot: usize, mib: u64) -> File {
+        pub(super) fn process(&self, slot: usize, mib: u64) -> File {
             self.process_of("a", slot, mib)
         }
 

@@ -128,15 +128,22 @@ async fn a_process_belongs_to_the_pod_and_the_container_in_whose_cgroup_it_runs(
     let proc = machine.path("root/proc/7");
     std::fs::create_dir_all(&proc).expect("directory");
     std::fs::write(proc.join("cgroup"), "0::/kubepods/burstable/podaaaa-1/01ab\n").expect("cgroup");
+    std::fs::write(proc.join("status"), "Name:\tpython3\nNSpid:\t7\t33\nThreads:\t1\n").expect("status");
     let mut client = machine.client(fast());
     snapshot(&mut client, "snapshot", any).await;
     let all = client.handle().processes().await.expect("processes");
     let pods: Vec<_> = all[0]
         .processes
         .iter()
-        .map(|p| (p.pid, p.used, p.pod.as_deref(), p.container.as_deref()))
+        .map(|p| (p.pid, p.used, p.pod.as_deref(), p.container.as_deref(), p.own_pid))
         .collect();
-    assert_eq!(pods, [(1, MiB(10), None, None), (7, MiB(500), Some("aaaa-1"), Some("01ab"))]);
+    assert_eq!(
+        pods,
+        [
+            (1, MiB(10), None, None, None),
+            (7, MiB(500), Some("aaaa-1"), Some("01ab"), Some(33))
+        ]
+    );
 }
 
 #[tokio::test]
