@@ -8,8 +8,10 @@ use std::collections::BTreeMap;
 
 use divvy_hardware::Sample;
 
-/// The limits of the time between two samples, in microseconds.
-const SHORTEST: u64 = 1_000_000 / 6;
+/// The time between two samples as long as it is not known, in microseconds.
+const USUAL: u64 = 1_000_000 / 6;
+/// Its limits. What is shorter than the time between two questions makes no difference.
+const SHORTEST: u64 = 100_000;
 const LONGEST: u64 = 1_000_000;
 
 /// What is known about the samples of one GPU. Times are in microseconds, those of samples since 1970, and those of answers on the monotonic clock.
@@ -46,7 +48,7 @@ impl Samples {
                 *pods.entry(pod).or_default() += u64::from(sample.percent);
             }
         }
-        let period = self.period.unwrap_or(SHORTEST);
+        let period = self.period.unwrap_or(USUAL);
         let quiet = self.told.is_none_or(|told| now.saturating_sub(told) >= 2 * period);
         if percent.is_empty() && !quiet {
             return None;
@@ -61,7 +63,7 @@ impl Samples {
             }
             self.last = Some(at);
             // The GPU was idle before, or the driver was not asked for some time and has returned only its latest sample.
-            let most = self.period.unwrap_or(SHORTEST).max(unanswered);
+            let most = self.period.unwrap_or(USUAL).max(unanswered);
             let about = passed.map_or(most, |passed| passed.min(most));
             for (pod, percent) in pods {
                 // Several processes together cannot have more than the whole GPU.

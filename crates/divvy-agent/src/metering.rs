@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use divvy_hardware::{Code, Failure, GpuSamples, SamplesSince};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, warn};
+use tracing::warn;
 
 use crate::agent::Agent;
 use crate::busy::Samples;
@@ -32,17 +32,16 @@ impl Gpu {
         self.refused.as_ref().is_none_or(|(_, until)| *until <= now)
     }
 
-    /// Log why there are no samples, once for each reason.
-    fn refuse(&mut self, uuid: &str, failure: &Failure, now: Instant) {
+    /// Note that the GPU gave no samples, and return whether this reason must be logged. A probe that cannot be reached is logged elsewhere.
+    fn refuse(&mut self, failure: &Failure, now: Instant) -> bool {
+        // A probe of an earlier version does not know the question.
         if !failure.code.is_refusal() && failure.code != Code::Protocol {
-            debug!(gpu = uuid, "no samples of utilization: {failure}");
-            return;
+            return false;
         }
         let text = failure.to_string();
-        if self.refused.as_ref().is_none_or(|(before, _)| *before != text) {
-            warn!(gpu = uuid, "nothing limits the compute time of pods on this GPU: {text}");
-        }
+        let is_new = self.refused.as_ref().is_none_or(|(before, _)| *before != text);
         self.refused = Some((text, now + REFUSED));
+        is_new
     }
 }
 
@@ -105,7 +104,9 @@ impl Agent {
         for GpuSamples { uuid, samples, error } in answer {
             let Some(gpu) = gpus.get_mut(&uuid) else { continue };
             if let Some(failure) = error {
-                gpu.refuse(&uuid, &failure, now);
+                if gpu.refuse(&failure, now) {
+                    warn!(gpu = uuid, "nothing limits the compute time of pods on this GPU: {failure}");
+                }
                 self.shares().timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
                 all = false;
                 continue;
@@ -129,4 +130,24 @@ impl Agent {
 
 fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_that_gives_no_samples_is_asked_once_a_second_and_each_reason_is_logged_once() {
+        let failure = |code, text: &str| Failure::new(code, text);
+        let mut gpu = Gpu::default();
+        let now = Instant::now();
+        assert!(!gpu.refuse(&failure(Code::Timeout, "late"), now));
+        assert!(gpu.is_asked(now), "the probe may be there again");
+        assert!(gpu.refuse(&failure(Code::NotSupported, "MIG"), now));
+        assert!(!gpu.is_asked(now + REFUSED / 2) && gpu.is_asked(now + REFUSED));
+        assert!(!gpu.refuse(&failure(Code::NotSupported, "MIG"), now + REFUSED));
+        assert!(!gpu.is_asked(now + REFUSED * 3 / 2));
+        assert!(gpu.refuse(&failure(Code::GpuLost, "lost"), now + REFUSED * 2));
+        assert!(Gpu::default().refuse(&failure(Code::Protocol, "unknown variant"), now));
+    }
 }

@@ -91,10 +91,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let ledger = || Ledger::open(dir.path(), "GPU-1").expect("opened");
         let (mut first, mut second) = (ledger().claim().expect("claimed"), ledger().claim().expect("claimed"));
-        // The first one from 1,050 to 1,250 ms, the second one from 1,250 to 1,253 ms, and a third of a percent later.
+        // The first one from 1,050 to 1,250 ms, the second one from 1,250 to 1,253 ms, and less than a percent later.
         first.run(1050 * MS, 200 * MS).expect("run");
         second.run(1050 * MS, 3 * MS).expect("run");
         second.run(1400 * MS, MS / 3).expect("run");
+        second.run(1700 * MS, MS * 6 / 10).expect("run");
         let mut work = ledger().work().expect("read");
         // The processes of this test are one process.
         for (pid, of) in (1..).zip(&mut work) {
@@ -116,6 +117,7 @@ mod tests {
             late,
             "what was less than half a percent is no sample"
         );
+        assert_eq!(sampled(1800, micros(1700)), [(2, micros(1800), 1)], "rounded");
         assert_eq!(sampled(9000, 0), [], "it is forgotten");
     }
 

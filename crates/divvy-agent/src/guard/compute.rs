@@ -139,20 +139,30 @@ mod tests {
         let bed = Bed::new();
         bed.launches("a", 7);
         // As much as a pod that was idle: 30 % of 300 ms.
-        let first = bed.busy(&bed.shares, 0, 1000);
-        assert_eq!((first.balance, first.at, first.launches), (90 * MS as i64, 1000 * MS, 7));
+        let first = bed.busy(&bed.shares, 10, 1000);
+        let (balance, at) = (80 * MS as i64, 1000 * MS);
+        assert_eq!(
+            first,
+            Account {
+                balance,
+                at,
+                launches: 7,
+                launch_ns: 0
+            },
+            "the launches were before the measurement"
+        );
         bed.launches("a", 27);
         let second = Account {
-            balance: (90 + 30 - 100) * MS as i64,
+            balance: (80 + 30 - 100) * MS as i64,
             at: 1100 * MS,
             launches: 27,
-            launch_ns: 5 * MS,
+            launch_ns: 110 * MS / 20,
         };
         assert_eq!(bed.busy(&bed.shares, 100, 1100), second);
         let later = Shares::open(bed.state.path()).expect("opened");
         assert_eq!(later.timed_gpus().len(), 1);
         let third = bed.busy(&later, 80, 1200);
-        assert_eq!((third.balance, third.launches), ((20 + 30 - 80) * MS as i64, 27));
+        assert_eq!((third.balance, third.launches), ((10 + 30 - 80) * MS as i64, 27));
         let [share] = share_of(500);
         bed.shares.hold("a", &[Guarded { cores: 30, ..share }]).expect("written");
         assert_eq!(bed.account("a"), third, "another container of the pod starts");

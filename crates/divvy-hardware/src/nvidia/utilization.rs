@@ -22,7 +22,7 @@ pub(super) fn samples(nvml: &Nvml, uuid: &str, since: u64) -> Result<Vec<Sample>
         percent: of.sm_util,
     });
     // Some drivers fill the rest of the array with numbers that mean nothing (https://github.com/Syllo/nvtop/issues/110).
-    let valid = samples.filter(|of| of.percent <= 100 && of.at > since);
+    let valid = samples.filter(|of| of.percent <= 100);
     Ok(valid.take(MAX_SAMPLES).collect())
 }
 
