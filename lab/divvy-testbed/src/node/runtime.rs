@@ -5,7 +5,7 @@
 //! (measured on containerd 2.3.7). Simplification: there are no images, and no variables of images or services.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use divvy_kubelet::api::v1beta1::ContainerAllocateResponse;
@@ -89,6 +89,8 @@ impl ContainerView {
 pub(crate) struct Row {
     pub(crate) view: ContainerView,
     pub(crate) sandbox: String,
+    /// The PIDs of this machine's processes that belong to the container.
+    processes: Vec<u32>,
     ignores_term: bool,
     ended: CancellationToken,
 }
@@ -115,6 +117,9 @@ struct State {
     /// Whether the runtime is down, so that the kubelet's calls fail.
     away: bool,
 }
+
+/// Linux' `PID_MAX_LIMIT`. Simulated PIDs are larger, so that they differ from those of this machine's processes, which can belong to a container, too.
+const PID_MAX: u32 = 4 * 1024 * 1024;
 
 /// The error of the kubelet's calls while the runtime is down.
 const AWAY: &str = "rpc error: code = Unavailable desc = connection error: desc = \"transport: Error while dialing: dial unix \
@@ -188,7 +193,7 @@ impl Runtime {
             rows: Vec::new(),
             sandboxes: BTreeMap::new(),
             pods: BTreeMap::new(),
-            next_pid: 1000,
+            next_pid: PID_MAX,
             seed,
             cgroups,
             proc_written: BTreeSet::new(),
@@ -291,14 +296,8 @@ impl Runtime {
         }
         let mut mounts = options.mounts.clone();
         for (host, at, read_only) in resolved.mounts {
-            // runc finds this out; CDI accepts any path. The agent names its own files by their real paths, and all others as they
-            // are below the machine's root.
-            let paths = &self.shared.paths;
-            let on_node = match Path::new(&host).starts_with(&paths.root) {
-                true => PathBuf::from(&host),
-                false => paths.sys_root.join(host.trim_start_matches('/')),
-            };
-            if !on_node.exists() {
+            // runc finds this out; CDI accepts any path.
+            if !self.shared.paths.on_this_machine(&host).exists() {
                 return Err(format!(
                     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start \
                      container process: error during container init: error mounting {host:?} to rootfs at {at:?}: no such file or directory"
@@ -348,6 +347,7 @@ impl Runtime {
         let row = Row {
             view: view.clone(),
             sandbox,
+            processes: Vec::new(),
             ignores_term: container.behaviour.ignores_term,
             ended: ended.clone(),
         };
@@ -374,6 +374,15 @@ impl Runtime {
         }
         self.announce();
         Ok(view)
+    }
+
+    /// Add a process of this machine to a running container.
+    pub(crate) fn attach(&self, id: &str, pid: u32) -> std::io::Result<()> {
+        let mut state = self.lock();
+        let row = state.rows.iter_mut().find(|row| row.view.id == id && row.view.is_running());
+        let row = row.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, format!("container {id} does not run")))?;
+        row.processes.push(pid);
+        self.project(&mut state)
     }
 
     /// Set whether the runtime is down. While it is down, no container starts; running containers keep running.
@@ -471,7 +480,8 @@ impl Runtime {
             tree.insert(sandbox.cgroup.clone(), vec![sandbox.pid]);
         }
         for row in state.rows.iter().filter(|row| row.view.is_running()) {
-            tree.insert(row.view.cgroup.clone(), vec![row.view.pid]);
+            let pids = std::iter::once(row.view.pid).chain(row.processes.iter().copied());
+            tree.insert(row.view.cgroup.clone(), pids.collect());
         }
         let pods = state.pods.values().cloned().collect();
         state.cgroups.project(&tree, &pods)?;
