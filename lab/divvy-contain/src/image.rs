@@ -43,7 +43,15 @@ fn libraries(maps: &str) -> BTreeSet<PathBuf> {
     let paths = maps
         .lines()
         .filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
-    paths.filter(|path| name(path).contains(".so")).map(Path::to_owned).collect()
+    paths.filter(|path| is_library(&name(path))).map(Path::to_owned).collect()
+}
+
+/// Report whether a file name is that of a library: `libc-2.31.so` or `libcuda.so.1`, but not `libcuda.so.real`.
+fn is_library(name: &str) -> bool {
+    let Some((_, version)) = name.split_once(".so") else {
+        return false;
+    };
+    version.is_empty() || version.starts_with('.') && version.chars().all(|c| c == '.' || c.is_ascii_digit())
 }
 
 fn is_loader(path: &Path) -> bool {
@@ -58,7 +66,7 @@ fn name(path: &Path) -> std::borrow::Cow<'_, str> {
 /// Let the loader find the libraries, and make their links such as `libcuda.so.1`. NVIDIA's CDI hook `update-ldcache` does the same, with the same program.
 pub(crate) fn find_libraries(root: &Path, image: &Image, mounts: &[Mount]) -> Result<()> {
     let paths = mounts.iter().map(|mount| &mount.container).chain(&image.files);
-    let libraries = paths.filter(|path| name(path).contains(".so") && !name(path).ends_with(".real"));
+    let libraries = paths.filter(|path| is_library(&name(path)));
     let directories: BTreeSet<&Path> = libraries.filter_map(|path| path.parent()).collect();
     let list: String = directories
         .iter()
@@ -95,6 +103,8 @@ mod tests {
         let found = libraries(maps);
         let names: Vec<_> = found.iter().map(|path| name(path).into_owned()).collect();
         assert_eq!(names, ["ld-linux-x86-64.so.2", "libc.so.6"]);
+        let others = ["libcuda.so.real", "program", "lib.sox", "libx.so.1.tmp"];
+        assert!(!others.iter().any(|name| is_library(name)) && is_library("libc-2.31.so"));
         let loaders: Vec<bool> = found.iter().map(|path| is_loader(path)).collect();
         assert_eq!(loaders, [true, false]);
     }

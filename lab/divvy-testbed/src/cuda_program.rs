@@ -47,6 +47,8 @@ impl CudaProgram {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            // Ctrl-C must reach only the parent, which ends its children in order.
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()?;
         let ended = || io::Error::other("the program has ended already");

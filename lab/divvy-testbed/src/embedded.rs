@@ -123,7 +123,9 @@ impl Embedded {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
         let root = Root::create(&settings.base)?;
         std::fs::write(root.path().join("machines.toml"), &settings.machines)?;
-        std::fs::create_dir(root.path().join(LEDGER))?;
+        if settings.gpu_programs.is_some() {
+            std::fs::create_dir(root.path().join(LEDGER))?;
+        }
         let api = ApiServer::new(Options {
             seed: Some(settings.seed),
             token: Some(token()?),

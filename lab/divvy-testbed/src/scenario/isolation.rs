@@ -16,7 +16,9 @@ use crate::cuda_program::{Answer, CudaProgram};
 const MIB: u64 = 1 << 20;
 /// The name by which programs load CUDA's driver library.
 const CUDA: &str = "libcuda.so.1";
-/// Where a container has the driver's own file.
+/// Where a container has the driver's own libraries, and the pod's accounts.
+const GUARD: &str = "/run/divvy/";
+/// The driver's own file of CUDA's library.
 const REAL_CUDA: &str = "/libcuda.so.real";
 const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 const EXCEEDED: &str = "GpuMemoryExceeded";
@@ -114,7 +116,11 @@ async fn start<C: RunsGpuPrograms>(
         &format!("asks for {gib} GiB"),
     )
     .await?;
-    let (object, reports) = play.started(NAMESPACE, name).await?;
+    let about = format!("{NAMESPACE}/{name}");
+    let (object, reports) = play.bound_and_running(NAMESPACE, name).await?;
+    let mounts: Vec<String> = reports.into_iter().flat_map(|report| report.mounts).collect();
+    let of_guard = mounts.iter().filter(|path| path.starts_with(GUARD)).cloned().collect();
+    play.step("started", &about, "its container has what the guard needs:", of_guard)?;
     let found = convert::pod(&object).map_err(|error| io::Error::other(error.to_string()))?;
     let Held::Allocation(allocation) = found.held else {
         return Err(io::Error::other(format!("pod {name} has no allocation")).into());
@@ -125,10 +131,7 @@ async fn start<C: RunsGpuPrograms>(
         .ok_or_else(|| io::Error::other("an allocation without a GPU"))?;
     let path = match library {
         Library::Usual => Some(CUDA),
-        Library::Real => {
-            let mut mounts = reports.iter().flat_map(|report| &report.mounts);
-            mounts.find(|path| path.ends_with(REAL_CUDA)).map(String::as_str)
-        }
+        Library::Real => mounts.iter().find(|path| path.ends_with(REAL_CUDA)).map(String::as_str),
     };
     let path = path.ok_or_else(|| io::Error::other(format!("the container of pod {name} has no {REAL_CUDA}")))?;
     let uid = object.metadata.uid.unwrap_or_default();
