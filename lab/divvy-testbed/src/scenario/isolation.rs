@@ -11,7 +11,7 @@ use divvy_model::Held;
 use super::play::NAMESPACE;
 use super::{Machine, Play, RunsGpuPrograms, Stop};
 use crate::builders::pod;
-use crate::cuda_program::{Answer, CudaProgram};
+use crate::cuda_program::{Answer, CudaProgram, Refused};
 
 const MIB: u64 = 1 << 20;
 /// The name by which programs load CUDA's driver library.
@@ -60,10 +60,10 @@ pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(
     play.scene("greedy allocates as much as it can: it is refused at its share, although the GPU has free memory")
         .await?;
     gets(play, &mut neighbor, 1024).await?;
-    fills(play, &mut greedy).await?;
+    let refused = fills(play, &mut greedy).await?;
     let free = free_of_gpu(play, &node, &greedy.gpu).await?;
-    let text = format!("the GPU has {free} MiB that no process has");
-    play.check(free > greedy.share, &text, || format!("{free} MiB"))?;
+    let text = format!("the GPU itself has {free} MiB free");
+    play.check(free > refused.mib, &text, || format!("{refused:?}"))?;
 
     play.scene("The neighbor goes on, up to its own share").await?;
     gets(play, &mut neighbor, 1024).await?;
@@ -189,16 +189,18 @@ async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: 
     Ok(())
 }
 
-/// Let a program allocate until it is refused, which must happen at its share.
-async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<(), Stop> {
+/// Let a program allocate until it is refused, which must happen at its share. Return what was refused.
+async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<Refused, Stop> {
     let answer = ask(play, user, "fill").await?;
-    let error = answer.refused.as_ref().map_or("", |refused| &refused.error);
+    let refused = answer
+        .refused
+        .ok_or_else(|| io::Error::other("the program was never refused"))?;
     let text = format!("{} is refused with {OUT_OF_MEMORY}", user.pod);
-    play.check(error == OUT_OF_MEMORY, &text, || format!("{answer:?}"))?;
+    play.check(refused.error == OUT_OF_MEMORY, &text, || format!("{refused:?}"))?;
     let held = held(play, user)?;
     let text = format!("the driver has given {} exactly its share, {} MiB", user.pod, user.share);
     play.check(held == user.share, &text, || format!("{held} MiB"))?;
-    Ok(())
+    Ok(refused)
 }
 
 /// Return how much of a GPU's memory no process has, in MiB: what its node says that it has, less what the driver has recorded.
