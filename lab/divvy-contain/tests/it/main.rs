@@ -112,11 +112,8 @@ fn a_library_gets_the_link_by_which_programs_load_it() {
         return;
     }
     let maps = fs::read_to_string("/proc/self/maps").expect("there");
-    let library = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
-    let library = library
-        .filter(|path| path.contains("/libgcc_s"))
-        .last()
-        .expect("this program needs it");
+    let mut files = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let library = files.find(|path| path.contains("/libgcc_s")).expect("this program needs it");
     let directory = tempfile::tempdir().expect("a directory");
     // The link is made from what the file says of itself, and not from its name on the machine.
     let file = directory.path().join("a");
