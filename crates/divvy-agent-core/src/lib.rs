@@ -31,7 +31,7 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Po
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
-pub use prestart::{Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
+pub use prestart::{Guarded, Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
@@ -219,6 +219,27 @@ pub struct Facts {
     /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. The amount is
     /// zero where the driver does not report it. `None` if the driver was not queried this time or did not answer.
     pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
+    /// What programs of guarded pods do without the guard: by pod UID. Signs that lasted for several measurements.
+    pub escapes: BTreeMap<String, Vec<Escape>>,
+}
+
+/// A sign that a program of a guarded pod is not held to the pod's share.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Escape {
+    /// The driver lists a process on the GPU that has no slot in the pod's file of usage.
+    Unguarded {
+        /// The GPU's UUID.
+        uuid: String,
+        /// The process's PID on the host.
+        pid: u32,
+    },
+    /// The pod's file of usage cannot be read as one.
+    Tampered {
+        /// The GPU's UUID.
+        uuid: String,
+        /// What is wrong with the file.
+        text: String,
+    },
 }
 
 /// An effect for the caller to perform.

@@ -60,11 +60,15 @@ pub enum Class {
     NotGranted,
     /// A pod's processes use more of a GPU's memory than was granted.
     MemoryExceeded,
+    /// A process of a guarded pod uses a GPU without the guard.
+    Unguarded,
+    /// A program changed the file in which the guard counts what its pod uses.
+    Tampered,
 }
 
 impl Class {
     /// Every class. The metrics start with all of them at zero.
-    pub const ALL: [Class; 13] = [
+    pub const ALL: [Class; 15] = [
         Class::NoAllocation,
         Class::GpuUnavailable,
         Class::RecordRebuilt,
@@ -78,6 +82,8 @@ impl Class {
         Class::AnotherPlugin,
         Class::NotGranted,
         Class::MemoryExceeded,
+        Class::Unguarded,
+        Class::Tampered,
     ];
 
     /// Return the value of the metric's label.
@@ -96,6 +102,8 @@ impl Class {
             Class::AnotherPlugin => "another-plugin",
             Class::NotGranted => "not-granted",
             Class::MemoryExceeded => "memory-exceeded",
+            Class::Unguarded => "unguarded",
+            Class::Tampered => "tampered",
         }
     }
 
@@ -115,6 +123,8 @@ impl Class {
             Class::AnotherPlugin => "TwoDevicePlugins",
             Class::NotGranted => "GpuNotGranted",
             Class::MemoryExceeded => "GpuMemoryExceeded",
+            Class::Unguarded => "GuardAvoided",
+            Class::Tampered => "GuardFileChanged",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{GpuShare, GrantRecord, Held, MiB};
 
 use super::reason::Class;
-use super::{Action, Core, Facts, Handout, Key, record_in_spec};
+use super::{Action, Core, Escape, Facts, Handout, Key, record_in_spec};
 
 /// The result of a reconciliation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -325,6 +325,7 @@ impl Core {
             }
         }
         self.find_strays(facts, records, &mut found);
+        self.find_escapes(facts, &mut found);
         for (class, uid, text) in found {
             out.count(class);
             out.actions.extend(self.event_once(class, &uid, &text));
@@ -363,6 +364,35 @@ impl Core {
                     }
                     Some(_) => {}
                 }
+            }
+        }
+    }
+
+    /// Report programs that the guard does not hold to the share of their pod.
+    fn find_escapes(&self, facts: &Facts, found: &mut Vec<(Class, String, String)>) {
+        for (uid, escapes) in &facts.escapes {
+            for escape in escapes {
+                let (Escape::Unguarded { uuid, .. } | Escape::Tampered { uuid, .. }) = escape;
+                let Some(gpu) = self.gpu(uuid) else { continue };
+                found.push(match escape {
+                    Escape::Unguarded { pid, .. } => {
+                        let text = format!(
+                            "process {pid} of this pod uses GPU {} without Divvy's guard, so nothing limits the process to the pod's share. A program \
+                             avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
+                             its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU",
+                            gpu.index
+                        );
+                        (Class::Unguarded, uid.clone(), text)
+                    }
+                    Escape::Tampered { text, .. } => {
+                        let text = format!(
+                            "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {}, so nothing limits the \
+                             pod to its share: {text}. Delete the pod if you do not know the program",
+                            gpu.index
+                        );
+                        (Class::Tampered, uid.clone(), text)
+                    }
+                });
             }
         }
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_cdi as cdi;
 use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
-use divvy_hardware::{Code, Failure};
+use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
@@ -67,6 +67,8 @@ pub(crate) struct Agent {
     shares: Shares,
     /// Notified when a pod got such files.
     guarded: Notify,
+    /// The same for the one who measures compute time.
+    pub(crate) timed: Notify,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -158,6 +160,7 @@ impl Agent {
             store: parts.store,
             shares: parts.shares,
             guarded: Notify::new(),
+            timed: Notify::new(),
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -187,6 +190,16 @@ impl Agent {
     /// Set the probe that lists the processes on the GPUs. Only the first call has an effect.
     pub(crate) fn set_probe(&self, probe: ProbeHandle) {
         self.probe.get_or_init(|| probe);
+    }
+
+    /// Return the probe, once there is one.
+    pub(crate) fn probe(&self) -> Option<&ProbeHandle> {
+        self.probe.get()
+    }
+
+    /// Return the guard's files of pods.
+    pub(crate) fn shares(&self) -> &Shares {
+        &self.shares
     }
 
     /// Lock the core. Hold the lock only briefly: no I/O, no waiting.
@@ -381,6 +394,7 @@ impl Agent {
             node: self.store.node_files(device_paths),
             specs: BTreeMap::new(),
             memory_in_use: None,
+            escapes: BTreeMap::new(),
         }
     }
 
@@ -551,6 +565,7 @@ impl Agent {
             let held = held.await.unwrap_or_else(|| Err("internal error in the agent".to_owned()));
             self.metrics.guarded_pods(self.shares.pods().len());
             self.guarded.notify_one();
+            self.timed.notify_one();
             // The spec mounts the files, so the container could not start without them.
             held.map_err(|error| format!("the files with the pod's share of the GPU are not complete: {error}"))?;
         }
@@ -616,6 +631,11 @@ impl Agent {
     }
 
     async fn memory_in_use(&self) -> Option<BTreeMap<String, BTreeMap<String, MiB>>> {
+        self.processes().await.map(memory_in_use)
+    }
+
+    /// Ask the driver for the processes on the GPUs. `None` if it does not answer.
+    async fn processes(&self) -> Option<Vec<GpuProcesses>> {
         let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
             Ok(Ok(processes)) => processes,
             // `hardware` reports that the driver does not work.
@@ -636,7 +656,7 @@ impl Agent {
                 debug!(gpu = gpu.uuid, "the agent does not know the processes on this GPU: {error}");
             }
         }
-        Some(memory_in_use(processes))
+        Some(processes)
     }
 
     /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, so that their
@@ -685,7 +705,10 @@ impl Agent {
     }
 
     /// Run work that blocks on files.
-    async fn blocking<T: Send + 'static>(self: &Arc<Self>, work: impl FnOnce(&Agent) -> T + Send + 'static) -> Option<T> {
+    pub(crate) async fn blocking<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce(&Agent) -> T + Send + 'static,
+    ) -> Option<T> {
         let agent = self.clone();
         let done = tokio::task::spawn_blocking(move || work(&agent)).await;
         done.inspect_err(|error| warn!(%error, "work on files failed")).ok()
@@ -706,16 +729,20 @@ impl Agent {
     async fn measure_overhead(self: &Arc<Self>) -> Option<()> {
         let said = || self.blocking(|agent| agent.shares.said());
         let before = said().await?;
-        let in_use = self.memory_in_use().await?;
+        let processes = self.processes().await?;
         let after = said().await?;
-        self.blocking(move |agent| agent.shares.measured(&in_use, &before, &after))
-            .await
+        self.blocking(move |agent| {
+            agent.shares.watch(&processes, &before, &after);
+            agent.shares.measured(&memory_in_use(processes), &before, &after);
+        })
+        .await
     }
 
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
         let facts = Facts {
             specs: self.store.specs()?,
             memory_in_use,
+            escapes: self.shares.escapes(),
             ..self.facts(false)
         };
         let found = {

@@ -17,8 +17,9 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use divvy_agent_core::Guard;
-use divvy_model::MiB;
+use divvy_agent_core::{Guard, Guarded};
+use divvy_model::{ALL_CORES, MiB};
+use divvy_share::compute::Meter;
 use divvy_share::limits::Limits;
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
 use nix::fcntl::{FcntlArg, fcntl};
@@ -28,6 +29,9 @@ use sha2::{Digest as _, Sha256};
 use tracing::{debug, warn};
 
 use crate::files::{self, FileError};
+
+mod compute;
+mod escapes;
 
 /// The libraries as they come with the agent, and the names under which containers know them.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -111,18 +115,35 @@ struct Known {
     contexts: BTreeMap<String, u64>,
     /// What was logged last about a share. A pod can damage its file for as long as it wants, so the log has it once.
     told: BTreeMap<Share, String>,
+    /// The compute time of the shares that have a limit of it.
+    meters: BTreeMap<Share, Meter>,
+    /// Signs that programs avoid the guard.
+    signs: escapes::Signs,
 }
 
 /// What the processes of each pod say they have of each GPU.
 pub(crate) type Said = BTreeMap<Share, InSlots>;
 
 /// What the slots of a file say.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct InSlots {
     /// The sum.
     bytes: u64,
     /// The number of processes that have memory.
     processes: usize,
+    /// The PIDs of all processes that have a slot, as they see them themselves.
+    pids: BTreeSet<u64>,
+}
+
+/// Why a file of usage cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Damage {
+    /// It is not what the agent made: a program in the pod changed it.
+    #[error("{0}")]
+    Changed(String),
+    /// The agent is older than the file, or cannot read it for another reason.
+    #[error("{0}")]
+    Other(String),
 }
 
 impl Shares {
@@ -172,8 +193,8 @@ impl Shares {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub(crate) fn hold(&self, uid: &str, gpus: &[(String, MiB)]) -> Result<(), FileError> {
-        for (uuid, memory) in gpus {
+    pub(crate) fn hold(&self, uid: &str, gpus: &[Guarded]) -> Result<(), FileError> {
+        for Guarded { uuid, memory, cores } in gpus {
             let share = (uid.to_owned(), uuid.clone());
             let directory = self.directory(&share);
             files::make_directory(&directory, 0o755)?;
@@ -184,6 +205,7 @@ impl Shares {
             let context = known.contexts.get(uuid).copied().unwrap_or_default();
             write_limits(&directory, |limits| {
                 limits.bytes = in_bytes(*memory);
+                limits.rate = rate_of(*cores);
                 if !has_processes {
                     limits.context = context_of(context, limits.bytes);
                 }
@@ -205,6 +227,8 @@ impl Shares {
                     let mut known = self.known();
                     known.shares.retain(|(of, _), _| of != uid);
                     known.told.retain(|(of, _), _| of != uid);
+                    known.meters.retain(|(of, _), _| of != uid);
+                    known.signs.forget(uid);
                 }
             }
         }
@@ -213,14 +237,16 @@ impl Shares {
     /// Read what the processes say that they have. A file that a pod has damaged says nothing, and gets its size back.
     pub(crate) fn said(&self) -> Said {
         let mut known = self.known();
-        let Known { shares, told, .. } = &mut *known;
+        let Known { shares, told, signs, .. } = &mut *known;
         let said = shares.keys().filter_map(|share| {
             let path = self.directory(share).join(USAGE);
             let read = in_slots(&path);
             if read.is_err() {
                 repair(&path);
             }
-            tell(told, share, read.as_ref().err());
+            let damage = read.as_ref().err();
+            tell(told, share, damage.map(Damage::to_string));
+            signs.changed(share, damage);
             Some((share.clone(), read.ok()?))
         });
         said.collect()
@@ -274,10 +300,10 @@ impl Shares {
 }
 
 /// Log an error about a share, unless it is the same as the last one.
-fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<&String>) {
+fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<String>) {
     match error {
         None => drop(told.remove(share)),
-        Some(text) if told.get(share) == Some(text) => {}
+        Some(text) if told.get(share) == Some(&text) => {}
         Some(text) => {
             let (pod, gpu) = share;
             warn!(
@@ -285,7 +311,7 @@ fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<&String
                 gpu,
                 "the agent cannot read what the pod uses, so it does not measure the memory that no allocation accounts for: {text}"
             );
-            told.insert(share.clone(), text.clone());
+            told.insert(share.clone(), text);
         }
     }
 }
@@ -302,6 +328,11 @@ impl Known {
 /// show what a context really takes.
 fn context_of(seen: u64, share: u64) -> u64 {
     seen.min(share / 4)
+}
+
+/// Return the GPU time in nanoseconds per second of a share in percent. 0 stays 0: no limit.
+fn rate_of(cores: u32) -> u64 {
+    u64::from(cores).saturating_mul(limits::WHOLE / u64::from(ALL_CORES))
 }
 
 fn in_bytes(memory: MiB) -> u64 {
@@ -359,19 +390,30 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
     }
 }
 
-/// Read the slots that have an owner.
-fn in_slots(path: &Path) -> Result<InSlots, String> {
-    let file = files::open(path).map_err(|error| format!("the file cannot be read: {error}"))?;
+/// Read the slots of a file of usage.
+fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), Damage> {
+    let unreadable = |error| Damage::Other(format!("the file cannot be read: {error}"));
+    let file = files::open(path).map_err(unreadable)?;
     let mut bytes = Vec::with_capacity(usage::SIZE);
     // One byte more, so that a file of another size is noticed.
     let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| format!("the file cannot be read: {error}"))?;
-    let (slots, _) = usage::parse(&bytes).map_err(|error| error.to_string())?;
+    read.map_err(unreadable)?;
+    match usage::parse(&bytes) {
+        Ok((slots, _)) => Ok((file, slots)),
+        Err(error @ usage::Unusable::Newer(_)) => Err(Damage::Other(error.to_string())),
+        Err(error @ (usage::Unusable::Size(_) | usage::Unusable::Foreign)) => Err(Damage::Changed(error.to_string())),
+    }
+}
+
+/// Read the slots that have an owner.
+fn in_slots(path: &Path) -> Result<InSlots, Damage> {
+    let (file, slots) = read_slots(path)?;
     let mut sum = InSlots::default();
-    for (index, slot) in slots.iter().enumerate() {
-        if slot.used > 0 && has_owner(&file, index).map_err(|error| format!("a lock cannot be read: {error}"))? {
+    for (index, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.used > 0 || slot.pid > 0) {
+        if has_owner(&file, index).map_err(|error| Damage::Other(format!("a lock cannot be read: {error}")))? {
             sum.bytes = sum.bytes.saturating_add(slot.used);
-            sum.processes += 1;
+            sum.processes += usize::from(slot.used > 0);
+            sum.pids.insert(slot.pid);
         }
     }
     Ok(sum)
@@ -417,24 +459,33 @@ fn has_owner(file: &File, slot: usize) -> nix::Result<bool> {
 mod tests {
     use super::*;
 
-    const GPU: &str = "GPU-1";
+    pub(super) const GPU: &str = "GPU-1";
     const MEBIBYTE: u64 = 1 << 20;
 
-    struct Bed {
+    /// A share of so many MiB, without a limit of compute time.
+    pub(super) fn share_of(memory: u64) -> [Guarded; 1] {
+        [Guarded {
+            uuid: GPU.to_owned(),
+            memory: MiB(memory),
+            cores: 0,
+        }]
+    }
+
+    pub(super) struct Bed {
         state: tempfile::TempDir,
-        shares: Shares,
+        pub(super) shares: Shares,
     }
 
     impl Bed {
         /// One pod with a share of 1,000 MiB.
-        fn new() -> Bed {
+        pub(super) fn new() -> Bed {
             let state = tempfile::tempdir().expect("temp dir");
             let shares = Shares::open(state.path()).expect("opened");
-            shares.hold("a", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            shares.hold("a", &share_of(1000)).expect("made");
             Bed { state, shares }
         }
 
-        fn path(&self, name: &str) -> PathBuf {
+        pub(super) fn path(&self, name: &str) -> PathBuf {
             self.state.path().join("shares/a").join(GPU).join(name)
         }
 
@@ -444,7 +495,7 @@ mod tests {
         }
 
         /// Claim a slot as a process of the pod does, and say what it has. The slot has an owner as long as the file is open.
-        fn process(&self, slot: usize, mib: u64) -> File {
+        pub(super) fn process(&self, slot: usize, mib: u64) -> File {
             self.process_of("a", slot, mib)
         }
 
@@ -501,19 +552,22 @@ mod tests {
     #[test]
     fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
         let bed = Bed::new();
-        assert_eq!(bed.limits().bytes, 1000 * MEBIBYTE);
+        assert_eq!((bed.limits().bytes, bed.limits().rate), (1000 * MEBIBYTE, 0));
         let mounted = File::open(bed.path(LIMITS)).expect("open");
         bed.process(0, 300);
-        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("changed");
+        bed.shares.hold("a", &share_of(500)).expect("changed");
         let mut bytes = [0; limits::SIZE];
         mounted.read_exact_at(&mut bytes, 0).expect("read");
         assert_eq!(Limits::from_bytes(&bytes).expect("readable").1.bytes, 500 * MEBIBYTE);
+        let [with_cores] = share_of(500);
+        bed.shares.hold("a", &[Guarded { cores: 30, ..with_cores }]).expect("changed");
+        assert_eq!(bed.limits().rate, 300_000_000, "nanoseconds per second");
         let mode = |name| std::fs::metadata(bed.path(name)).expect("there").permissions().mode() & 0o777;
         // The agent has no capability to write a file that is read-only for its owner.
         assert_eq!((mode(LIMITS), mode(USAGE)), (0o644, 0o666));
         // A damaged file is written again.
         std::fs::write(bed.path(LIMITS), [7; limits::SIZE]).expect("damaged");
-        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("written again");
+        bed.shares.hold("a", &share_of(500)).expect("written again");
         assert_eq!(bed.limits().bytes, 500 * MEBIBYTE);
     }
 
@@ -539,7 +593,7 @@ mod tests {
     fn what_a_context_takes_is_learned_from_one_process_and_known_to_the_next_pod() {
         let bed = Bed::new();
         let context = |shares: &Shares| {
-            shares.hold("b", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            shares.hold("b", &share_of(1000)).expect("made");
             let path = bed.state.path().join("shares/b").join(GPU).join(LIMITS);
             let (_, limits) = Limits::from_bytes(&std::fs::read(path).expect("read")).expect("readable");
             limits.context / MEBIBYTE
@@ -601,7 +655,7 @@ mod tests {
         let hostile = bed.process(0, 1);
         bed.measure(9000);
         bed.measure(9000);
-        bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("made");
+        bed.shares.hold("b", &share_of(800)).expect("made");
         assert_eq!(limits("b").context, 200 * MEBIBYTE);
         // A process of the pod is charged with 200 MiB for its context, which takes 150, and allocates 100.
         drop(hostile);
@@ -611,9 +665,9 @@ mod tests {
             let said = bed.shares.said();
             bed.shares.measured(&in_use, &said, &said);
             // Another container of the pod starts.
-            bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("written");
+            bed.shares.hold("b", &share_of(800)).expect("written");
         }
-        bed.shares.hold("c", &[(GPU.to_owned(), MiB(4000))]).expect("made");
+        bed.shares.hold("c", &share_of(4000)).expect("made");
         assert_eq!(limits("c").context, 150 * MEBIBYTE);
         assert_eq!(limits("b").context, 200 * MEBIBYTE, "the process is charged with it");
         drop(process);
@@ -645,7 +699,7 @@ mod tests {
     #[test]
     fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_finds_the_others() {
         let bed = Bed::new();
-        bed.shares.hold("b", &[(GPU.to_owned(), MiB(10))]).expect("made");
+        bed.shares.hold("b", &share_of(10)).expect("made");
         let shares = Shares::open(bed.state.path()).expect("opened");
         assert_eq!(shares.pods().len(), 2);
         shares.clear(&["a".to_owned()].into());

@@ -13,6 +13,7 @@
 
 mod agent;
 mod args;
+mod busy;
 mod cgroups;
 mod cluster;
 mod config;
@@ -27,6 +28,7 @@ mod http;
 pub mod labels;
 mod limits;
 mod memory_in_use;
+mod metering;
 mod metrics;
 mod node_config;
 mod notice;

@@ -168,6 +168,13 @@ pub(crate) async fn run_in(
             Ok(())
         }
     }));
+    tasks.spawn(until(&stop, {
+        let agent = agent.clone();
+        async move {
+            agent.keep_metering().await;
+            Ok(())
+        }
+    }));
     tasks.spawn(until(&stop, labels::publish(agent.clone(), config.clone(), namespace)));
     tasks.spawn(until(&stop, {
         let (agent, config) = (agent.clone(), config.clone());

@@ -25,7 +25,7 @@ use self::ras::Counters;
 use self::sysfs::Directory;
 use crate::backend::{Backend, Calls, Event, Sink};
 use crate::protocol::Limited;
-use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
+use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable};
 
 /// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
 const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
@@ -174,6 +174,7 @@ impl Backend for Amd {
                 used: bounded(*bytes).unwrap_or(MiB::ZERO),
                 pod: None,
                 container: None,
+                own_pid: None,
             });
             GpuProcesses {
                 uuid: facts.uuid.clone(),
@@ -186,6 +187,13 @@ impl Backend for Amd {
             }
         });
         Ok(lists.collect())
+    }
+
+    fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {
+        Err(Failure::new(
+            Code::NotSupported,
+            "Divvy does not measure the compute time of AMD GPUs, which are used as a whole",
+        ))
     }
 
     fn limit(&mut self, _: &str, _: &Path, _: MiB) -> Result<Limited, Failure> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_model::MiB;
 
 use crate::protocol::Limited;
-use crate::{Failure, Fault, GpuProcesses, Snapshot};
+use crate::{Failure, Fault, GpuProcesses, Sample, Snapshot};
 
 /// A vendor's driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
 pub trait Backend: Send {
@@ -19,6 +19,12 @@ pub trait Backend: Send {
 
     /// Read the processes on all GPUs of the vendor.
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure>;
+
+    /// Return the samples of how busy processes keep a GPU that are newer than a time in microseconds since 1970. They do not name pods.
+    ///
+    /// # Errors
+    /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU does not measure this.
+    fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure>;
 
     /// Limit how much memory of a GPU the processes of a cgroup can allocate, and check that the driver has the limit. `cgroup` is the cgroup's
     /// directory.

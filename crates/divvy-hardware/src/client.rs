@@ -8,7 +8,7 @@ mod child;
 mod connection;
 mod once;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::child::Child;
 use self::connection::Connection;
-use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Limit, Limited, Op};
-use crate::{Code, Failure, GpuProcesses, Snapshot};
+use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Limit, Limited, Op, bounded};
+use crate::{Code, Failure, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
 
 pub use self::once::{cuda_snapshot, snapshot};
 
@@ -161,6 +161,19 @@ impl ProbeHandle {
     pub async fn processes(&self) -> Result<Vec<GpuProcesses>, Failure> {
         let all: Vec<GpuProcesses> = parse(self.ask(Op::Processes).await?)?;
         GpuProcesses::validate(&all).map_err(protocol)?;
+        Ok(all)
+    }
+
+    /// Read how busy processes keep these GPUs. The answer has only GPUs that were asked for. An older probe refuses this with
+    /// [`Code::Protocol`].
+    pub async fn utilization(&self, gpus: Vec<SamplesSince>) -> Result<Vec<GpuSamples>, Failure> {
+        let asked: BTreeSet<String> = gpus.iter().map(|of| of.uuid.clone()).collect();
+        let mut all: Vec<GpuSamples> = parse(self.ask(Op::Utilization { gpus }).await?)?;
+        GpuSamples::validate(&all).map_err(protocol)?;
+        all.retain(|of| asked.contains(&of.uuid));
+        for of in &mut all {
+            of.error = of.error.take().map(bounded);
+        }
         Ok(all)
     }
 

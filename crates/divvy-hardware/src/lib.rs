@@ -26,8 +26,10 @@ pub mod health;
 pub mod nvidia;
 pub mod probe;
 pub mod protocol;
+mod utilization;
 mod vendors;
 
 pub use error::{Code, Error, Failure};
 pub use facts::{Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
 pub use fault::Fault;
+pub use utilization::{GpuSamples, Sample, SamplesSince};

@@ -8,6 +8,7 @@ mod library;
 mod limits;
 mod read;
 mod reception;
+mod utilization;
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt as _;
@@ -24,7 +25,7 @@ pub(crate) use reception::Reception;
 
 use crate::backend::{Backend, Calls, Sink};
 use crate::protocol::Limited;
-use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Snapshot};
+use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Sample, Snapshot};
 use divvy_model::nvidia::xid_is_fatal;
 use divvy_model::{MiB, MigDevice, Vendor};
 
@@ -128,6 +129,11 @@ impl Backend for Nvidia {
 
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
         read::processes(&self.nvml, &self.calls, &self.known)
+    }
+
+    fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure> {
+        let _call = self.calls.enter(format!("reading how busy processes keep GPU {uuid}"));
+        utilization::samples(&self.nvml, uuid, since)
     }
 
     fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure> {

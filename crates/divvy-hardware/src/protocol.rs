@@ -1,7 +1,7 @@
 //! The probe's protocol: lines of JSON over a Unix socket (`docs/design/formats.md`).
 //!
-//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"driver"|"driverSpec"|"limit"|"ping"}`. The two driver requests and the
-//! limit carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
+//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"utilization"|"driver"|"driverSpec"|"limit"|"ping"}`. The two driver
+//! requests, the limit, and the utilization carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
 //! `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. In addition, the probe sends unsolicited events:
 //! `{"event":"fault","seq":7,"vendor":"nvidia","uuid":"GPU-…","code":79,"fatal":true,"name":"XID 79","partition":null}`, where a `uuid` of null
 //! means every GPU of the vendor. Both sides ignore unknown fields and unknown events. A line has at most [`MAX_LINE`] bytes before its `\n`.
@@ -14,7 +14,7 @@ use divvy_model::MiB;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{Code, Error, Failure, Fault};
+use crate::{Code, Error, Failure, Fault, SamplesSince};
 
 pub use line::{LineBuffer, MAX_LINE};
 
@@ -28,6 +28,11 @@ pub enum Op {
     Snapshot,
     /// Read the processes on all GPUs. The answer is a list of [`crate::GpuProcesses`].
     Processes,
+    /// Read how busy processes keep GPUs. The answer is a list of [`crate::GpuSamples`], in the order of the question.
+    Utilization {
+        /// The GPUs, and since when.
+        gpus: Vec<SamplesSince>,
+    },
     /// Check the driver's files, which only the probe can see. The answer is a [`DriverFiles`]; no driver call is needed.
     Driver(DriverQuestion),
     /// Make the CDI spec of the driver. The answer is a [`DriverSpec`]; no driver call is needed.
@@ -242,7 +247,7 @@ pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
 }
 
 /// Limit a failure's text to one line of at most 1,024 characters, because it is logged and shown to users.
-fn bounded(failure: Failure) -> Failure {
+pub(crate) fn bounded(failure: Failure) -> Failure {
     let clean = |c: char| if c.is_control() { ' ' } else { c };
     Failure {
         code: failure.code,
@@ -316,6 +321,12 @@ mod tests {
             Op::Hello,
             Op::Snapshot,
             Op::Processes,
+            Op::Utilization {
+                gpus: vec![SamplesSince {
+                    uuid: "GPU-a".to_owned(),
+                    since: u64::MAX,
+                }],
+            },
             Op::Driver(question),
             Op::DriverSpec { basis },
             Op::Limit(Limit {

@@ -107,6 +107,9 @@ pub struct MachineGpu {
     /// Connections to other GPUs: `[index of the other GPU, kind, number of NVLinks]`, with the kinds of [`crate::Link`].
     #[serde(default)]
     pub links: Vec<(u32, String, u32)>,
+    /// The time between two samples of the processes' utilization, in ms; 100 if absent.
+    #[serde(default = "default_sample")]
+    pub sample_ms: u64,
     /// Processes that use the GPU.
     #[serde(default)]
     pub processes: Vec<MachineProcess>,
@@ -162,6 +165,9 @@ pub struct MachineProcess {
     pub pid: u32,
     /// GPU memory that the process uses, in MiB.
     pub used_mib: u64,
+    /// How much of the time the GPU is busy with the process, in percent; 0 if absent.
+    #[serde(default)]
+    pub utilization: u32,
 }
 
 fn default_driver() -> String {
@@ -187,6 +193,9 @@ fn default_temperature() -> u32 {
 }
 fn default_fabric_state() -> u8 {
     3
+}
+fn default_sample() -> u64 {
+    100
 }
 
 impl Machines {
@@ -223,6 +232,12 @@ impl Machines {
                 }
             }
             for gpu in &node.gpus {
+                if gpu.sample_ms == 0 {
+                    return Err(Error::invalid(
+                        WHAT,
+                        format!("a GPU of node {} takes samples each 0 ms; sample_ms is at least 1", node.name),
+                    ));
+                }
                 if let Some((other, ..)) = gpu.links.iter().find(|(other, ..)| *other as usize >= node.gpus.len()) {
                     return Err(Error::invalid(
                         WHAT,
@@ -343,6 +358,10 @@ processes = [{ pid = 1, used_mib = 10 }]
             (
                 "v = 1\n[[node]]\nname = \"a\"\n[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 1\nlinks = [[3, \"nvlink\", 1]]",
                 "link to GPU 3",
+            ),
+            (
+                "v = 1\n[[node]]\nname = \"a\"\n[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 1\nsample_ms = 0",
+                "sample_ms is at least 1",
             ),
         ] {
             let error = Machines::parse(text).expect_err(text).to_string();

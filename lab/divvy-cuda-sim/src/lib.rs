@@ -37,7 +37,8 @@
 //! - Memory that another process imports ends with the process that made it. The real driver keeps it for the importer.
 //! - What `cuImportExternalMemory` imports counts as this process's, because no library simulates Vulkan.
 //! - What is freed in a stream is free at once, and stream-ordered memory needs no order. Nodes of graphs run in the order in which they were added.
-//! - All launches on a GPU run one after the other, in the order in which the processes made them. NVML's utilization does not show them.
+//! - All launches on a GPU run one after the other, in the order in which the processes made them. NVML's
+//!   utilization of processes shows them, that of the GPU does not.
 //! - What the control socket of `divvy-nvml-sim` changes is not seen here.
 //! - A context that becomes unusable, MPS, MIG devices, and `CUDA_VISIBLE_DEVICES` are not simulated.
 //! - Which of several mistakes in one call is reported is not always known of the real driver. Here it is: no cuInit, no context, the arguments.

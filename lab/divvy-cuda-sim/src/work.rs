@@ -5,8 +5,6 @@ use std::env;
 use std::thread;
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_gettime};
-
 /// Streams, events, and kernels of this process, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
@@ -30,10 +28,7 @@ pub(crate) struct Stream {
 
 /// Return the time of the monotonic clock in nanoseconds. All processes have the same.
 pub(crate) fn now() -> u64 {
-    let Ok(time) = clock_gettime(ClockId::CLOCK_MONOTONIC) else {
-        return 0;
-    };
-    time.tv_sec().cast_unsigned() * 1_000_000_000 + time.tv_nsec().cast_unsigned()
+    divvy_gpu_sim::monotonic().as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
 /// Wait until a time of the monotonic clock.

@@ -26,6 +26,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
+use crate::work::{self, Journal, Work};
+
 const MAGIC: [u8; 8] = *b"dvGPUs01";
 const BUSY_AT: u64 = 8;
 const HEADER: u64 = 16;
@@ -119,8 +121,12 @@ impl Ledger {
                 path: ledger.path.clone(),
             })
         })?;
+        let journal = self.locked(libc::F_WRLCK, |ledger| {
+            Journal::begin(&ledger.path, index).map_err(|source| ledger.failed(source))
+        })?;
         Ok(Slot {
             ledger: self,
+            journal,
             index,
             held: 0,
             busy_ns: 0,
@@ -130,15 +136,29 @@ impl Ledger {
     /// Return what each living process holds at one moment.
     pub fn usage(&mut self) -> Result<Vec<Usage>, Error> {
         self.locked(libc::F_RDLCK, |ledger| {
-            let mut living = Vec::new();
-            for (index, usage) in ledger.slots()? {
-                if ledger.is_held(index)? {
-                    let pid = ledger.pid_here(index)?.unwrap_or(usage.pid);
-                    living.push(Usage { pid, ..usage });
-                }
-            }
-            Ok(living)
+            Ok(ledger.living()?.into_iter().map(|(_, usage)| usage).collect())
         })
+    }
+
+    /// Return when each living process has kept the GPU busy, or will with what it has launched.
+    pub fn work(&mut self) -> Result<Vec<Work>, Error> {
+        self.locked(libc::F_RDLCK, |ledger| {
+            let living = ledger.living()?.into_iter().filter(|(_, usage)| usage.busy_ns > 0);
+            let work = living.map(|(index, usage)| work::read(&ledger.path, index, usage.pid));
+            work.collect::<Result<_, _>>().map_err(|source| ledger.failed(source))
+        })
+    }
+
+    /// Return the slots of living processes, with their indices.
+    fn living(&self) -> Result<Vec<(u64, Usage)>, Error> {
+        let mut living = Vec::new();
+        for (index, usage) in self.slots()? {
+            if self.is_held(index)? {
+                let pid = self.pid_here(index)?.unwrap_or(usage.pid);
+                living.push((index, Usage { pid, ..usage }));
+            }
+        }
+        Ok(living)
     }
 
     fn length(&self) -> Result<u64, Error> {
@@ -255,6 +275,7 @@ fn byte(kind: i32, offset: u64) -> libc::flock {
 #[derive(Debug)]
 pub struct Slot {
     ledger: Ledger,
+    journal: Journal,
     index: u64,
     held: u64,
     busy_ns: u64,
@@ -293,12 +314,13 @@ impl Slot {
     /// Put work of this length behind all other work of the GPU. Return when it ends, on the given clock.
     pub fn run(&mut self, now_ns: u64, length_ns: u64) -> Result<u64, Error> {
         self.busy_ns = self.busy_ns.saturating_add(length_ns);
-        let (index, busy_ns) = (self.index, self.busy_ns);
+        let (index, busy_ns, journal) = (self.index, self.busy_ns, &mut self.journal);
         self.ledger.locked(libc::F_WRLCK, |ledger| {
-            let until = u64::from_le_bytes(ledger.number(BUSY_AT)?);
-            let until = until.max(now_ns).saturating_add(length_ns);
+            let start = u64::from_le_bytes(ledger.number(BUSY_AT)?).max(now_ns);
+            let until = start.saturating_add(length_ns);
             ledger.write(BUSY_AT, &until.to_le_bytes())?;
             ledger.write(at(index) + 16, &busy_ns.to_le_bytes())?;
+            journal.add(start, until).map_err(|source| ledger.failed(source))?;
             Ok(until)
         })
     }

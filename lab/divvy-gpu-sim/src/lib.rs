@@ -1,7 +1,11 @@
 //! What `divvy-nvml-sim` and `divvy-cuda-sim` have in common. Both are dynamic libraries, which cannot depend on each other.
 
+mod clock;
 mod ledger;
 mod versions;
+mod work;
 
+pub use clock::monotonic;
 pub use ledger::{Error, Ledger, Slot, Usage, directory};
 pub use versions::{cuda_version, parse_version};
+pub use work::Work;

@@ -9,6 +9,7 @@ mod mig;
 mod process;
 mod system;
 mod topology;
+mod utilization;
 
 use std::ffi::{CStr, c_char, c_uint};
 use std::panic::{AssertUnwindSafe, catch_unwind};

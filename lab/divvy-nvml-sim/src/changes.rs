@@ -60,6 +60,8 @@ pub(crate) struct GpuChanges {
     pub(crate) register: u32,
     /// The error code of nvmlDeviceSetMemoryLimits_v1; 0 means success.
     pub(crate) limit_error: u32,
+    /// The error code of nvmlDeviceGetProcessUtilization; 0 means success.
+    pub(crate) utilization_error: u32,
     /// The limits of cgroups, by the full path of the cgroup's directory.
     pub(crate) limits: BTreeMap<String, Limit>,
 }

@@ -74,6 +74,11 @@ enum Request {
         gpu: u32,
         error: u32,
     },
+    #[serde(rename = "process_utilization")]
+    ProcessUtilization {
+        gpu: u32,
+        error: u32,
+    },
     Hang {
         seconds: u64,
     },
@@ -212,6 +217,7 @@ fn perform(request: Request) -> Result<Value, String> {
             changes.limit_mode = mode;
             Ok(())
         })?,
+        Request::ProcessUtilization { gpu, error } => change_gpu(gpu, |gpu| gpu.utilization_error = error)?,
         Request::Limit { gpu, error } => change_gpu(gpu, |gpu| gpu.limit_error = error)?,
         Request::Describe {} => sim().change(|changes, _| {
             changes.descriptions += 1;

@@ -11,7 +11,7 @@
 //! | `DIVVY_NVML_SIM` | path of the machine description ([`divvy_model::machine`]), read at each `nvmlInit` that initializes the library |
 //! | `DIVVY_NVML_SIM_NODE` | name of a node in the description; the first node if not set |
 //! | `DIVVY_NVML_SIM_CONTROL` | path of the control socket (see below); no socket if not set |
-//! | `DIVVY_NVML_SIM_LEDGER` | directory of the ledgers that `divvy-cuda-sim` writes; what its processes hold counts as theirs; no ledgers if not set |
+//! | `DIVVY_NVML_SIM_LEDGER` | directory of the ledgers that `divvy-cuda-sim` writes; what its processes hold and run counts as theirs; no ledgers if not set |
 //! | `DIVVY_NVML_SIM_INIT_ERROR` | error code of `nvmlInit` until the control socket changes it |
 //! | `DIVVY_NVML_SIM_HANG` | seconds for which calls block, from the first `nvmlInit` on, until the control socket changes it |
 //!
@@ -37,6 +37,7 @@
 //! {"op":"mig_mode","gpu":0,"error":999}         the error of nvmlDeviceGetMigMode; 0: none
 //! {"op":"limit_mode","mode":"dmem"}             where the driver keeps the limits of cgroups: "misc", "dmem", "forgotten", or "off"; null: as its version says
 //! {"op":"limit","gpu":0,"error":4}              the error of nvmlDeviceSetMemoryLimits_v1; 0: none
+//! {"op":"process_utilization","gpu":0,"error":3}   the error of nvmlDeviceGetProcessUtilization; 0: none
 //! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
 //! {"op":"state"}                                {"ok":true,"state":{…}}
 //! ```
@@ -49,6 +50,9 @@
 //! # Simplifications
 //!
 //! A driver without a version, as on a Jetson, has `driver = ""` in the description; `nvmlSystemGetDriverVersion` then returns NOT_SUPPORTED.
+//! The utilization of the whole GPU is the described one, whatever its processes do. For processes, the driver takes a sample each 100 ms, or each
+//! `sample_ms` of the description, and returns the latest one of each process that had at least half a percent. Real drivers take one each 1/6 s to
+//! 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). Of a process that has ended, nothing is known any more.
 //! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here.
 //! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
@@ -63,4 +67,5 @@ mod abi;
 mod changes;
 mod control;
 mod machine;
+mod samples;
 mod sim;

@@ -12,6 +12,7 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use crate::changes::{self, Changes, EventErrors, Limit, LimitMode, Stamp};
 use crate::machine::{Card, Machine};
+use crate::samples::{self, Now, Sample};
 
 /// An `nvmlReturn_t` that is not success.
 pub(crate) type Code = ffi::nvmlReturn_t;
@@ -347,6 +348,30 @@ impl Inner {
             0 => Ok(()),
             error => Err(error),
         }
+    }
+
+    /// Return the latest samples of the processes' utilization that are newer than a time in microseconds since 1970.
+    pub(crate) fn samples(&self, card: &Card, index: usize, since: u64) -> Result<Vec<Sample>, Code> {
+        match self.gpu(index).map_or(0, |changes| changes.utilization_error) {
+            0 => {}
+            error => return Err(error),
+        }
+        let constant = card.described.processes.iter().map(|of| (of.pid, of.utilization)).collect();
+        let work = match divvy_gpu_sim::directory() {
+            Some(directory) => Ledger::open(&directory, &card.uuid).and_then(|mut ledger| ledger.work()),
+            None => Ok(Vec::new()),
+        };
+        let work = work.map_err(|error| {
+            complain(&error.to_string());
+            ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN
+        })?;
+        Ok(samples::latest(
+            &constant,
+            &work,
+            card.described.sample_ms,
+            &Now::read(),
+            since,
+        ))
     }
 
     /// Report whether a process on the GPU is a client of MPS.

@@ -11,7 +11,7 @@ use super::hub::Hub;
 use super::log;
 use crate::backend::{Backend, Event, Sink};
 use crate::protocol::Limited;
-use crate::{Code, Failure, GpuProcesses, Known, SNAPSHOT_VERSION, Snapshot};
+use crate::{Code, Failure, GpuProcesses, GpuSamples, Known, SNAPSHOT_VERSION, SamplesSince, Snapshot};
 
 /// The intervals at which a driver is reopened.
 #[derive(Debug, Clone, Copy)]
@@ -144,8 +144,27 @@ impl Drivers {
         Ok(lists.into_iter().flat_map(|(_, list)| list).collect())
     }
 
-    /// Limit how much memory of a GPU the processes of a cgroup can allocate.
-    pub(super) fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure> {
+    /// Read how busy processes keep these GPUs. The error of one GPU is part of the answer.
+    pub(super) fn utilization(&mut self, asked: &[SamplesSince]) -> Vec<GpuSamples> {
+        let read = |of: &SamplesSince| {
+            let samples = self
+                .backend_of(&of.uuid)
+                .and_then(|backend| backend.utilization(&of.uuid, of.since));
+            let (samples, error) = match samples {
+                Ok(samples) => (samples, None),
+                Err(failure) => (Vec::new(), Some(failure)),
+            };
+            GpuSamples {
+                uuid: of.uuid.clone(),
+                samples,
+                error,
+            }
+        };
+        asked.iter().map(read).collect()
+    }
+
+    /// Return the driver of a GPU that it has listed.
+    fn backend_of(&mut self, uuid: &str) -> Result<&mut Box<dyn Backend>, Failure> {
         let vendor = self.known.gpu(uuid).map(|gpu| gpu.vendor);
         let slot = self.slots.iter_mut().find(|slot| Some(slot.vendor) == vendor);
         let Some(slot) = slot else {
@@ -153,9 +172,14 @@ impl Drivers {
         };
         slot.ensure_open(self.pace, self.hub.as_ref());
         match &mut slot.backend {
-            Some(backend) => backend.limit(uuid, cgroup, hard),
+            Some(backend) => Ok(backend),
             None => Err(slot.failure.clone()),
         }
+    }
+
+    /// Limit how much memory of a GPU the processes of a cgroup can allocate.
+    pub(super) fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure> {
+        self.backend_of(uuid)?.limit(uuid, cgroup, hard)
     }
 
     /// Ask every driver that exists. Return the answers with the positions in `slots`. If one driver fails, the whole request

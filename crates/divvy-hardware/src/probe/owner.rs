@@ -12,7 +12,7 @@ use super::drivers::{Drivers, Open, Pace};
 use super::hub::Hub;
 use super::{limit, log, pods};
 use crate::protocol::{Limit, Limited};
-use crate::{Code, Error, Failure};
+use crate::{Code, Error, Failure, GpuSamples, SamplesSince};
 
 /// The number of requests that may wait for the driver.
 const QUEUE: usize = 32;
@@ -24,6 +24,8 @@ pub(super) enum Question {
     Snapshot,
     /// Read the processes on all GPUs.
     Processes,
+    /// Read how busy processes keep these GPUs.
+    Utilization(Vec<SamplesSince>),
     /// Limit the GPU memory of a pod.
     Limit(Limit),
 }
@@ -83,16 +85,28 @@ impl Owner {
     }
 
     fn perform(&mut self, question: Question) -> Result<Value, Failure> {
+        // It comes often, and its answer says nothing about the driver as a whole.
+        let is_logged = !matches!(question, Question::Utilization(_));
         let answer = match question {
             Question::Snapshot => self.drivers.snapshot().map(serde_json::to_value),
             Question::Processes => self.drivers.processes().map(|mut processes| {
                 pods::name(&self.sys_root.join("proc"), &mut processes);
                 serde_json::to_value(processes)
             }),
+            Question::Utilization(asked) => self.utilization(&asked).map(serde_json::to_value),
             Question::Limit(wanted) => self.limit(&wanted).map(serde_json::to_value),
         };
-        self.log(answer.as_ref().err().cloned());
+        if is_logged {
+            self.log(answer.as_ref().err().cloned());
+        }
         answer?.map_err(|error| Failure::new(Code::Unknown, format!("the answer cannot be written as JSON: {error}")))
+    }
+
+    fn utilization(&mut self, asked: &[SamplesSince]) -> Result<Vec<GpuSamples>, Failure> {
+        SamplesSince::validate(asked).map_err(|text| Failure::new(Code::Protocol, text))?;
+        let mut gpus = self.drivers.utilization(asked);
+        pods::name_sampled(&self.sys_root.join("proc"), &mut gpus);
+        Ok(gpus)
     }
 
     fn limit(&mut self, wanted: &Limit) -> Result<Limited, Failure> {
@@ -121,7 +135,7 @@ mod tests {
 
     use super::*;
     use crate::backend::{Backend, Event, Sink};
-    use crate::{Driver, Fault, GpuFacts, GpuProcesses, SNAPSHOT_VERSION, Snapshot};
+    use crate::{Driver, Fault, GpuFacts, GpuProcesses, SNAPSHOT_VERSION, Sample, Snapshot};
 
     /// What a scripted driver does next: it cannot be opened, or it answers.
     type Answers = Arc<Mutex<Vec<Result<Snapshot, Failure>>>>;
@@ -158,6 +172,18 @@ mod tests {
                 processes: Vec::new(),
                 error: None,
             }])
+        }
+
+        fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure> {
+            match self.vendor {
+                Vendor::Nvidia => Ok(vec![Sample {
+                    pid: 7,
+                    pod: None,
+                    at: since + 1,
+                    percent: 30,
+                }]),
+                Vendor::Amd => Err(Failure::new(Code::NotSupported, format!("not of {uuid}"))),
+            }
         }
 
         fn limit(&mut self, uuid: &str, _: &std::path::Path, hard: divvy_model::MiB) -> Result<Limited, Failure> {
@@ -371,6 +397,23 @@ mod tests {
         let names = processes.as_array().expect("a list").iter().map(|gpu| gpu["uuid"].clone());
         assert_eq!(names.collect::<Vec<_>>(), ["nvidia-0", "amd-0"]);
         assert_eq!((nvidia.opened(), amd.opened()), (3, 1));
+    }
+
+    #[test]
+    fn samples_come_from_the_driver_that_has_the_gpu() {
+        let nvidia = Script::new(Vendor::Nvidia, vec![Ok(of(Vendor::Nvidia, false))]);
+        let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, false))]);
+        let jobs = owner(AT_ONCE, &[&nvidia, &amd]);
+        ask(&jobs, Question::Snapshot).expect("snapshot");
+        let asked = ["amd-0", "nvidia-0"].map(|uuid| SamplesSince {
+            uuid: uuid.to_owned(),
+            since: 41,
+        });
+        let answer = ask(&jobs, Question::Utilization(asked.into())).expect("samples");
+        let refused = serde_json::json!({"code": "not_supported", "text": "not of amd-0"});
+        let sample = serde_json::json!({"pid": 7, "atUs": 42, "percent": 30});
+        assert_eq!((&answer[0]["uuid"], &answer[0]["err"]), (&"amd-0".into(), &refused));
+        assert_eq!((&answer[1]["uuid"], &answer[1]["samples"][0]), (&"nvidia-0".into(), &sample));
     }
 
     #[test]

@@ -170,6 +170,7 @@ fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver) -> Str
                 Op::DriverSpec { basis } => driver.spec(&basis).and_then(value),
                 Op::Snapshot => owner::ask(jobs, Question::Snapshot),
                 Op::Processes => owner::ask(jobs, Question::Processes),
+                Op::Utilization { gpus } => owner::ask(jobs, Question::Utilization(gpus)),
                 Op::Limit(limit) => owner::ask(jobs, Question::Limit(limit)),
             };
             answer_line(Some(id), &result)

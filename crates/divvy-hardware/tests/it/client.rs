@@ -6,7 +6,7 @@ use divvy_cdi::Format;
 use divvy_cdi::driver_spec::{Basis, Place};
 use divvy_hardware::client::{Probe, ProbeClient, Timing, Update};
 use divvy_hardware::protocol::DriverQuestion;
-use divvy_hardware::{Code, Fault, GpuFacts, Snapshot};
+use divvy_hardware::{Code, Fault, GpuFacts, SamplesSince, Snapshot};
 use divvy_model::{MiB, Vendor};
 use rustix::process::Signal;
 use serde_json::json;
@@ -128,15 +128,51 @@ async fn a_process_belongs_to_the_pod_and_the_container_in_whose_cgroup_it_runs(
     let proc = machine.path("root/proc/7");
     std::fs::create_dir_all(&proc).expect("directory");
     std::fs::write(proc.join("cgroup"), "0::/kubepods/burstable/podaaaa-1/01ab\n").expect("cgroup");
+    std::fs::write(proc.join("status"), "Name:\tpython3\nNSpid:\t7\t33\nThreads:\t1\n").expect("status");
     let mut client = machine.client(fast());
     snapshot(&mut client, "snapshot", any).await;
     let all = client.handle().processes().await.expect("processes");
     let pods: Vec<_> = all[0]
         .processes
         .iter()
-        .map(|p| (p.pid, p.used, p.pod.as_deref(), p.container.as_deref()))
+        .map(|p| (p.pid, p.used, p.pod.as_deref(), p.container.as_deref(), p.own_pid))
         .collect();
-    assert_eq!(pods, [(1, MiB(10), None, None), (7, MiB(500), Some("aaaa-1"), Some("01ab"))]);
+    assert_eq!(
+        pods,
+        [
+            (1, MiB(10), None, None, None),
+            (7, MiB(500), Some("aaaa-1"), Some("01ab"), Some(33))
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_sample_of_utilization_belongs_to_the_pod_in_whose_cgroup_the_process_runs() {
+    let machine = Machine::new(&TWO.replace("pid = 7,", "pid = 7, utilization = 30,"));
+    let proc = machine.path("root/proc/7");
+    std::fs::create_dir_all(&proc).expect("directory");
+    std::fs::write(proc.join("cgroup"), "0::/kubepods/burstable/podaaaa-1/01ab\n").expect("cgroup");
+    let mut client = machine.client(fast());
+    snapshot(&mut client, "snapshot", any).await;
+    let ask = |uuid: &str| SamplesSince {
+        uuid: uuid.to_owned(),
+        since: 0,
+    };
+    let all = client
+        .handle()
+        .utilization(vec![ask(GPU1), ask(GPU0)])
+        .await
+        .expect("samples");
+    let found: Vec<_> = all
+        .iter()
+        .map(|gpu| {
+            (
+                gpu.uuid.as_str(),
+                gpu.samples.iter().map(|of| (of.pod.as_deref(), of.percent)).collect(),
+            )
+        })
+        .collect();
+    assert_eq!(found, [(GPU1, vec![]), (GPU0, vec![(Some("aaaa-1"), 30)])]);
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use divvy_hardware::{Fabric, Snapshot};
 use divvy_model::{MiB, MigDevice};
@@ -231,6 +231,86 @@ fn processes_are_listed_with_the_mig_device_that_they_use() {
     ]);
     let answer = client.ask("{\"v\":1,\"id\":2,\"op\":\"processes\"}");
     assert_eq!(answer["ok"], processes, "{answer}");
+}
+
+/// A GPU that two processes use, one in MIG mode, and one that is too old.
+const BUSY: &str = "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A100\"\nuuid = \"GPU-0\"\nmemory_mib = 40960\n\
+    processes = [{ pid = 7, used_mib = 1, utilization = 30 }, { pid = 8, used_mib = 1, utilization = 70 }, { pid = 9, used_mib = 1 }]\n\
+    [[node.gpu]]\nmodel = \"A100\"\nuuid = \"GPU-1\"\nmemory_mib = 40960\nmig = []\n\
+    [[node.gpu]]\nmodel = \"K80\"\nuuid = \"GPU-2\"\nmemory_mib = 11441\ncc = \"3.7\"\n";
+
+#[test]
+fn each_process_has_the_newest_sample_of_its_utilization_until_it_is_known() {
+    let machine = Machine::new(BUSY);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    let mut ask = |uuids: &[&str], since: u64| {
+        let gpus: Vec<Value> = uuids.iter().map(|uuid| json!({"uuid": uuid, "since": since})).collect();
+        client.ask(&json!({"v": 1, "id": 2, "op": "utilization", "gpus": gpus}).to_string())
+    };
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as u64;
+    let before = now();
+    let answer = ask(&["GPU-0"], 0);
+    let at = answer["ok"][0]["samples"][0]["atUs"].as_u64().expect("a time");
+    assert!(before - 200_000 <= at && at <= now(), "{at}");
+    let samples = json!([{"pid": 7, "atUs": at, "percent": 30}, {"pid": 8, "atUs": at, "percent": 70}]);
+    assert_eq!(answer["ok"], json!([{"uuid": "GPU-0", "samples": samples}]));
+    // In an hour.
+    let none = json!([{"uuid": "GPU-0", "samples": []}]);
+    assert_eq!(ask(&["GPU-0"], now() + 3_600_000_000)["ok"], none);
+    eventually("a newer sample", || ask(&["GPU-0"], at)["ok"] != none);
+    let later = ask(&["GPU-0"], at);
+    assert!(later["ok"][0]["samples"][0]["atUs"].as_u64() > Some(at), "{later}");
+}
+
+#[test]
+fn a_gpu_without_samples_says_why_and_the_others_have_theirs() {
+    let machine = Machine::new(BUSY);
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
+    let mut ask = |uuids: &[String]| {
+        let gpus: Vec<Value> = uuids.iter().map(|uuid| json!({"uuid": uuid, "since": 0})).collect();
+        client.ask(&json!({"v": 1, "id": 2, "op": "utilization", "gpus": gpus}).to_string())
+    };
+    let four = ["GPU-1", "GPU-2", "GPU-x", "GPU-0"].map(str::to_owned);
+    let answer = ask(&four);
+    for (index, part) in ["keep GPU GPU-1", "keep GPU GPU-2", "no driver has listed a GPU GPU-x"]
+        .into_iter()
+        .enumerate()
+    {
+        let of = &answer["ok"][index];
+        assert_eq!(
+            (&of["err"]["code"], &of["samples"]),
+            (&json!("not_supported"), &json!([])),
+            "{of}"
+        );
+        assert!(of["err"]["text"].as_str().is_some_and(|text| text.contains(part)), "{of}");
+    }
+    let of = &answer["ok"][3];
+    assert_eq!((&of["err"], of["samples"].as_array().map(Vec::len)), (&Value::Null, Some(2)));
+    // NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_NO_PERMISSION, NVML_ERROR_GPU_IS_LOST, NVML_ERROR_UNKNOWN.
+    for (error, code) in [
+        (13, "not_supported"),
+        (4, "no_permission"),
+        (15, "gpu_lost"),
+        (999, "unknown"),
+    ] {
+        machine.control(&json!({"op": "process_utilization", "gpu": 0, "error": error}));
+        let answer = ask(&four);
+        assert_eq!(answer["ok"][3]["err"]["code"], code, "{answer}");
+    }
+    machine.control(&json!({"op": "process_utilization", "gpu": 0, "error": 0}));
+    assert_eq!(ask(&four)["ok"][3]["err"], Value::Null);
+    for (uuids, part) in [
+        (vec!["GPU-0".to_owned(); 257], "more than 256 GPUs"),
+        (vec!["../x".to_owned()], "the UUID of GPU 0 is malformed"),
+    ] {
+        let err = &ask(&uuids)["err"];
+        assert_eq!(err["code"], "protocol");
+        assert!(err["text"].as_str().is_some_and(|text| text.contains(part)), "{err}");
+    }
 }
 
 #[test]

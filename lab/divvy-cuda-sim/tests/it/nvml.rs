@@ -1,6 +1,9 @@
 //! What the simulated NVML says of the processes of the simulated CUDA.
 
-use crate::bed::{Bed, CONTEXT, MEMORY, Num, Out, PAGE, Words, nvml};
+use crate::bed::{Bed, CONTEXT, MEMORY, Num, Out, PAGE, Text, Words, nvml};
+
+/// NVML_ERROR_NOT_FOUND.
+const NOT_FOUND: i32 = 6;
 
 #[test]
 fn nvml_says_of_each_process_what_the_ledger_says() {
@@ -41,4 +44,54 @@ fn nvml_says_of_each_process_what_the_ledger_says() {
         seen(pids),
         (1, [None, Some(held[1])], vec![MEMORY, MEMORY - held[1], held[1]])
     );
+}
+
+#[test]
+fn nvml_says_how_busy_each_process_keeps_the_gpu() {
+    let bed = Bed::new();
+    let library = nvml();
+    let mut watcher = bed.start_with(&[("WORKER_NVML", library.to_str().expect("UTF-8"))]);
+    watcher.ok("nvmlInit_v2", &[]);
+    let device = watcher.ok("nvmlDeviceGetHandleByIndex_v2", &[Num(0), Out]);
+    // nvmlProcessUtilizationSample_t: PID, microseconds, four percentages of 4 bytes.
+    let mut samples = |since: u64| {
+        let answer = watcher.call(
+            "nvmlDeviceGetProcessUtilization",
+            &[Num(device), Words(vec![0; 4 * 8]), Words(vec![8]), Num(since)],
+        );
+        let count = answer.words[32] as usize;
+        let samples = answer
+            .words
+            .chunks(4)
+            .take(count)
+            .map(|of| (of[0] as u32, of[1], of[2] as u32));
+        match answer.code {
+            0 => samples.collect::<Vec<_>>(),
+            code => {
+                assert_eq!(code, NOT_FOUND);
+                Vec::new()
+            }
+        }
+    };
+    let mut processes = [bed.user(), bed.user()];
+    assert_eq!(samples(0), [], "nothing was launched");
+    // It takes an hour, and what the other process launches comes after it.
+    for process in &mut processes {
+        let module = process.ok("cuModuleLoadData", &[Out, Words(vec![0])]);
+        let function = process.ok("cuModuleGetFunction", &[Out, Num(module), Text("x_3600000000000ns")]);
+        let mut arguments = vec![Num(function)];
+        arguments.extend([1, 1, 1, 1, 1, 1, 0, 0, 0, 0].map(Num));
+        process.ok("cuLaunchKernel", &arguments);
+    }
+    let (at, end) = loop {
+        if let [(pid, at, 100)] = samples(0)[..] {
+            assert_eq!(pid, processes[0].pid());
+            break (at, std::time::SystemTime::now());
+        }
+    };
+    let now = end.duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_micros() as u64;
+    assert!(at <= now && at.is_multiple_of(100_000), "{at} at {now}");
+    assert!(samples(at).iter().all(|of| of.1 > at), "a sample is returned once");
+    processes[0].kill();
+    while !samples(0).is_empty() {}
 }

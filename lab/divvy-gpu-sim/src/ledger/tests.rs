@@ -45,6 +45,26 @@ fn work_waits_for_all_work_before_it() {
 }
 
 #[test]
+fn a_process_keeps_the_gpu_busy_when_its_work_runs_and_not_when_it_is_launched() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (mut first, mut second) = (slot(dir.path()), slot(dir.path()));
+    first.run(1000, 100).expect("run");
+    second.run(1000, 200).expect("run");
+    first.run(1000, 50).expect("run");
+    let _idle = slot(dir.path());
+    let work = Ledger::open(dir.path(), UUID).expect("opened").work().expect("read");
+    let busy = |from, to| work.iter().map(|of| of.between(from, to)).collect::<Vec<_>>();
+    assert_eq!(busy(0, 2000), [150, 200], "the third has none");
+    assert_eq!(busy(1150, 1250)[1], 100);
+    drop(second);
+    let mut third = slot(dir.path());
+    third.run(1000, 1).expect("run");
+    let work = Ledger::open(dir.path(), UUID).expect("opened").work().expect("read");
+    let busy = work.iter().map(|of| of.between(0, 2000));
+    assert_eq!(busy.collect::<Vec<_>>(), [150, 1], "the slot is used again");
+}
+
+#[test]
 fn a_file_that_is_no_ledger_is_an_error() {
     let dir = tempfile::tempdir().expect("a directory");
     let valid = [MAGIC.as_slice(), &[0; 8]].concat();

@@ -14,7 +14,7 @@ const NONE: c_uint = c_uint::MAX;
 ///
 /// # Safety
 /// `count` is null or valid, and `to` is null or has room for `*count` values.
-unsafe fn put_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Result<(), ffi::nvmlReturn_t> {
+pub(super) unsafe fn put_list<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Result<(), ffi::nvmlReturn_t> {
     if count.is_null() {
         return Err(INVALID_ARGUMENT);
     }

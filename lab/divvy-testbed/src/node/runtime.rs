@@ -1,4 +1,5 @@
 //! An emulated container runtime: containers are rows with a simulated PID and files in a cgroup tree.
+//! Processes of this machine can be added to a container, and are then in its cgroup.
 //!
 //! The runtime belongs to the node, not to the kubelet, so containers survive a restart of the kubelet. A reboot ends them all with status
 //! 255. Variables are merged as CRI and CDI do: the plugin's variables come first, the pod's own override them, and CDI's override both

@@ -1,6 +1,7 @@
 //! The agent's surroundings: an embedded API server, an emulated node, and a probe with scripted answers.
 
 use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::*;
 
@@ -23,6 +24,12 @@ pub(super) struct Machine {
     pub(super) refuses_limits: Option<String>,
     /// The requests for limits so far.
     pub(super) limits: Arc<Mutex<Vec<Value>>>,
+    /// The UID of the pod that keeps the first GPU busy, and for which part of the time, in percent.
+    pub(super) busy: Option<(String, u32)>,
+    /// Why the driver does not say how busy processes keep GPUs.
+    pub(super) refuses_samples: Option<String>,
+    /// The number of requests for samples so far.
+    pub(super) sampled: Arc<Mutex<usize>>,
 }
 
 /// A scripted probe that speaks the probe's protocol (`docs/design/formats.md`).
@@ -113,6 +120,18 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                             None => json!({"usedMiB": 0}),
                         }
                     }
+                    Some("utilization") => {
+                        let Machine {
+                            busy,
+                            refuses_samples,
+                            sampled,
+                            ..
+                        } = &*machine.borrow();
+                        *sampled.lock().expect("no panic") += 1;
+                        let gpus = request["gpus"].as_array().expect("a list").iter();
+                        let gpus = gpus.map(|gpu| samples(gpu, busy.as_ref(), refuses_samples.as_ref()));
+                        json!(gpus.collect::<Vec<_>>())
+                    }
                     _ => json!({}),
                 };
                 let answer = match ok.get("err") {
@@ -124,6 +143,23 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                 }
             }
         });
+    }
+}
+
+/// What a driver says that takes a sample each 100 ms.
+fn samples(gpu: &Value, busy: Option<&(String, u32)>, refused: Option<&String>) -> Value {
+    let since = gpu["since"].as_u64().expect("a time");
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+    let at = now.as_micros() as u64 / 100_000 * 100_000;
+    let samples = match busy {
+        Some((pod, percent)) if at > since && gpu["uuid"] == "GPU-0" => {
+            json!([{"pid": 7, "pod": pod, "atUs": at, "percent": percent}])
+        }
+        _ => json!([]),
+    };
+    match refused {
+        Some(text) => json!({"uuid": gpu["uuid"], "samples": [], "err": {"code": "not_supported", "text": text}}),
+        None => json!({"uuid": gpu["uuid"], "samples": samples}),
     }
 }
 
@@ -270,6 +306,7 @@ impl Bed {
                     memory,
                     cores: 0,
                     whole: false,
+                    enforcement: None,
                 }],
                 containers: [("main".to_owned(), vec![ContainerShare { uuid, memory, cores: 0 }])].into(),
             };

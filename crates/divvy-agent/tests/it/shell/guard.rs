@@ -1,10 +1,11 @@
 //! A node whose containers get the guard in the place of CUDA's driver library.
 
 use std::fs;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use divvy_agent::GuardMode;
-use divvy_share::limits::Limits;
+use divvy_share::limits::{Account, Limits, WHOLE};
 
 use super::*;
 
@@ -71,6 +72,66 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
         .delete("pods", "default", "a", &DeleteOptions::default())
         .expect("deleted");
     bed.eventually("the files are gone", || (!shares.join(&uid).exists()).then_some(()))
+        .await;
+    bed.stop_agent().await;
+}
+
+/// Change a file of limits in place, as the agent does.
+fn change(path: &Path, change: impl FnOnce(&mut Limits)) {
+    let (generation, mut limits) = Limits::from_bytes(&fs::read(path).expect("read")).expect("readable");
+    change(&mut limits);
+    let (at, copy) = limits.copy(generation + 1);
+    let file = fs::File::options().write(true).open(path).expect("open");
+    file.write_all_at(&copy, at).expect("written");
+}
+
+fn account(path: &Path) -> Account {
+    let (_, limits) = Limits::from_bytes(&fs::read(path).expect("read")).expect("readable");
+    limits.account
+}
+
+#[tokio::test]
+async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
+    let mut bed = bed().await;
+    let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
+    bed.running("a").await;
+    let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/limits");
+    let sampled = bed.machine.borrow().sampled.clone();
+    let sampled = || *sampled.lock().expect("no panic");
+    bed.machine.send_modify(|machine| machine.busy = Some((uid, 80)));
+    bed.stop_agent().await;
+    assert_eq!((sampled(), account(&file)), (0, Account::default()), "nobody has a rate");
+    change(&file, |limits| limits.rate = 3 * WHOLE / 10);
+    bed.start_agent();
+    // It may use 30 % of the time, and uses 80.
+    let debt = || (account(&file).balance < -200_000_000).then(|| account(&file));
+    let first = bed.eventually("a debt", debt).await;
+    // Another agent continues with it.
+    bed.stop_agent().await;
+    let before = account(&file);
+    assert!(before.balance <= first.balance && before.at >= first.at);
+    bed.machine.send_modify(|machine| machine.busy = None);
+    bed.start_agent();
+    let after = || (account(&file).at > before.at).then(|| account(&file));
+    let after = bed.eventually("another measurement", after).await;
+    // The balance has grown by 30 % of the time at most, and by what rounding gives.
+    let grown = (after.at - before.at) as i64 * 3 / 10 + 1000;
+    assert!(
+        after.balance > before.balance && after.balance <= before.balance + grown,
+        "{before:?} {after:?}"
+    );
+
+    // A driver that does not measure changes nothing.
+    bed.machine
+        .send_modify(|machine| machine.refuses_samples = Some("not on this GPU".to_owned()));
+    let asked = sampled();
+    bed.eventually("a refusal", || (sampled() > asked + 1).then_some(())).await;
+    let refused = account(&file);
+    bed.eventually("another refusal", || (sampled() > asked + 2).then_some(()))
+        .await;
+    assert_eq!(account(&file), refused);
+    bed.machine.send_modify(|machine| machine.refuses_samples = None);
+    bed.eventually("a measurement", || (account(&file).at > refused.at).then_some(()))
         .await;
     bed.stop_agent().await;
 }

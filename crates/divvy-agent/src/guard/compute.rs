@@ -1,0 +1,187 @@
+//! The compute time of pods: what they have left of it, in the files of their shares.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use divvy_share::compute::{Meter, total};
+use divvy_share::limits::Limits;
+use divvy_share::{LIMITS, USAGE};
+use tracing::warn;
+
+use super::{Known, Shares, read_slots, write_limits};
+
+impl Shares {
+    /// Return the UUIDs of the GPUs on which the compute time of a pod is limited.
+    pub(crate) fn timed_gpus(&self) -> BTreeSet<String> {
+        let known = self.known();
+        let timed = known.shares.keys().filter(|share| timed(&self.directory(share)).is_some());
+        timed.map(|(_, uuid)| uuid.clone()).collect()
+    }
+
+    /// Write what the pods have left of their compute time on a GPU, after they kept it busy for so many nanoseconds, by their UIDs. `now` is in nanoseconds
+    /// of the monotonic clock. Return whether the compute time of a pod is limited there.
+    ///
+    /// Guards that wait are not woken: they look again after at most 100 ms.
+    pub(crate) fn kept_busy(&self, uuid: &str, busy: &BTreeMap<String, u64>, now: u64) -> bool {
+        let mut known = self.known();
+        let Known { shares, meters, .. } = &mut *known;
+        let mut is_any = false;
+        for share in shares.keys().filter(|(_, of)| of == uuid) {
+            let directory = self.directory(share);
+            let Some(Limits { rate, account, .. }) = timed(&directory) else {
+                meters.remove(share);
+                continue;
+            };
+            is_any = true;
+            // A pod that has damaged its file keeps the time of a launch that was measured before.
+            let launches = match read_slots(&directory.join(USAGE)) {
+                Ok((_, slots)) => total(slots.iter().map(|slot| slot.launches)),
+                Err(_) => account.launches,
+            };
+            let meter = meters.entry(share.clone()).or_insert_with(|| match account.at {
+                // Nothing was measured yet.
+                0 => Meter::new(rate, now, launches),
+                // By an earlier agent.
+                _ => Meter::resume(account),
+            });
+            let account = meter.measure(rate, now, busy.get(&share.0).copied().unwrap_or(0), launches);
+            if let Err(error) = write_limits(&directory, |limits| limits.account = account) {
+                warn!(uid = share.0, gpu = uuid, "{error}");
+            }
+        }
+        is_any
+    }
+}
+
+/// Return the limits in a directory if they limit the compute time. A file that cannot be read is written again when a container of the pod starts.
+fn timed(directory: &Path) -> Option<Limits> {
+    let bytes = std::fs::read(directory.join(LIMITS)).ok()?;
+    let (_, limits) = Limits::from_bytes(&bytes).ok()?;
+    limits.limits_compute().then_some(limits)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use divvy_agent_core::Guarded;
+    use divvy_share::limits::{Account, WHOLE};
+    use divvy_share::usage;
+
+    use super::super::tests::share_of;
+    use super::*;
+
+    const GPU: &str = "GPU-1";
+    const MS: u64 = 1_000_000;
+
+    struct Bed {
+        state: tempfile::TempDir,
+        shares: Shares,
+    }
+
+    impl Bed {
+        /// Two pods, of which only the first one has a rate: 30 %.
+        fn new() -> Bed {
+            let state = tempfile::tempdir().expect("temp dir");
+            let shares = Shares::open(state.path()).expect("opened");
+            let bed = Bed { state, shares };
+            for pod in ["a", "b"] {
+                bed.shares.hold(pod, &share_of(1000)).expect("made");
+            }
+            bed.rate("a", 30);
+            bed
+        }
+
+        fn directory(&self, pod: &str) -> std::path::PathBuf {
+            self.state.path().join("shares").join(pod).join(GPU)
+        }
+
+        fn rate(&self, pod: &str, percent: u64) {
+            write_limits(&self.directory(pod), |limits| limits.rate = percent * WHOLE / 100).expect("written");
+        }
+
+        fn account(&self, pod: &str) -> Account {
+            let bytes = fs::read(self.directory(pod).join(LIMITS)).expect("read");
+            Limits::from_bytes(&bytes).expect("readable").1.account
+        }
+
+        /// Say that the pod has made so many launches, in its second slot.
+        fn launches(&self, pod: &str, count: u64) {
+            let mut file = usage::file();
+            let at = 64 + 64 + 5 * 8;
+            file[at..at + 8].copy_from_slice(&count.to_ne_bytes());
+            fs::write(self.directory(pod).join(USAGE), file).expect("written");
+        }
+
+        fn busy(&self, shares: &Shares, ms: u64, now: u64) -> Account {
+            let busy = BTreeMap::from([("a".to_owned(), ms * MS), ("b".to_owned(), 70 * MS)]);
+            assert!(shares.kept_busy(GPU, &busy, now * MS));
+            self.account("a")
+        }
+    }
+
+    #[test]
+    fn only_a_pod_with_a_rate_is_measured() {
+        let bed = Bed::new();
+        assert_eq!(bed.shares.timed_gpus(), BTreeSet::from([GPU.to_owned()]));
+        bed.busy(&bed.shares, 10, 1000);
+        assert_eq!(bed.account("b"), Account::default());
+        assert!(!bed.shares.kept_busy("GPU-2", &BTreeMap::new(), MS));
+        for rate in [0, 100] {
+            bed.rate("a", rate);
+            assert!(!bed.shares.kept_busy(GPU, &BTreeMap::new(), MS), "{rate}");
+            assert_eq!(bed.shares.timed_gpus(), BTreeSet::new(), "{rate}");
+        }
+    }
+
+    #[test]
+    fn busy_time_and_launches_are_in_the_account_and_another_agent_continues_with_it() {
+        let bed = Bed::new();
+        bed.launches("a", 7);
+        // As much as a pod that was idle: 30 % of 300 ms.
+        let first = bed.busy(&bed.shares, 0, 1000);
+        assert_eq!((first.balance, first.at, first.launches), (90 * MS as i64, 1000 * MS, 7));
+        bed.launches("a", 27);
+        let second = Account {
+            balance: (90 + 30 - 100) * MS as i64,
+            at: 1100 * MS,
+            launches: 27,
+            launch_ns: 5 * MS,
+        };
+        assert_eq!(bed.busy(&bed.shares, 100, 1100), second);
+        let later = Shares::open(bed.state.path()).expect("opened");
+        assert_eq!(later.timed_gpus().len(), 1);
+        let third = bed.busy(&later, 80, 1200);
+        assert_eq!((third.balance, third.launches), ((20 + 30 - 80) * MS as i64, 27));
+        let [share] = share_of(500);
+        bed.shares.hold("a", &[Guarded { cores: 30, ..share }]).expect("written");
+        assert_eq!(bed.account("a"), third, "another container of the pod starts");
+    }
+
+    #[test]
+    fn a_pod_that_damages_its_files_is_measured_nevertheless() {
+        let bed = Bed::new();
+        bed.launches("a", 7);
+        bed.busy(&bed.shares, 0, 1000);
+        for damage in [vec![0xff; 100], vec![0; usage::SIZE]] {
+            fs::write(bed.directory("a").join(USAGE), damage).expect("damaged");
+            let before = bed.account("a");
+            let after = bed.busy(&bed.shares, 10, before.at / MS + 100);
+            assert_eq!((after.launches, after.launch_ns), (7, 0));
+            assert!(after.at > before.at);
+        }
+        // A file of limits that cannot be read does not become one without memory.
+        fs::write(bed.directory("a").join(LIMITS), [7; 256]).expect("damaged");
+        assert!(!bed.shares.kept_busy(GPU, &BTreeMap::new(), MS));
+        assert_eq!(fs::read(bed.directory("a").join(LIMITS)).expect("read"), [7; 256]);
+    }
+
+    #[test]
+    fn the_account_of_a_pod_that_is_gone_is_forgotten() {
+        let bed = Bed::new();
+        bed.busy(&bed.shares, 10, 1000);
+        bed.shares.clear(&["a".to_owned()].into());
+        assert!(!bed.shares.kept_busy(GPU, &BTreeMap::new(), MS));
+        assert!(bed.shares.known().meters.is_empty() && !bed.directory("a").exists());
+    }
+}

@@ -1,0 +1,170 @@
+//! Signs that programs of guarded pods are not held to their share.
+
+use std::collections::BTreeMap;
+
+use divvy_agent_core::Escape;
+use divvy_hardware::GpuProcesses;
+use divvy_model::MiB;
+
+use super::{Damage, Said, Share, Shares};
+
+/// A sign counts if this many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
+const LASTING: u8 = 3;
+
+/// What the measurements have shown so far.
+#[derive(Debug, Default)]
+pub(super) struct Signs {
+    /// Processes without a slot, by share and PID on the host: in how many measurements.
+    unguarded: BTreeMap<(Share, u32), u8>,
+    /// Shares whose file was changed: in how many measurements, and what is wrong with the file.
+    changed: BTreeMap<Share, (u8, String)>,
+}
+
+impl Signs {
+    /// Take the result of reading a share's file.
+    pub(super) fn changed(&mut self, share: &Share, damage: Option<&Damage>) {
+        match damage {
+            Some(Damage::Changed(text)) => {
+                let (times, last) = self.changed.entry(share.clone()).or_default();
+                *times = times.saturating_add(1);
+                last.clone_from(text);
+            }
+            // What has lasted is still reported when the file looks right again: its content may be wrong.
+            None if self.changed.get(share).is_some_and(|(times, _)| *times < LASTING) => drop(self.changed.remove(share)),
+            Some(Damage::Other(_)) | None => {}
+        }
+    }
+
+    pub(super) fn forget(&mut self, uid: &str) {
+        self.unguarded.retain(|((of, _), _), _| of != uid);
+        self.changed.retain(|(of, _), _| of != uid);
+    }
+}
+
+impl Shares {
+    /// Compare the driver's processes with the slots. `before` and `after` were read before and after the driver was asked.
+    pub(crate) fn watch(&self, gpus: &[GpuProcesses], before: &Said, after: &Said) {
+        let mut known = self.known();
+        let mut unguarded = BTreeMap::new();
+        for gpu in gpus.iter().filter(|gpu| gpu.error.is_none()) {
+            for process in gpu.processes.iter().filter(|process| process.used > MiB::ZERO) {
+                let (Some(uid), Some(own_pid)) = (&process.pod, process.own_pid) else {
+                    continue;
+                };
+                let share = (uid.clone(), gpu.uuid.clone());
+                let slots = [before.get(&share), after.get(&share)];
+                let is_read = slots.iter().all(Option::is_some);
+                if is_read && !slots.iter().flatten().any(|slots| slots.pids.contains(&u64::from(own_pid))) {
+                    let key = (share, process.pid);
+                    let times = known.signs.unguarded.get(&key).copied().unwrap_or(0).saturating_add(1);
+                    unguarded.insert(key, times);
+                }
+            }
+        }
+        known.signs.unguarded = unguarded;
+    }
+
+    /// Return the signs that have lasted: by pod UID.
+    pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
+        let known = self.known();
+        let unguarded = known.signs.unguarded.iter().filter(|(_, times)| **times >= LASTING);
+        let unguarded = unguarded.map(|(((uid, uuid), pid), _)| {
+            let uuid = uuid.clone();
+            (uid, Escape::Unguarded { uuid, pid: *pid })
+        });
+        let changed = known.signs.changed.iter().filter(|(_, (times, _))| *times >= LASTING);
+        let changed = changed.map(|((uid, uuid), (_, text))| {
+            let (uuid, text) = (uuid.clone(), text.clone());
+            (uid, Escape::Tampered { uuid, text })
+        });
+        let mut by_pod: BTreeMap<String, Vec<Escape>> = BTreeMap::new();
+        for (uid, escape) in unguarded.chain(changed) {
+            by_pod.entry(uid.clone()).or_default().push(escape);
+        }
+        by_pod
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use divvy_hardware::Process;
+
+    use super::super::tests::{Bed, GPU};
+    use super::*;
+
+    impl Bed {
+        /// Measure once. The driver lists these processes of the pod: PID on the host, PID in the container.
+        fn watch(&self, processes: &[(u32, u32)]) -> Vec<Escape> {
+            let process = |(pid, own_pid): &(u32, u32)| Process {
+                pid: *pid,
+                used: MiB(300),
+                pod: Some("a".to_owned()),
+                container: None,
+                own_pid: Some(*own_pid),
+            };
+            let gpu = GpuProcesses {
+                uuid: GPU.to_owned(),
+                processes: processes.iter().map(process).collect(),
+                error: None,
+            };
+            let said = self.shares.said();
+            self.shares.watch(&[gpu], &said, &said);
+            self.shares.escapes().remove("a").unwrap_or_default()
+        }
+    }
+
+    fn unguarded(pid: u32) -> Escape {
+        Escape::Unguarded {
+            uuid: GPU.to_owned(),
+            pid,
+        }
+    }
+
+    #[test]
+    fn a_process_that_uses_the_gpu_without_a_slot_is_named_if_it_stays() {
+        let bed = Bed::new();
+        let slot = bed.process(2, 100);
+        slot.write_all_at(&7_u64.to_ne_bytes(), 64 + 2 * 64 + 16).expect("its PID");
+        for _ in 0..9 {
+            assert_eq!(bed.watch(&[(4007, 7)]), [], "it has a slot");
+        }
+        for expected in [vec![], vec![], vec![unguarded(4008)], vec![unguarded(4008)]] {
+            assert_eq!(bed.watch(&[(4007, 7), (4008, 8)]), expected);
+        }
+        assert_eq!(bed.watch(&[(4007, 7)]), [], "it has ended");
+        assert_eq!(bed.watch(&[(4007, 7), (4008, 8)]), [], "another one");
+        // The owner of the slot has ended, and a process with its PID avoids the guard.
+        drop(slot);
+        for _ in 0..2 {
+            bed.watch(&[(4009, 7)]);
+        }
+        assert_eq!(bed.watch(&[(4009, 7)]), [unguarded(4009)]);
+        bed.shares.clear(&["a".to_owned()].into());
+        assert_eq!(bed.shares.escapes(), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_file_that_a_program_has_changed_is_named_and_one_of_a_later_agent_is_not() {
+        let bed = Bed::new();
+        let path = bed.path(divvy_share::USAGE);
+        let whole = std::fs::read(&path).expect("read");
+        std::fs::write(&path, [0; 7]).expect("changed");
+        assert_eq!((bed.watch(&[]), bed.watch(&[])), (vec![], vec![]));
+        let [Escape::Tampered { text, .. }] = &bed.watch(&[(4007, 7)])[..] else {
+            panic!("it is reported, and no process, because nobody knows which have slots");
+        };
+        assert!(text.contains("somebody in the pod changed it"), "{text}");
+        std::fs::write(&path, &whole).expect("written");
+        assert_eq!(bed.watch(&[]).len(), 1, "its numbers may be wrong");
+
+        let bed = Bed::new();
+        let mut later = whole;
+        later[8] = 9;
+        std::fs::write(bed.path(divvy_share::USAGE), later).expect("written");
+        for _ in 0..9 {
+            assert_eq!(bed.watch(&[(4007, 7)]), []);
+        }
+    }
+}
