@@ -219,11 +219,11 @@ pub struct Facts {
     /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. The amount is
     /// zero where the driver does not report it. `None` if the driver was not queried this time or did not answer.
     pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
-    /// What programs of guarded pods do without the guard: by pod UID. Signs that lasted for several measurements.
+    /// Signs that guarded pods are not held to their shares, by pod UID.
     pub escapes: BTreeMap<String, Vec<Escape>>,
 }
 
-/// A sign that a program of a guarded pod is not held to the pod's share.
+/// A sign that a guarded pod is not held to its share as it should be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Escape {
     /// The driver lists a process on the GPU that has no slot in the pod's file of usage.
@@ -240,6 +240,30 @@ pub enum Escape {
         /// What is wrong with the file.
         text: String,
     },
+    /// Processes got no memory because all slots of the file of usage have an owner.
+    Crowded {
+        /// The GPU's UUID.
+        uuid: String,
+    },
+    /// The pod has a share of the compute time, but the driver does not report how long processes keep the GPU busy.
+    Untimed {
+        /// The GPU's UUID.
+        uuid: String,
+        /// The driver's answer.
+        text: String,
+    },
+}
+
+impl Escape {
+    /// Return the GPU's UUID.
+    pub fn uuid(&self) -> &str {
+        match self {
+            Escape::Unguarded { uuid, .. }
+            | Escape::Tampered { uuid, .. }
+            | Escape::Crowded { uuid }
+            | Escape::Untimed { uuid, .. } => uuid,
+        }
+    }
 }
 
 /// An effect for the caller to perform.

@@ -64,11 +64,15 @@ pub enum Class {
     Unguarded,
     /// A program changed the file in which the guard counts what its pod uses.
     Tampered,
+    /// More processes of a pod use a GPU than the guard can count.
+    Crowded,
+    /// Nothing limits the compute time of a pod that has a share of it.
+    Untimed,
 }
 
 impl Class {
     /// Every class. The metrics start with all of them at zero.
-    pub const ALL: [Class; 15] = [
+    pub const ALL: [Class; 17] = [
         Class::NoAllocation,
         Class::GpuUnavailable,
         Class::RecordRebuilt,
@@ -84,6 +88,8 @@ impl Class {
         Class::MemoryExceeded,
         Class::Unguarded,
         Class::Tampered,
+        Class::Crowded,
+        Class::Untimed,
     ];
 
     /// Return the value of the metric's label.
@@ -104,6 +110,8 @@ impl Class {
             Class::MemoryExceeded => "memory-exceeded",
             Class::Unguarded => "unguarded",
             Class::Tampered => "tampered",
+            Class::Crowded => "crowded",
+            Class::Untimed => "untimed",
         }
     }
 
@@ -125,6 +133,8 @@ impl Class {
             Class::MemoryExceeded => "GpuMemoryExceeded",
             Class::Unguarded => "GuardAvoided",
             Class::Tampered => "GuardFileChanged",
+            Class::Crowded => "TooManyGpuProcesses",
+            Class::Untimed => crate::NOT_LIMITED,
         }
     }
 }

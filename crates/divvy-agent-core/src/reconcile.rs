@@ -368,32 +368,48 @@ impl Core {
         }
     }
 
-    /// Report programs that the guard does not hold to the share of their pod.
+    /// Report pods that are not held to their shares.
     fn find_escapes(&self, facts: &Facts, found: &mut Vec<(Class, String, String)>) {
-        for (uid, escapes) in &facts.escapes {
-            for escape in escapes {
-                let (Escape::Unguarded { uuid, .. } | Escape::Tampered { uuid, .. }) = escape;
-                let Some(gpu) = self.gpu(uuid) else { continue };
-                found.push(match escape {
-                    Escape::Unguarded { pid, .. } => {
-                        let text = format!(
-                            "process {pid} of this pod uses GPU {} without Divvy's guard, so nothing limits the process to the pod's share. A program \
-                             avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
-                             its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU",
-                            gpu.index
-                        );
-                        (Class::Unguarded, uid.clone(), text)
-                    }
-                    Escape::Tampered { text, .. } => {
-                        let text = format!(
-                            "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {}, so nothing limits the \
-                             pod to its share: {text}. Delete the pod if you do not know the program",
-                            gpu.index
-                        );
-                        (Class::Tampered, uid.clone(), text)
-                    }
-                });
-            }
+        for (uid, escape) in facts
+            .escapes
+            .iter()
+            .flat_map(|(uid, all)| all.iter().map(move |escape| (uid, escape)))
+        {
+            let Some(gpu) = self.gpu(escape.uuid()) else { continue };
+            let index = gpu.index;
+            let (class, text) = match escape {
+                Escape::Unguarded { pid, .. } => (
+                    Class::Unguarded,
+                    format!(
+                        "process {pid} of this pod uses GPU {index} without Divvy's guard, so nothing limits the process to the pod's share. A program \
+                         avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
+                         its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU"
+                    ),
+                ),
+                Escape::Tampered { text, .. } => (
+                    Class::Tampered,
+                    format!(
+                        "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {index}, so nothing limits the \
+                         pod to its share: {text}. Delete the pod if you do not know the program"
+                    ),
+                ),
+                Escape::Crowded { .. } => (
+                    Class::Crowded,
+                    format!(
+                        "at most {} processes of a pod can use GPU {index} at the same time; others were refused memory (CUDA_ERROR_OUT_OF_MEMORY). \
+                         Start fewer processes, or several pods",
+                        divvy_share::usage::SLOTS
+                    ),
+                ),
+                Escape::Untimed { text, .. } => (
+                    Class::Untimed,
+                    format!(
+                        "nothing limits the compute time of this pod on GPU {index}, so it may use more than its share: the driver does not report how \
+                         long processes keep the GPU busy ({text})"
+                    ),
+                ),
+            };
+            found.push((class, uid.clone(), text));
         }
     }
 

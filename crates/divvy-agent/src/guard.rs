@@ -133,6 +133,8 @@ pub(crate) struct InSlots {
     processes: usize,
     /// The PIDs of all processes that have a slot, as they see them themselves.
     pids: BTreeSet<u64>,
+    /// Whether processes were refused because there was no free slot.
+    is_crowded: bool,
 }
 
 /// Why a file of usage cannot be read.
@@ -390,8 +392,8 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
     }
 }
 
-/// Read the slots of a file of usage.
-fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), Damage> {
+/// Read a file of usage: its slots, and how many processes got none.
+fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS], u64), Damage> {
     let unreadable = |error| Damage::Other(format!("the file cannot be read: {error}"));
     let file = files::open(path).map_err(unreadable)?;
     let mut bytes = Vec::with_capacity(usage::SIZE);
@@ -399,7 +401,7 @@ fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), Damage
     let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(unreadable)?;
     match usage::parse(&bytes) {
-        Ok((slots, _)) => Ok((file, slots)),
+        Ok((slots, crowded)) => Ok((file, slots, crowded)),
         Err(error @ usage::Unusable::Newer(_)) => Err(Damage::Other(error.to_string())),
         Err(error @ (usage::Unusable::Size(_) | usage::Unusable::Foreign)) => Err(Damage::Changed(error.to_string())),
     }
@@ -407,8 +409,11 @@ fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), Damage
 
 /// Read the slots that have an owner.
 fn in_slots(path: &Path) -> Result<InSlots, Damage> {
-    let (file, slots) = read_slots(path)?;
-    let mut sum = InSlots::default();
+    let (file, slots, crowded) = read_slots(path)?;
+    let mut sum = InSlots {
+        is_crowded: crowded > 0,
+        ..InSlots::default()
+    };
     for (index, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.used > 0 || slot.pid > 0) {
         if has_owner(&file, index).map_err(|error| Damage::Other(format!("a lock cannot be read: {error}")))? {
             sum.bytes = sum.bytes.saturating_add(slot.used);

@@ -106,10 +106,13 @@ impl Agent {
             let Some(gpu) = gpus.get_mut(&uuid) else { continue };
             if let Some(failure) = error {
                 gpu.refuse(&uuid, &failure, now);
+                self.shares().timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
                 all = false;
                 continue;
             }
-            gpu.refused = None;
+            if gpu.refused.take().is_some() {
+                self.shares().timed(&uuid, None);
+            }
             busy.extend(gpu.samples.take(&samples, micros(monotonic)).map(|pods| (uuid, pods)));
         }
         let monotonic = u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX);

@@ -197,7 +197,7 @@ pub struct Process {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
     /// The process's PID as it sees it itself, in the innermost PID namespace (`NSpid` in proc_pid_status(5)). `None` if it could not be read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "ownPid", skip_serializing_if = "Option::is_none")]
     pub own_pid: Option<u32>,
 }
 

@@ -285,7 +285,7 @@ fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
 }
 
 #[test]
-fn a_program_that_avoids_the_guard_or_changes_its_file_is_said_once_and_counted_each_time() {
+fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
     let unguarded = |gpu: &str| Escape::Unguarded {
         uuid: gpu.to_owned(),
         pid: 4711,
@@ -306,6 +306,23 @@ fn a_program_that_avoids_the_guard_or_changes_its_file_is_said_once_and_counted_
             Class::Tampered,
             "GuardFileChanged",
             ["the file has 3 bytes", "GPU 0"],
+        ),
+        (
+            vec![Escape::Crowded {
+                uuid: "GPU-0".to_owned(),
+            }],
+            Class::Crowded,
+            "TooManyGpuProcesses",
+            ["at most 256 processes", "GPU 0"],
+        ),
+        (
+            vec![Escape::Untimed {
+                uuid: "GPU-0".to_owned(),
+                text: "not supported".to_owned(),
+            }],
+            Class::Untimed,
+            "NotLimited",
+            ["compute time", "(not supported)"],
         ),
         (vec![unguarded("GPU-gone")], Class::Unguarded, "", [""; 2]),
     ] {

@@ -35,7 +35,7 @@ impl Shares {
             is_any = true;
             // A pod that has damaged its file keeps the time of a launch that was measured before.
             let launches = match read_slots(&directory.join(USAGE)) {
-                Ok((_, slots)) => total(slots.iter().map(|slot| slot.launches)),
+                Ok((_, slots, _)) => total(slots.iter().map(|slot| slot.launches)),
                 Err(_) => account.launches,
             };
             let meter = meters.entry(share.clone()).or_insert_with(|| match account.at {
@@ -54,7 +54,7 @@ impl Shares {
 }
 
 /// Return the limits in a directory if they limit the compute time. A file that cannot be read is written again when a container of the pod starts.
-fn timed(directory: &Path) -> Option<Limits> {
+pub(super) fn timed(directory: &Path) -> Option<Limits> {
     let bytes = std::fs::read(directory.join(LIMITS)).ok()?;
     let (_, limits) = Limits::from_bytes(&bytes).ok()?;
     limits.limits_compute().then_some(limits)

@@ -1,11 +1,12 @@
 //! Signs that programs of guarded pods are not held to their share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::Escape;
 use divvy_hardware::GpuProcesses;
 use divvy_model::MiB;
 
+use super::compute::timed;
 use super::{Damage, Said, Share, Shares};
 
 /// A sign counts if this many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
@@ -18,6 +19,10 @@ pub(super) struct Signs {
     unguarded: BTreeMap<(Share, u32), u8>,
     /// Shares whose file was changed: in how many measurements, and what is wrong with the file.
     changed: BTreeMap<Share, (u8, String)>,
+    /// Shares with processes that got no slot.
+    crowded: BTreeSet<Share>,
+    /// GPUs whose driver does not report the busy time of processes, and what it says.
+    untimed: BTreeMap<String, String>,
 }
 
 impl Signs {
@@ -38,6 +43,7 @@ impl Signs {
     pub(super) fn forget(&mut self, uid: &str) {
         self.unguarded.retain(|((of, _), _), _| of != uid);
         self.changed.retain(|(of, _), _| of != uid);
+        self.crowded.retain(|(of, _)| of != uid);
     }
 }
 
@@ -62,9 +68,20 @@ impl Shares {
             }
         }
         known.signs.unguarded = unguarded;
+        let crowded = after.iter().filter(|(_, slots)| slots.is_crowded);
+        known.signs.crowded = crowded.map(|(share, _)| share.clone()).collect();
     }
 
-    /// Return the signs that have lasted: by pod UID.
+    /// Take whether the driver reports the busy time of processes on a GPU; if not, what it says.
+    pub(crate) fn timed(&self, uuid: &str, refusal: Option<String>) {
+        let untimed = &mut self.known().signs.untimed;
+        match refusal {
+            Some(text) => drop(untimed.insert(uuid.to_owned(), text)),
+            None => drop(untimed.remove(uuid)),
+        }
+    }
+
+    /// Return the signs that have lasted, by pod UID.
     pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
         let known = self.known();
         let unguarded = known.signs.unguarded.iter().filter(|(_, times)| **times >= LASTING);
@@ -77,8 +94,17 @@ impl Shares {
             let (uuid, text) = (uuid.clone(), text.clone());
             (uid, Escape::Tampered { uuid, text })
         });
+        let crowded = known.signs.crowded.iter();
+        let crowded = crowded.map(|(uid, uuid)| (uid, Escape::Crowded { uuid: uuid.clone() }));
+        let untimed = known.shares.keys().filter_map(|share| {
+            let (uid, uuid) = share;
+            let text = known.signs.untimed.get(uuid)?;
+            timed(&self.directory(share))?;
+            let (uuid, text) = (uuid.clone(), text.clone());
+            Some((uid, Escape::Untimed { uuid, text }))
+        });
         let mut by_pod: BTreeMap<String, Vec<Escape>> = BTreeMap::new();
-        for (uid, escape) in unguarded.chain(changed) {
+        for (uid, escape) in unguarded.chain(changed).chain(crowded).chain(untimed) {
             by_pod.entry(uid.clone()).or_default().push(escape);
         }
         by_pod
@@ -91,7 +117,7 @@ mod tests {
 
     use divvy_hardware::Process;
 
-    use super::super::tests::{Bed, GPU};
+    use super::super::tests::{Bed, GPU, share_of};
     use super::*;
 
     impl Bed {
@@ -146,6 +172,28 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_with_more_processes_than_slots_and_one_whose_compute_time_the_driver_does_not_report_are_named() {
+        let bed = Bed::new();
+        let uuid = GPU.to_owned();
+        let mut file = divvy_share::usage::file();
+        file[16..24].copy_from_slice(&1_u64.to_ne_bytes());
+        std::fs::write(bed.path(divvy_share::USAGE), file).expect("written");
+        assert_eq!(bed.watch(&[]), [Escape::Crowded { uuid: uuid.clone() }]);
+        std::fs::write(bed.path(divvy_share::USAGE), divvy_share::usage::file()).expect("written");
+
+        bed.shares.timed(GPU, Some("not supported".to_owned()));
+        assert_eq!(bed.watch(&[]), [], "the pod has no share of the compute time");
+        let [share] = share_of(1000);
+        bed.shares
+            .hold("a", &[divvy_agent_core::Guarded { cores: 30, ..share }])
+            .expect("written");
+        let text = "not supported".to_owned();
+        assert_eq!(bed.watch(&[]), [Escape::Untimed { uuid, text }]);
+        bed.shares.timed(GPU, None);
+        assert_eq!(bed.watch(&[]), []);
+    }
+
+    #[test]
     fn a_file_that_a_program_has_changed_is_named_and_one_of_a_later_agent_is_not() {
         let bed = Bed::new();
         let path = bed.path(divvy_share::USAGE);
@@ -153,7 +201,7 @@ mod tests {
         std::fs::write(&path, [0; 7]).expect("changed");
         assert_eq!((bed.watch(&[]), bed.watch(&[])), (vec![], vec![]));
         let [Escape::Tampered { text, .. }] = &bed.watch(&[(4007, 7)])[..] else {
-            panic!("it is reported, and no process, because nobody knows which have slots");
+            panic!("it is reported, and no process, because the slots cannot be read");
         };
         assert!(text.contains("somebody in the pod changed it"), "{text}");
         std::fs::write(&path, &whole).expect("written");
