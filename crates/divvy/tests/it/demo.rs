@@ -117,7 +117,8 @@ fn programs_are_held_to_their_shares_and_one_that_avoids_the_guard_is_reported_a
             "greedy is refused with CUDA_ERROR_OUT_OF_MEMORY",
             "the driver has given neighbor exactly its share, 5120 MiB",
             "GpuMemoryExceeded: the pod's processes use 3372 MiB of GPU 0, but 2048 MiB were granted",
-            "All 17 checks hold",
+            "GuardAvoided: process",
+            "All 19 checks hold",
         ] {
             assert!(text(&output).contains(part), "{part}: {}", text(&output));
         }

@@ -383,7 +383,10 @@ impl Runtime {
         let row = state.rows.iter_mut().find(|row| row.view.id == id && row.view.is_running());
         let row = row.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, format!("container {id} does not run")))?;
         row.processes.push(pid);
-        self.project(&mut state)
+        self.project(&mut state)?;
+        // It has the PID by which the process knows itself.
+        let proc = self.shared.paths.sys_root.join("proc").join(pid.to_string());
+        std::fs::copy(format!("/proc/{pid}/status"), proc.join("status")).map(drop)
     }
 
     /// Set whether the runtime is down. While it is down, no container starts; running containers keep running.

@@ -21,7 +21,11 @@ const GUARD: &str = "/run/divvy/";
 /// The driver's own file of CUDA's library.
 const REAL_CUDA: &str = "/libcuda.so.real";
 const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
-const EXCEEDED: &str = "GpuMemoryExceeded";
+/// The events about a program that avoids the guard, and about a pod that uses more than its share, each with a part of its text.
+const EVENTS: [(&str, &str); 2] = [
+    ("GpuMemoryExceeded", "were granted"),
+    ("GuardAvoided", "without Divvy's guard"),
+];
 
 /// Which library a program loads.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,13 +83,17 @@ pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(
     let text = format!("the driver has given it {held} MiB, and its share is {} MiB", bypass.share);
     play.check(held > bypass.share, &text, || format!("{held} MiB"))?;
 
-    play.scene("The agent compares what the driver reports with the shares, and reports the pod")
+    play.scene("The agent compares what the driver reports with the shares and with the guard's accounts, and reports the pod")
         .await?;
-    play.event(bypass.pod, EXCEEDED, "were granted").await?;
+    for (reason, part) in EVENTS {
+        play.event(bypass.pod, reason, part).await?;
+    }
     for user in [&greedy, &neighbor] {
-        let events = play.event_texts(user.pod, EXCEEDED).await?;
-        let text = format!("{} has no event {EXCEEDED}", user.pod);
-        play.check(events.is_empty(), &text, || format!("{events:?}"))?;
+        for (reason, _) in EVENTS {
+            let events = play.event_texts(user.pod, reason).await?;
+            let text = format!("{} has no event {reason}", user.pod);
+            play.check(events.is_empty(), &text, || format!("{events:?}"))?;
+        }
     }
 
     play.scene("The programs end, and their memory is free").await?;

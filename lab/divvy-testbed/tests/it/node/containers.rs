@@ -280,6 +280,8 @@ async fn a_process_of_this_machine_is_in_its_containers_cgroup_until_the_contain
         std::fs::read_to_string(&of_process).unwrap(),
         format!("0::/{}\n", view.cgroup)
     );
+    let status = std::fs::read_to_string(of_process.with_file_name("status")).unwrap();
+    assert!(status.contains(&format!("\nPid:\t{own}\n")), "{status}");
     bed.delete("p", Some(1));
     eventually("its cgroup is gone", || !of_process.exists()).await;
     let error = bed.node.attach(&view.id, own).expect_err("the container has ended");
