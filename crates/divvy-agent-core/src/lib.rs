@@ -69,6 +69,8 @@ pub struct Guard {
     pub nvml: String,
     /// The directory with the files of each pod and GPU: `<shares>/<pod's UID>/<GPU's UUID>/`.
     pub shares: String,
+    /// Whether the agent kills processes that avoid the guard, so that events say so.
+    pub kills: bool,
 }
 
 /// The part of a GPU that the agent offers to pods.

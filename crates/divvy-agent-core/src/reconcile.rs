@@ -370,6 +370,12 @@ impl Core {
 
     /// Report pods that are not held to their shares.
     fn find_escapes(&self, facts: &Facts, found: &mut Vec<(Class, String, String)>) {
+        let kills = self.settings.guard.as_ref().is_some_and(|guard| guard.kills);
+        let killed = if kills {
+            ". The agent kills such processes (--on-escape kill)"
+        } else {
+            ""
+        };
         for (uid, escape) in facts
             .escapes
             .iter()
@@ -383,14 +389,14 @@ impl Core {
                     format!(
                         "process {pid} of this pod uses GPU {index} without Divvy's guard, so nothing limits the process to the pod's share. A program \
                          avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
-                         its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU"
+                         its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU{killed}"
                     ),
                 ),
                 Escape::Tampered { text, .. } => (
                     Class::Tampered,
                     format!(
                         "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {index}, so nothing limits the \
-                         pod to its share: {text}. Delete the pod if you do not know the program"
+                         pod to its share: {text}. Delete the pod if you do not know the program{killed}"
                     ),
                 ),
                 Escape::Crowded { .. } => (

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_cdi as cdi;
 use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
+use divvy_hardware::protocol::Kill;
 use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
@@ -731,11 +732,33 @@ impl Agent {
         let before = said().await?;
         let processes = self.processes().await?;
         let after = said().await?;
-        self.blocking(move |agent| {
+        let escaped = self.blocking(move |agent| {
             agent.shares.watch(&processes, &before, &after);
+            let escaped = agent.shares.escaped(&processes);
             agent.shares.measured(&memory_in_use(processes), &before, &after);
-        })
-        .await
+            escaped
+        });
+        let escaped = escaped.await?;
+        let kills = self.core().settings().guard.as_ref().is_some_and(|guard| guard.kills);
+        if kills && !escaped.is_empty() {
+            // The events first: what has ended is no longer found.
+            self.reconcile(false).await;
+            self.kill(escaped).await;
+        }
+        Some(())
+    }
+
+    async fn kill(&self, escaped: Vec<Kill>) {
+        let Some(probe) = self.probe.get() else { return };
+        for kill in escaped {
+            let Kill { pid, pod } = kill.clone();
+            match tokio::time::timeout(PROCESSES_TIMEOUT, probe.kill(kill)).await {
+                Ok(Ok(())) => warn!(pid, pod, "killed a process that the guard does not hold to its pod's share"),
+                // The next measurement finds the process again.
+                Ok(Err(failure)) => warn!(pid, pod, "{failure}"),
+                Err(_) => warn!(pid, pod, "the probe did not answer in {} s", PROCESSES_TIMEOUT.as_secs()),
+            }
+        }
     }
 
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {

@@ -72,6 +72,7 @@ pub(crate) fn install(state: &Path, from: &Path) -> Result<Guard, FileError> {
         cuda,
         nvml,
         shares: shares(state).display().to_string(),
+        kills: false,
     })
 }
 
@@ -201,8 +202,14 @@ impl Shares {
             let directory = self.directory(&share);
             files::make_directory(&directory, 0o755)?;
             make_usage(&directory)?;
+            let found = in_slots(&directory.join(USAGE));
+            if matches!(found, Err(Damage::Changed(_))) {
+                // What the pod's other processes have is lost already.
+                restore(&directory.join(USAGE))?;
+            }
+            self.known().signs.starts(&share);
             // What processes were charged with stays in the file while they run, so that the agent can tell it from what it measures.
-            let has_processes = in_slots(&directory.join(USAGE)).is_ok_and(|found| found.processes > 0);
+            let has_processes = found.is_ok_and(|found| found.processes > 0);
             let mut known = self.known();
             let context = known.contexts.get(uuid).copied().unwrap_or_default();
             write_limits(&directory, |limits| {
@@ -422,6 +429,19 @@ fn in_slots(path: &Path) -> Result<InSlots, Damage> {
         }
     }
     Ok(sum)
+}
+
+/// Write a file of usage again, in place, because containers have it mounted.
+fn restore(path: &Path) -> Result<(), FileError> {
+    let failed = |action| {
+        let path = path.to_owned();
+        move |source| FileError { action, path, source }
+    };
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let file = options.open(path).map_err(failed("open"))?;
+    file.set_len(usage::SIZE as u64).map_err(failed("write"))?;
+    file.write_all_at(&usage::file(), 0).map_err(failed("write"))
 }
 
 /// Give a file of usage its size back. A pod could otherwise fill the node's disk through it. A file of a later version is left as it is.

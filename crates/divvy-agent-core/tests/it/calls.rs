@@ -312,6 +312,7 @@ fn guarding_node() -> Node {
             cuda: "/state/guard/1/libcuda.so.1".to_owned(),
             nvml: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
             shares: "/state/shares".to_owned(),
+            kills: false,
         }),
         ..settings()
     };

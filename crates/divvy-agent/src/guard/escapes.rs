@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::Escape;
 use divvy_hardware::GpuProcesses;
+use divvy_hardware::protocol::Kill;
 use divvy_model::MiB;
 
 use super::compute::timed;
@@ -38,6 +39,11 @@ impl Signs {
             None if self.changed.get(share).is_some_and(|(times, _)| *times < LASTING) => drop(self.changed.remove(share)),
             Some(Damage::Other(_)) | None => {}
         }
+    }
+
+    /// A container of the pod starts, and the file is as it should be.
+    pub(super) fn starts(&mut self, share: &Share) {
+        self.changed.remove(share);
     }
 
     pub(super) fn forget(&mut self, uid: &str) {
@@ -79,6 +85,35 @@ impl Shares {
             Some(text) => drop(untimed.insert(uuid.to_owned(), text)),
             None => drop(untimed.remove(uuid)),
         }
+    }
+
+    /// Return the processes that the guard does not hold to their pod's share: those without a slot, and all of a pod that changed its file.
+    pub(crate) fn escaped(&self, gpus: &[GpuProcesses]) -> Vec<Kill> {
+        let escapes = self.escapes();
+        let of_pod = |gpu: &GpuProcesses, uid: &str, escape: &Escape| -> Vec<u32> {
+            let processes = gpu.processes.iter().filter(|process| process.pod.as_deref() == Some(uid));
+            let is_meant = |pid: u32| match escape {
+                Escape::Unguarded { pid: unguarded, .. } => pid == *unguarded,
+                Escape::Tampered { .. } => true,
+                Escape::Crowded { .. } | Escape::Untimed { .. } => false,
+            };
+            let pids = processes.map(|process| process.pid).filter(|pid| is_meant(*pid));
+            pids.collect()
+        };
+        let mut pids: BTreeSet<(&str, u32)> = BTreeSet::new();
+        for (uid, escape) in escapes
+            .iter()
+            .flat_map(|(uid, all)| all.iter().map(move |escape| (uid, escape)))
+        {
+            for gpu in gpus.iter().filter(|gpu| gpu.uuid == escape.uuid()) {
+                pids.extend(of_pod(gpu, uid, escape).into_iter().map(|pid| (uid.as_str(), pid)));
+            }
+        }
+        let kill = |(pod, pid): (&str, u32)| Kill {
+            pid,
+            pod: pod.to_owned(),
+        };
+        pids.into_iter().map(kill).collect()
     }
 
     /// Return the signs that have lasted, by pod UID.
@@ -123,6 +158,18 @@ mod tests {
     impl Bed {
         /// Measure once. The driver lists these processes of the pod: PID on the host, PID in the container.
         fn watch(&self, processes: &[(u32, u32)]) -> Vec<Escape> {
+            let said = self.shares.said();
+            self.shares.watch(&[Self::listed(processes)], &said, &said);
+            self.shares.escapes().remove("a").unwrap_or_default()
+        }
+
+        fn killed(&self, processes: &[(u32, u32)]) -> Vec<u32> {
+            let killed = self.shares.escaped(&[Self::listed(processes)]);
+            assert!(killed.iter().all(|kill| kill.pod == "a"), "{killed:?}");
+            killed.into_iter().map(|kill| kill.pid).collect()
+        }
+
+        fn listed(processes: &[(u32, u32)]) -> GpuProcesses {
             let process = |(pid, own_pid): &(u32, u32)| Process {
                 pid: *pid,
                 used: MiB(300),
@@ -130,14 +177,11 @@ mod tests {
                 container: None,
                 own_pid: Some(*own_pid),
             };
-            let gpu = GpuProcesses {
+            GpuProcesses {
                 uuid: GPU.to_owned(),
                 processes: processes.iter().map(process).collect(),
                 error: None,
-            };
-            let said = self.shares.said();
-            self.shares.watch(&[gpu], &said, &said);
-            self.shares.escapes().remove("a").unwrap_or_default()
+            }
         }
     }
 
@@ -159,6 +203,7 @@ mod tests {
         for expected in [vec![], vec![], vec![unguarded(4008)], vec![unguarded(4008)]] {
             assert_eq!(bed.watch(&[(4007, 7), (4008, 8)]), expected);
         }
+        assert_eq!(bed.killed(&[(4007, 7), (4008, 8)]), [4008]);
         assert_eq!(bed.watch(&[(4007, 7)]), [], "it has ended");
         assert_eq!(bed.watch(&[(4007, 7), (4008, 8)]), [], "another one");
         // The owner of the slot has ended, and a process with its PID avoids the guard.
@@ -204,8 +249,15 @@ mod tests {
             panic!("it is reported, and no process, because the slots cannot be read");
         };
         assert!(text.contains("somebody in the pod changed it"), "{text}");
+        assert_eq!(bed.killed(&[(4007, 7), (4008, 8)]), [4007, 4008]);
         std::fs::write(&path, &whole).expect("written");
         assert_eq!(bed.watch(&[]).len(), 1, "its numbers may be wrong");
+        std::fs::write(&path, [0; 7]).expect("changed");
+        bed.shares.hold("a", &share_of(1000)).expect("the container starts again");
+        assert_eq!(std::fs::read(&path).expect("read"), whole);
+        for _ in 0..9 {
+            assert_eq!(bed.watch(&[]), []);
+        }
 
         let bed = Bed::new();
         let mut later = whole;
