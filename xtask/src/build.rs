@@ -63,13 +63,43 @@ pub(crate) fn debug_directory() -> PathBuf {
     target().join("debug")
 }
 
-/// Build all programs, then replace this process with the demo.
+/// Build all programs, then replace this process with the demo. Only the scenario with the guard needs the guard's libraries as they ship.
 pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
     programs()?;
+    if args.iter().any(|arg| ["isolation", "--scenario=isolation"].contains(arg)) {
+        guard()?;
+    }
     let program = debug_directory().join("divvy");
     // Replace this process, so that Ctrl-C and the exit status are the demo's own.
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).arg("demo").args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))
+}
+
+/// Build the guard's libraries as they ship, and put them next to the other programs, under the names that the agent knows.
+fn guard() -> Result<()> {
+    for (package, name) in [
+        ("divvy-guard", "libdivvy-guard.so"),
+        ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
+    ] {
+        // Each is built alone, because other packages enable features of its dependencies that need the standard library.
+        cargo(&[
+            "build",
+            "--quiet",
+            "--profile",
+            "node",
+            "--package",
+            package,
+            "--features",
+            "shadow",
+        ])?;
+        let built = target().join("node").join(format!("lib{}.so", package.replace('-', "_")));
+        let next = debug_directory().join(format!("{name}.{}", std::process::id()));
+        // At once, because another demo may be reading the library.
+        std::fs::copy(&built, &next)
+            .and_then(|_| std::fs::rename(&next, debug_directory().join(name)))
+            .with_context(|| format!("{} could not be copied", built.display()))?;
+    }
+    Ok(())
 }
 
 /// Build all programs, then replace this process with `divvy-torture`.

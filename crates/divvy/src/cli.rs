@@ -544,6 +544,7 @@ Examples:
       the tutorial: two pods on one GPU, then a day on a small cluster
   divvy demo --scenario tutorial    only the two pods
   divvy demo --list                 all scenarios, each with one line about it
+  divvy demo --scenario isolation   programs allocate GPU memory, and the guard holds them to their shares
   divvy demo --scenario whole       whole NVIDIA GPUs and shares on one node
   divvy demo --scenario migration   two nodes move from nvidia-device-plugin to the agent, and one back
   divvy demo --keep                 keep the cluster up, to try kubectl on it
@@ -551,7 +552,9 @@ Examples:
   divvy demo -o json | jq -r .text  print the text of every step
 
 The demo needs no root, no network, and no GPU. The agents, the probes, and the extender are the real programs. The API server, the \
-scheduler, the kubelets, the container runtime, and the NVML library are simulated.
+scheduler, the kubelets, the container runtime, and the NVML library are simulated. In the scenario isolation, containers run programs with the \
+real guard on a simulated CUDA library, in mount namespaces that most machines allow every user. It needs files that \
+`cargo xtask demo --scenario isolation` builds.
 
 Exit status: 0 success; 1 if any step did not end as the scenario says.")]
 pub struct DemoArgs {

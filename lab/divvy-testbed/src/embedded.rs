@@ -1,5 +1,6 @@
 //! The embedded cluster: a simulated API server, scheduler, and nodes in this process, with Divvy's real programs as child processes.
 
+mod gpu_programs;
 mod plugin;
 
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ use self::plugin::Nvidia;
 use crate::api::{ApiServer, Clock, Listening, Options};
 use crate::controllers::Controllers;
 use crate::node::{Node, NodeSpec};
-use crate::programs::{Program, Programs};
+use crate::programs::{GpuPrograms, Program, Programs};
 use crate::root::Root;
 use crate::scenario::{
     Cluster, End, Living, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, mounts_of_drivers, write_node_configs,
@@ -44,6 +45,9 @@ pub struct Settings {
     pub agent_flags: Vec<String>,
     /// Whether the machines have the driver's libraries.
     pub drivers: bool,
+    /// What containers need to run programs that use a GPU. With it, the machines have the simulated driver's libraries in place of empty files, and the
+    /// agents have the guard (`--guard shadow`).
+    pub gpu_programs: Option<GpuPrograms>,
     /// Whether to keep every commit for [`ApiServer::history`], which then grows as long as the cluster is up.
     pub audit: bool,
     /// The API server's clock.
@@ -63,12 +67,15 @@ impl Settings {
             seed: 1,
             agent_flags,
             drivers: false,
+            gpu_programs: None,
             audit: true,
             clock: Clock::system(),
         }
     }
 }
 
+/// The directory in which the simulated driver records which process has how much memory.
+const LEDGER: &str = "ledger";
 /// The directory with the settings of single nodes.
 const NODE_CONFIGS: &str = "node-configs";
 
@@ -116,6 +123,9 @@ impl Embedded {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
         let root = Root::create(&settings.base)?;
         std::fs::write(root.path().join("machines.toml"), &settings.machines)?;
+        if settings.gpu_programs.is_some() {
+            std::fs::create_dir(root.path().join(LEDGER))?;
+        }
         let api = ApiServer::new(Options {
             seed: Some(settings.seed),
             token: Some(token()?),
@@ -207,7 +217,7 @@ impl Embedded {
         tune(&mut spec);
         let node = Node::start(self.client.clone(), spec).await.map_err(io::Error::other)?;
         if self.settings.drivers && !machine.gpus.is_empty() {
-            simulated_driver::install(&node.paths().sys_root, &machine.driver)?;
+            simulated_driver::install(&node.paths().sys_root, &machine.driver, self.driver_libraries())?;
         }
         divvy_amd_sim::install(&node.paths().sys_root, &machine.amd)?;
         self.nodes.insert(
@@ -238,6 +248,8 @@ impl Embedded {
         let directory = self.directory(name);
         let logs = self.root.path().join("logs");
         let kubeconfig = self.kubeconfig_of(&format!("agent-{name}"))?;
+        let guard = self.guard_flags();
+        let ledger = self.ledger().map(|directory| directory.display().to_string());
         let found = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
         let paths = found.node.paths();
         let text = |path: &Path| path.display().to_string();
@@ -249,6 +261,7 @@ impl Embedded {
             true => vec![format!("--node-configs={}", text(&self.root.path().join(NODE_CONFIGS)))],
             false => Vec::new(),
         };
+        let ledger = ledger.as_deref().map(|directory| ("DIVVY_NVML_SIM_LEDGER", directory));
         let program = Program::start(
             &format!("agent-{name}"),
             &self.settings.programs.agent,
@@ -278,6 +291,7 @@ impl Embedded {
                 ][..],
                 &node_configs
                     .iter()
+                    .chain(&guard)
                     .chain(&self.settings.agent_flags)
                     .map(String::as_str)
                     .collect::<Vec<_>>(),
@@ -287,7 +301,10 @@ impl Embedded {
                 ("DIVVY_NVML_SIM", machines.as_str()),
                 ("DIVVY_NVML_SIM_NODE", name),
                 ("DIVVY_NVML_SIM_CONTROL", control.as_str()),
-            ],
+            ]
+            .into_iter()
+            .chain(ledger)
+            .collect::<Vec<_>>(),
             &logs,
         )?;
         found.agent = Some(program);

@@ -5,6 +5,7 @@
 //! - [`scheduler`]: a scheduler loop that speaks the extender protocol as kube-scheduler does
 //! - [`controllers`]: the parts of kube-controller-manager that the scenarios need
 //! - [`simulated_driver`]: a machine's simulated driver
+//! - [`cuda_program`]: a program in a container that uses a GPU
 //! - [`programs`]: the real agent, probe, and extender as child processes
 //! - [`embedded`]: the cluster that combines all of these
 //! - [`scenario`]: the scenarios that are played on a cluster, embedded or real; [`story`]: the events that they report
@@ -18,6 +19,7 @@
 pub mod api;
 pub mod builders;
 pub mod controllers;
+pub mod cuda_program;
 pub mod embedded;
 pub mod node;
 pub mod programs;

@@ -276,6 +276,15 @@ pub struct NodePaths {
 }
 
 impl NodePaths {
+    /// Return where a path of the node is on this machine. The agent names its own files by their real paths, and all others as they are below the node's
+    /// root.
+    pub fn on_this_machine(&self, path: &str) -> PathBuf {
+        match std::path::Path::new(path).starts_with(&self.root) {
+            true => PathBuf::from(path),
+            false => self.sys_root.join(path.trim_start_matches('/')),
+        }
+    }
+
     /// Return the directory of the device plugins' sockets.
     pub fn device_plugins(&self) -> PathBuf {
         self.kubelet_dir.join("device-plugins")
@@ -536,6 +545,14 @@ impl Node {
     pub fn running(&self) -> impl Fn() -> Vec<ContainerView> + Send + 'static {
         let runtime = self.runtime.clone();
         move || runtime.all().into_iter().filter(ContainerView::is_running).collect()
+    }
+
+    /// Add a process of this machine to a running container, by the container's id: it is in the container's cgroup until the container ends.
+    ///
+    /// # Errors
+    /// The container does not run, or a file of the node cannot be written.
+    pub fn attach(&self, container: &str, pid: u32) -> std::io::Result<()> {
+        self.runtime.attach(container, pid)
     }
 
     /// Stop the container runtime, or start it again. Containers keep running. While the runtime is down, no container starts.

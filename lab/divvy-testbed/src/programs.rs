@@ -25,26 +25,68 @@ pub struct Programs {
 impl Programs {
     /// Find the programs in the directory of this `divvy`, where cargo and the release archive put them.
     pub fn beside(divvy: &Path) -> io::Result<Programs> {
-        let directory = divvy.parent().unwrap_or(Path::new("."));
-        let find = |name: &str| {
-            let path = directory.join(name);
-            if path.is_file() {
-                return Ok(path);
-            }
-            Err(io::Error::new(
-                io::ErrorKind::NotFound,
-                format!(
-                    "{name} is missing in {}, the directory of this divvy; build everything with `cargo build`",
-                    directory.display()
-                ),
-            ))
-        };
+        let find = |name: &str| find_beside(divvy, name, "cargo build");
         Ok(Programs {
             divvy: divvy.to_path_buf(),
             agent: find("divvy-agent")?,
             probe: find("divvy-probe")?,
             nvml_sim: find("libdivvy_nvml_sim.so")?,
         })
+    }
+}
+
+/// Return the path of a file in the directory of this `divvy`. If it is missing, the error says which command builds it.
+fn find_beside(divvy: &Path, name: &str, command: &str) -> io::Result<PathBuf> {
+    let directory = divvy.parent().unwrap_or(Path::new("."));
+    let path = directory.join(name);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(io::Error::new(
+        io::ErrorKind::NotFound,
+        format!(
+            "{name} is missing in {}, the directory of this divvy; build everything with `{command}`",
+            directory.display()
+        ),
+    ))
+}
+
+/// What a cluster needs whose containers run programs that use a GPU.
+#[derive(Debug, Clone)]
+pub struct GpuPrograms {
+    /// The path of `libdivvy_cuda_sim.so`.
+    pub cuda_sim: PathBuf,
+    /// The directory of the guard's libraries, `libdivvy-guard.so` and `libdivvy-guard-nvml.so`.
+    pub guard_dir: PathBuf,
+    /// The path of `divvy-contain`, which starts a program with a container's mounts.
+    pub contain: PathBuf,
+    /// The path of `divvy-cuda-program`, which allocates memory of a GPU.
+    pub cuda_program: PathBuf,
+}
+
+impl GpuPrograms {
+    /// Find the files in the directory of this `divvy`, where `cargo xtask demo --scenario isolation` puts them.
+    pub fn beside(divvy: &Path) -> io::Result<GpuPrograms> {
+        let find = |name: &str| find_beside(divvy, name, "cargo xtask demo --scenario isolation");
+        find("libdivvy-guard-nvml.so")?;
+        Ok(GpuPrograms {
+            cuda_sim: find("libdivvy_cuda_sim.so")?,
+            guard_dir: find("libdivvy-guard.so")?.parent().unwrap_or(Path::new(".")).to_owned(),
+            contain: find("divvy-contain")?,
+            cuda_program: find("divvy-cuda-program")?,
+        })
+    }
+
+    /// Fail, with what to do about it, if this machine does not let this user start programs with mounts of their own.
+    pub async fn check(&self) -> io::Result<()> {
+        let output = Command::new(&self.contain).arg("--check").output().await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            String::from_utf8_lossy(&output.stderr).trim_end(),
+        ))
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod churn;
 mod devices;
+mod isolation;
 mod machines;
 mod play;
 pub mod suite;
@@ -21,6 +22,7 @@ use divvy_model::machine::Machines;
 use serde_json::json;
 use tokio::process::Command;
 
+use crate::cuda_program::CudaProgram;
 use crate::simulated_driver;
 
 use self::suite::Scene;
@@ -267,11 +269,28 @@ pub trait Cluster {
     fn divvy(&self, args: &[&str]) -> Command;
 }
 
+/// A cluster whose containers can run programs that use a GPU. Only the embedded cluster can do that, and only with
+/// [`Settings::gpu_programs`](crate::embedded::Settings::gpu_programs).
+pub trait RunsGpuPrograms: Cluster {
+    /// Start a program in a running container, which loads CUDA's driver library by this name.
+    ///
+    /// # Errors
+    /// The container does not run, or the program cannot be started.
+    fn start_cuda_program(&self, pod_uid: &str, container: &str, library: &str) -> io::Result<CudaProgram>;
+    /// Return how many bytes of a GPU's memory each process has, as the simulated driver records it, by PID.
+    ///
+    /// # Errors
+    /// The driver's record cannot be read.
+    fn held(&self, gpu: &str) -> io::Result<BTreeMap<u32, u64>>;
+}
+
 /// A scenario that `divvy demo` can play.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scenario {
     /// Two pods on one GPU: the first part of the tour.
     Tutorial,
+    /// The guard holds programs to their shares. It is not a scene of the suite, because the programs run on the embedded cluster only.
+    Isolation,
     /// A scene of the suite.
     Scene(Scene),
 }
@@ -282,13 +301,19 @@ impl Scenario {
 
     /// Return every scenario.
     pub fn all() -> impl Iterator<Item = Scenario> {
-        std::iter::once(Scenario::Tutorial).chain(Scene::ALL.map(Scenario::Scene))
+        [Scenario::Tutorial, Scenario::Isolation]
+            .into_iter()
+            .chain(Scene::ALL.map(Scenario::Scene))
     }
 
     /// Return the scenario's name on the command line and a one-line description.
     pub fn about(self) -> (&'static str, &'static str) {
         match self {
             Scenario::Tutorial => ("tutorial", "two pods share one GPU: 3/16, then 8/16"),
+            Scenario::Isolation => (
+                "isolation",
+                "a program asks for more than its share and is refused; another one avoids the guard, and the agent reports it",
+            ),
             Scenario::Scene(scene) => scene.about(),
         }
     }
@@ -299,9 +324,10 @@ impl Scenario {
     }
 
     /// Play the scenario. The error [`Stop`] means that the play could not go on; the play counts the checks that failed.
-    pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+    pub async fn play<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
         match self {
             Scenario::Tutorial => tour::tutorial(play).await,
+            Scenario::Isolation => isolation::play(play).await,
             Scenario::Scene(scene) => scene.play(play, churn).await,
         }
     }

@@ -104,13 +104,27 @@ pub fn grant_specs(directory: &Path) -> io::Result<Vec<String>> {
     Ok(found)
 }
 
-/// Write the libraries of a driver below `root`, as a distribution's package does.
-pub fn install(root: &Path, version: &str) -> io::Result<()> {
+/// The files that are installed as a driver's libraries.
+#[derive(Debug, Clone, Copy)]
+pub struct Libraries<'a> {
+    /// `libcuda.so`.
+    pub cuda: &'a Path,
+    /// `libnvidia-ml.so`.
+    pub nvml: &'a Path,
+}
+
+/// Write the libraries of a driver below `root`, as a distribution's package does. Without `libraries` they are empty files, which is enough where no
+/// program loads them.
+pub fn install(root: &Path, version: &str, libraries: Option<Libraries<'_>>) -> io::Result<()> {
     let directory = root.join("usr/lib/x86_64-linux-gnu");
     std::fs::create_dir_all(&directory)?;
-    for library in ["libcuda.so", "libnvidia-ml.so"] {
+    let (cuda, nvml) = (libraries.map(|of| of.cuda), libraries.map(|of| of.nvml));
+    for (library, content) in [("libcuda.so", cuda), ("libnvidia-ml.so", nvml)] {
         let file = format!("{library}.{version}");
-        std::fs::write(directory.join(&file), "")?;
+        match content {
+            Some(content) => std::fs::copy(content, directory.join(&file)).map(drop)?,
+            None => std::fs::write(directory.join(&file), "")?,
+        }
         std::os::unix::fs::symlink(file, directory.join(format!("{library}.1")))?;
     }
     Ok(())

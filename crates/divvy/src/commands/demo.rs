@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use divvy_testbed::embedded::{Embedded, Settings};
-use divvy_testbed::programs::Programs;
+use divvy_testbed::programs::{GpuPrograms, Programs};
 use divvy_testbed::scenario::{BUILT_IN, Churn, Cluster as _, Play, Scenario};
 use divvy_testbed::story::{Listener, TimedEvent};
 
@@ -28,10 +28,18 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("--nodes {}", path.display()))?,
         None => BUILT_IN.to_owned(),
     };
+    let gpu_programs = match scenario {
+        Some(Scenario::Isolation) => Some(GpuPrograms::beside(&own)?),
+        _ => None,
+    };
+    if let Some(programs) = &gpu_programs {
+        programs.check().await?;
+    }
     // No audit: a demo does not need its history, which would grow for days with `--keep`.
     let settings = Settings {
         seed: args.seed,
         drivers: true,
+        gpu_programs,
         audit: false,
         ..Settings::new(machines, Programs::beside(&own)?)
     };

@@ -1,6 +1,6 @@
 //! `divvy demo` as a new user runs it, and interrupted at any moment.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -75,6 +75,89 @@ fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
     assert!(checks >= 19, "only {checks} checks were made");
     assert_eq!(processes_of(base.path()), Vec::<String>::new());
     assert_eq!(files_of(base.path()), Vec::<String>::new());
+}
+
+/// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Return false where no program can have mounts of its own.
+fn has_guard() -> bool {
+    let directory = programs().divvy.parent().expect("a directory").to_owned();
+    for (package, name) in [
+        ("divvy-guard", "libdivvy-guard.so"),
+        ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
+    ] {
+        let next = directory.join(format!("{name}.test"));
+        std::fs::write(&next, divvy_shadow_testkit::shadow(package)).expect("written");
+        std::fs::rename(next, directory.join(name)).expect("renamed");
+    }
+    let check = Command::new(directory.join("divvy-contain")).arg("--check").output();
+    let check = check.expect("`cargo xtask test`, or `cargo build --workspace` before `cargo test`");
+    if !check.status.success() {
+        divvy_skip::skipped(text(&check));
+    }
+    check.status.success()
+}
+
+#[test]
+fn programs_are_held_to_their_shares_and_one_that_avoids_the_guard_is_reported_also_in_two_demos_at_once() {
+    if !has_guard() {
+        return;
+    }
+    let base = tempfile::tempdir().expect("a directory");
+    let start = || {
+        let mut command = demo(base.path(), &["--scenario", "isolation"]);
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
+    };
+    for child in [start(), start()] {
+        let output = child.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}", text(&output));
+        for part in [
+            "greedy is refused with CUDA_ERROR_OUT_OF_MEMORY",
+            "the driver has given neighbor exactly its share, 5120 MiB",
+            "GpuMemoryExceeded: the pod's processes use 3372 MiB of GPU 0, but 2048 MiB were granted",
+            "GuardAvoided: process",
+            "All 19 checks hold",
+        ] {
+            assert!(text(&output).contains(part), "{part}: {}", text(&output));
+        }
+    }
+    assert_eq!(processes_of(base.path()), Vec::<String>::new());
+    assert_eq!(files_of(base.path()), Vec::<String>::new());
+}
+
+/// The programs in containers are started by another process than the cluster's other programs, and know nothing of its directory.
+#[test]
+fn an_interrupt_of_the_demo_also_ends_the_programs_in_containers() {
+    if !has_guard() {
+        return;
+    }
+    for end in [Signal::INT, Signal::KILL] {
+        let base = tempfile::tempdir().expect("a directory");
+        let mut child = demo(base.path(), &["--scenario", "isolation"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let parent = format!("PPid:\t{}\n", child.id());
+        let programs = || -> Vec<PathBuf> {
+            let processes = std::fs::read_dir("/proc").expect("/proc").filter_map(Result::ok);
+            let read = |process: &Path, file: &str| {
+                let bytes = std::fs::read(process.join(file)).unwrap_or_default();
+                String::from_utf8_lossy(&bytes).into_owned()
+            };
+            let is_program = |process: &PathBuf| {
+                read(process, "status").contains(&parent) && read(process, "cmdline").contains("divvy-cuda-program")
+            };
+            processes.map(|entry| entry.path()).filter(is_program).collect()
+        };
+        wait_until("a program runs in a container", || !programs().is_empty());
+        let running = programs();
+        signal(&child, end);
+        child.wait().expect("it ends");
+        wait_until("its programs end with it", || running.iter().all(|process| !process.exists()));
+    }
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! An emulated container runtime: containers are rows with a simulated PID and files in a cgroup tree.
+//! Processes of this machine can be added to a container, and are then in its cgroup.
 //!
 //! The runtime belongs to the node, not to the kubelet, so containers survive a restart of the kubelet. A reboot ends them all with status
 //! 255. Variables are merged as CRI and CDI do: the plugin's variables come first, the pod's own override them, and CDI's override both
 //! (measured on containerd 2.3.7). Simplification: there are no images, and no variables of images or services.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use divvy_kubelet::api::v1beta1::ContainerAllocateResponse;
@@ -89,6 +90,8 @@ impl ContainerView {
 pub(crate) struct Row {
     pub(crate) view: ContainerView,
     pub(crate) sandbox: String,
+    /// The PIDs of this machine's processes that belong to the container.
+    processes: Vec<u32>,
     ignores_term: bool,
     ended: CancellationToken,
 }
@@ -115,6 +118,9 @@ struct State {
     /// Whether the runtime is down, so that the kubelet's calls fail.
     away: bool,
 }
+
+/// Linux' `PID_MAX_LIMIT`. Simulated PIDs are larger, so that they differ from those of this machine's processes, which can belong to a container, too.
+const PID_MAX: u32 = 4 * 1024 * 1024;
 
 /// The error of the kubelet's calls while the runtime is down.
 const AWAY: &str = "rpc error: code = Unavailable desc = connection error: desc = \"transport: Error while dialing: dial unix \
@@ -188,7 +194,7 @@ impl Runtime {
             rows: Vec::new(),
             sandboxes: BTreeMap::new(),
             pods: BTreeMap::new(),
-            next_pid: 1000,
+            next_pid: PID_MAX,
             seed,
             cgroups,
             proc_written: BTreeSet::new(),
@@ -291,14 +297,8 @@ impl Runtime {
         }
         let mut mounts = options.mounts.clone();
         for (host, at, read_only) in resolved.mounts {
-            // runc finds this out; CDI accepts any path. The agent names its own files by their real paths, and all others as they
-            // are below the machine's root.
-            let paths = &self.shared.paths;
-            let on_node = match Path::new(&host).starts_with(&paths.root) {
-                true => PathBuf::from(&host),
-                false => paths.sys_root.join(host.trim_start_matches('/')),
-            };
-            if !on_node.exists() {
+            // runc finds this out; CDI accepts any path.
+            if !self.shared.paths.on_this_machine(&host).exists() {
                 return Err(format!(
                     "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start \
                      container process: error during container init: error mounting {host:?} to rootfs at {at:?}: no such file or directory"
@@ -348,6 +348,7 @@ impl Runtime {
         let row = Row {
             view: view.clone(),
             sandbox,
+            processes: Vec::new(),
             ignores_term: container.behaviour.ignores_term,
             ended: ended.clone(),
         };
@@ -374,6 +375,18 @@ impl Runtime {
         }
         self.announce();
         Ok(view)
+    }
+
+    /// Add a process of this machine to a running container.
+    pub(crate) fn attach(&self, id: &str, pid: u32) -> std::io::Result<()> {
+        let mut state = self.lock();
+        let row = state.rows.iter_mut().find(|row| row.view.id == id && row.view.is_running());
+        let row = row.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, format!("container {id} does not run")))?;
+        row.processes.push(pid);
+        self.project(&mut state)?;
+        // It has the PID by which the process knows itself.
+        let proc = self.shared.paths.sys_root.join("proc").join(pid.to_string());
+        std::fs::copy(format!("/proc/{pid}/status"), proc.join("status")).map(drop)
     }
 
     /// Set whether the runtime is down. While it is down, no container starts; running containers keep running.
@@ -471,7 +484,8 @@ impl Runtime {
             tree.insert(sandbox.cgroup.clone(), vec![sandbox.pid]);
         }
         for row in state.rows.iter().filter(|row| row.view.is_running()) {
-            tree.insert(row.view.cgroup.clone(), vec![row.view.pid]);
+            let pids = std::iter::once(row.view.pid).chain(row.processes.iter().copied());
+            tree.insert(row.view.cgroup.clone(), pids.collect());
         }
         let pods = state.pods.values().cloned().collect();
         state.cgroups.project(&tree, &pods)?;

@@ -226,37 +226,7 @@ impl<'a, C: Cluster> Play<'a, C> {
 
     /// Wait until a pod is bound and all its app containers run. Tell the listener of both, with the containers' reports.
     pub async fn started(&mut self, namespace: &str, name: &str) -> Result<(PodObject, Vec<Report>), Stop> {
-        let subject = format!("{namespace}/{name}");
-        let bound = self
-            .eventually(&format!("pod {subject} to be bound"), async |play| {
-                let pod = play.get(namespace, name).await?;
-                Ok(if pod.spec.node_name.is_some() {
-                    Ok(pod)
-                } else {
-                    Err(state(&pod))
-                })
-            })
-            .await?;
-        let node = bound.spec.node_name.clone().unwrap_or_default();
-        let gpu = self.describe_gpus(&bound).await?;
-        self.step("bound", &subject, &format!("to node {node}, {gpu}"), Vec::new())?;
-        let (pod, reports) = self
-            .eventually(&format!("pod {subject} to run"), async |play| {
-                let pod = play.get(namespace, name).await?;
-                if pod.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Running") {
-                    return Ok(Err(state(&pod)));
-                }
-                let uid = pod.metadata.uid.clone().unwrap_or_default();
-                let mut reports = Vec::new();
-                for container in &pod.spec.containers {
-                    match play.cluster.report(&uid, &container.name).await? {
-                        Some(report) if report.running => reports.push(report),
-                        other => return Ok(Err(format!("container {} reports {other:?}", container.name))),
-                    }
-                }
-                Ok(Ok((pod, reports)))
-            })
-            .await?;
+        let (pod, reports) = self.bound_and_running(namespace, name).await?;
         let interesting = [
             names::VISIBLE_DEVICES,
             names::ALIYUN_IDX,
@@ -276,8 +246,42 @@ impl<'a, C: Cluster> Play<'a, C> {
                 details.push(format!("mounts: {}", report.mounts.join(" ")));
             }
         }
-        self.step("started", &subject, "its container reports:", details)?;
+        self.step("started", &format!("{namespace}/{name}"), "its container reports:", details)?;
         Ok((pod, reports))
+    }
+
+    /// Wait until a pod is bound, tell the listener, and wait until all its app containers run.
+    pub(super) async fn bound_and_running(&mut self, namespace: &str, name: &str) -> Result<(PodObject, Vec<Report>), Stop> {
+        let subject = format!("{namespace}/{name}");
+        let bound = self
+            .eventually(&format!("pod {subject} to be bound"), async |play| {
+                let pod = play.get(namespace, name).await?;
+                Ok(if pod.spec.node_name.is_some() {
+                    Ok(pod)
+                } else {
+                    Err(state(&pod))
+                })
+            })
+            .await?;
+        let node = bound.spec.node_name.clone().unwrap_or_default();
+        let gpu = self.describe_gpus(&bound).await?;
+        self.step("bound", &subject, &format!("to node {node}, {gpu}"), Vec::new())?;
+        self.eventually(&format!("pod {subject} to run"), async |play| {
+            let pod = play.get(namespace, name).await?;
+            if pod.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Running") {
+                return Ok(Err(state(&pod)));
+            }
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let mut reports = Vec::new();
+            for container in &pod.spec.containers {
+                match play.cluster.report(&uid, &container.name).await? {
+                    Some(report) if report.running => reports.push(report),
+                    other => return Ok(Err(format!("container {} reports {other:?}", container.name))),
+                }
+            }
+            Ok(Ok((pod, reports)))
+        })
+        .await
     }
 
     /// Return for example `GPU 0 (NVIDIA …): 3072 MiB of 16384 MiB`, from the pod's allocation and the node's inventory.

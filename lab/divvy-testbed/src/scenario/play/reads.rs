@@ -175,21 +175,23 @@ impl<C: Cluster> Play<'_, C> {
 
     /// Wait for an event about a pod or a node, which Kubernetes keeps in the same namespace.
     async fn event_text(&self, about: &str, reason: &str, part: &str) -> Result<String, Stop> {
-        let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.cluster.client(), NAMESPACE);
-        let of = ListParams::default().fields(&format!("involvedObject.name={about}"));
-        self.eventually(&format!("event {reason} about {about} with {part:?}"), async |_| {
-            let told = events
-                .list(&of)
-                .await
-                .map_err(|source| stop_api("list of events".to_owned(), source))?;
-            let mut texts = told
-                .items
-                .into_iter()
-                .filter_map(|event| Some((event.reason?, event.message?)));
-            let found = texts.find(|(is, text)| is == reason && text.contains(part));
-            Ok(found.map(|(_, text)| text).ok_or_else(|| "no such event".to_owned()))
+        self.eventually(&format!("event {reason} about {about} with {part:?}"), async |play| {
+            let mut texts = play.event_texts(about, reason).await?.into_iter();
+            Ok(texts
+                .find(|text| text.contains(part))
+                .ok_or_else(|| "no such event".to_owned()))
         })
         .await
+    }
+
+    /// Return the texts of the events about a pod or a node that have this reason now.
+    pub(in crate::scenario) async fn event_texts(&self, about: &str, reason: &str) -> Result<Vec<String>, Stop> {
+        let events: Api<k8s_openapi::api::core::v1::Event> = Api::namespaced(self.cluster.client(), NAMESPACE);
+        let of = ListParams::default().fields(&format!("involvedObject.name={about}"));
+        let told = events.list(&of).await;
+        let told = told.map_err(|source| stop_api("list of events".to_owned(), source))?;
+        let of_reason = told.items.into_iter().filter(|event| event.reason.as_deref() == Some(reason));
+        Ok(of_reason.filter_map(|event| event.message).collect())
     }
 
     /// Wait until a Deployment has `all` pods, of which `ready` are ready.

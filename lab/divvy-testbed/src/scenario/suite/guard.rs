@@ -1,6 +1,7 @@
 //! The guard takes the place of CUDA's driver library (`divvy agent --guard shadow`).
 //!
-//! The libraries are text files here, and no program loads them. The tests of `divvy-guard` run programs with the real ones.
+//! The libraries are text files here, and no program loads them. The tests of `divvy-guard` and the scenario `isolation` run programs
+//! with the real ones.
 
 use divvy_model::{Enforcement, Inventory, names};
 use serde_json::json;

@@ -262,3 +262,28 @@ async fn sidecars_run_beside_and_end_after_the_others() {
         bed.event("p", reason).await;
     }
 }
+
+#[tokio::test]
+async fn a_process_of_this_machine_is_in_its_containers_cgroup_until_the_container_ends() {
+    let (bed, _plugin) = Bed::with_plugin(4).await;
+    let uid = bed.create("p", json!({"containers": [container("a", 1)]}));
+    bed.ready("p").await;
+    let view = bed.container(&uid, "a").unwrap();
+    let own = std::process::id();
+    assert!(view.pid > own, "PIDs of simulated processes are none of this machine");
+    bed.node.attach(&view.id, own).unwrap();
+    let paths = bed.node.paths();
+    let procs = std::fs::read_to_string(paths.sys_root.join("sys/fs/cgroup").join(&view.cgroup).join("cgroup.procs"));
+    assert_eq!(procs.unwrap(), format!("{}\n{own}\n", view.pid));
+    let of_process = paths.sys_root.join(format!("proc/{own}/cgroup"));
+    assert_eq!(
+        std::fs::read_to_string(&of_process).unwrap(),
+        format!("0::/{}\n", view.cgroup)
+    );
+    let status = std::fs::read_to_string(of_process.with_file_name("status")).unwrap();
+    assert!(status.contains(&format!("\nPid:\t{own}\n")), "{status}");
+    bed.delete("p", Some(1));
+    eventually("its cgroup is gone", || !of_process.exists()).await;
+    let error = bed.node.attach(&view.id, own).expect_err("the container has ended");
+    assert!(error.to_string().contains("does not run"), "{error}");
+}

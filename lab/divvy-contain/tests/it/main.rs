@@ -1,0 +1,151 @@
+//! A program in a container that this program makes. Where this machine allows no namespace, the tests are skipped.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const CONTAIN: &str = env!("CARGO_BIN_EXE_divvy-contain");
+
+/// Report whether this machine allows namespaces.
+fn allowed() -> bool {
+    let output = Command::new(CONTAIN).arg("--check").output().expect("it runs");
+    if !output.status.success() {
+        divvy_skip::skipped(String::from_utf8_lossy(&output.stderr));
+    }
+    output.status.success()
+}
+
+/// Run the test `inside` of this program in a container, and return what it found.
+fn found_inside(directory: &Path, mounts: &[&str]) -> Vec<String> {
+    let root = directory.join("root");
+    fs::create_dir_all(&root).expect("made");
+    let output = Command::new(CONTAIN)
+        .args(mounts)
+        .arg(&root)
+        .arg(std::env::current_exe().expect("this program"))
+        .args(["--exact", "inside", "--nocapture"])
+        .env("INSIDE", "1")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(
+        fs::read_dir(&root).expect("there").count(),
+        0,
+        "the machine has the container's mounts"
+    );
+    let lines = text.lines().filter_map(|line| line.strip_prefix("= "));
+    lines.map(str::to_owned).collect()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+/// What the container's program does. Without the variable it is not in a container.
+#[test]
+fn inside() {
+    if std::env::var_os("INSIDE").is_none() {
+        assert!(Path::new("/etc/passwd").exists(), "the machine has what the container lacks");
+        return;
+    }
+    #[expect(clippy::print_stdout, reason = "the answer")]
+    let say = |what: &str, of: String| println!("\n= {what}: {of}");
+    let names = |directory: &str| {
+        let entries = fs::read_dir(directory).map(|entries| entries.flatten().map(|entry| entry.file_name()));
+        let mut names: Vec<String> = entries
+            .into_iter()
+            .flatten()
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names.join(" ")
+    };
+    say("/etc", names("/etc"));
+    say("/data", names("/data"));
+    for path in ["/data/writable", "/data/fixed"] {
+        let before = fs::read_to_string(path).unwrap_or_default();
+        let written = fs::write(path, "changed").map_err(|error| error.kind());
+        say(path, format!("{before} {written:?}"));
+    }
+    say(
+        "link",
+        fs::read_link("/opt/libgcc_s.so.1").unwrap_or_default().display().to_string(),
+    );
+}
+
+#[test]
+fn a_program_has_its_mounts_and_nothing_else_of_the_machine_and_the_machine_has_no_trace_of_it() {
+    if !allowed() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let files: Vec<PathBuf> = ["writable", "fixed"].map(|name| directory.path().join(name)).to_vec();
+    for file in &files {
+        fs::write(file, "original").expect("written");
+    }
+    let mounts = [
+        "--mount",
+        text(&files[0]),
+        "/data/writable",
+        "--read-only",
+        text(&files[1]),
+        "/data/fixed",
+    ];
+    let found = found_inside(directory.path(), &mounts);
+    let expected = [
+        "/etc: ld.so.cache ld.so.conf",
+        "/data: fixed writable",
+        "/data/writable: original Ok(())",
+        "/data/fixed: original Err(ReadOnlyFilesystem)",
+        "link: ",
+    ];
+    assert_eq!(found, expected);
+    let now: Vec<String> = files.iter().map(|file| fs::read_to_string(file).expect("there")).collect();
+    assert_eq!(now, ["changed", "original"]);
+}
+
+#[test]
+fn a_library_gets_the_link_by_which_programs_load_it() {
+    if !allowed() {
+        return;
+    }
+    let maps = fs::read_to_string("/proc/self/maps").expect("there");
+    let mut files = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let library = files.find(|path| path.contains("/libgcc_s")).expect("this program needs it");
+    let directory = tempfile::tempdir().expect("a directory");
+    // The link is made from what the file says of itself, and not from its name on the machine.
+    let file = directory.path().join("a");
+    symlink(library, &file).expect("linked");
+    let found = found_inside(directory.path(), &["--read-only", text(&file), "/opt/libgcc_s.so.1.2.3"]);
+    assert!(found.contains(&"link: libgcc_s.so.1.2.3".to_owned()), "{found:?}");
+}
+
+#[test]
+fn a_mount_or_a_program_that_does_not_exist_is_named() {
+    if !allowed() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let root = text(directory.path());
+    let cases = [
+        (
+            vec!["--mount", "/nowhere/a", "/b", root, CONTAIN],
+            "/nowhere/a could not be mounted at /b",
+        ),
+        (vec![root, "/nowhere/program"], "/nowhere/program is not a program"),
+        (
+            vec!["/nowhere/root", CONTAIN],
+            "a tmpfs could not be mounted at /nowhere/root",
+        ),
+    ];
+    for (arguments, expected) in cases {
+        let output = Command::new(CONTAIN).args(&arguments).output().expect("it runs");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            !output.status.success() && errors.contains(expected),
+            "{arguments:?}: {errors}"
+        );
+    }
+}

@@ -1,0 +1,95 @@
+//! A program in a container that uses a GPU (`divvy-cuda-program`), which does what it is told.
+
+use std::io;
+use std::process::Stdio;
+
+use serde::Deserialize;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+/// What the program answers.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Answer {
+    /// What it did, in its own words.
+    pub says: String,
+    /// The GPU's memory in MiB, as the driver's library told the program.
+    pub total_mib: u64,
+    /// The part of it that is free.
+    pub free_mib: u64,
+    /// What the program has allocated, in MiB.
+    pub allocated_mib: u64,
+    /// The allocation that failed, if that ended the request.
+    pub refused: Option<Refused>,
+}
+
+/// An allocation that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Refused {
+    /// How much the program asked for, in MiB.
+    pub mib: u64,
+    /// CUDA's name of the error.
+    pub error: String,
+}
+
+/// The running program. It ends when this value is dropped, or when this process ends.
+#[derive(Debug)]
+pub struct CudaProgram {
+    child: Child,
+    pid: u32,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl CudaProgram {
+    /// Start it. It does nothing before the first request.
+    pub(crate) fn start(mut command: Command) -> io::Result<CudaProgram> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // Ctrl-C must reach only the parent, which ends its children in order.
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let ended = || io::Error::other("the program has ended already");
+        Ok(CudaProgram {
+            pid: child.id().ok_or_else(ended)?,
+            input: child.stdin.take().ok_or_else(ended)?,
+            output: BufReader::new(child.stdout.take().ok_or_else(ended)?),
+            child,
+        })
+    }
+
+    /// Return its PID on this machine.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Send a request, and wait for the answer.
+    ///
+    /// # Errors
+    /// The program has ended. The error has what it printed to standard error.
+    pub async fn ask(&mut self, request: &str) -> io::Result<Answer> {
+        let mut line = String::new();
+        // A program that has ended reads nothing. Then it has said why.
+        if self.input.write_all(format!("{request}\n").as_bytes()).await.is_ok() {
+            self.output.read_line(&mut line).await?;
+        }
+        if line.is_empty() {
+            let mut text = String::new();
+            if let Some(errors) = &mut self.child.stderr {
+                errors.read_to_string(&mut text).await?;
+            }
+            return Err(io::Error::other(format!("the program has ended: {}", text.trim_end())));
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+
+    /// End it, and wait until it is gone.
+    ///
+    /// # Errors
+    /// It cannot be killed.
+    pub async fn end(mut self) -> io::Result<()> {
+        self.child.kill().await
+    }
+}
