@@ -31,8 +31,8 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Po
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
-pub use prestart::{Guarded, Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
-pub use reason::{Class, Reason};
+pub use prestart::{Guarded, Limits, OWN_VISIBLE_DEVICES, PreStart};
+pub use reason::{Class, NOT_LIMITED, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
 

@@ -9,15 +9,13 @@ use divvy_model::{Enforcement, Gpu, GpuShare, GrantRecord, Health, Isolation, Mi
 
 use super::booking::Booking;
 use super::driver_spec::Trouble;
-use super::reason::Reason;
+use super::reason::{NOT_LIMITED, Reason};
 use super::{Action, Core, Facts, Handout, Key, NodeFiles, ResourceSpec, vendor};
 
 /// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
 pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
-/// Reason of the event about a pod whose share is not enforced although the node enforces shares.
-pub const NOT_LIMITED: &str = "NotLimited";
 /// Why a container does not get the guard.
-const NO_CUDA: &str = "no CDI spec of the GPU provides CUDA's driver library (libcuda.so), in whose place a container gets the guard. On the node,      run: divvy cdi generate -o /etc/cdi/nvidia.yaml";
+const NO_CUDA: &str = "no CDI spec of the GPU provides CUDA's driver library (libcuda.so), in whose place a container gets the guard. On the node, run: divvy cdi generate -o /etc/cdi/nvidia.yaml";
 
 /// The answer to PreStartContainer.
 #[derive(Debug, Clone, PartialEq, Eq)]

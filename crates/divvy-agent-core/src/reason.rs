@@ -1,5 +1,8 @@
 //! Why a container may not start, and the classes of disagreement that reconciliation reports.
 
+/// Reason of the event about a pod whose share is not enforced although the node enforces shares.
+pub const NOT_LIMITED: &str = "NotLimited";
+
 /// Why a start was refused, for metrics and events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
@@ -134,7 +137,7 @@ impl Class {
             Class::Unguarded => "GuardAvoided",
             Class::Tampered => "GuardFileChanged",
             Class::Crowded => "TooManyGpuProcesses",
-            Class::Untimed => crate::NOT_LIMITED,
+            Class::Untimed => NOT_LIMITED,
         }
     }
 }

@@ -77,8 +77,11 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     has_guard(play, "busy", &busy, true)?;
     play.create(&limited("calm", "50"), "asks for 1 GiB and 50 % of the compute time")
         .await?;
-    play.why("calm", &["40 % of the compute time is free", "default/busy (1 GiB, 60 %)"])
-        .await?;
+    play.why(
+        "calm",
+        &["40 % of the compute time is free", "Wait until pod default/busy (1 GiB)"],
+    )
+    .await?;
     play.delete("default", "busy", "so that its compute time is free again")
         .await?;
     let (_, calm) = play.started("default", "calm").await?;
