@@ -30,6 +30,10 @@ pub(super) struct Machine {
     pub(super) refuses_samples: Option<String>,
     /// The number of requests for samples so far.
     pub(super) sampled: Arc<Mutex<usize>>,
+    /// The UID of the pod whose process 4711 uses the first GPU until it is killed.
+    pub(super) process_of: Option<String>,
+    /// The requests to kill a process so far.
+    pub(super) killed: Arc<Mutex<Vec<Value>>>,
 }
 
 /// A scripted probe that speaks the probe's protocol (`docs/design/formats.md`).
@@ -131,6 +135,17 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                         let gpus = request["gpus"].as_array().expect("a list").iter();
                         let gpus = gpus.map(|gpu| samples(gpu, busy.as_ref(), refuses_samples.as_ref()));
                         json!(gpus.collect::<Vec<_>>())
+                    }
+                    Some("processes") => {
+                        let Machine { process_of, killed, .. } = &*machine.borrow();
+                        let lives = killed.lock().expect("no panic").is_empty();
+                        let process = |pod: &String| json!({"pid": 4711, "usedMiB": 300, "pod": pod, "ownPid": 12});
+                        let processes: Vec<Value> = process_of.iter().filter(|_| lives).map(process).collect();
+                        json!([{"uuid": "GPU-0", "processes": processes}])
+                    }
+                    Some("kill") => {
+                        machine.borrow().killed.lock().expect("no panic").push(request.clone());
+                        json!({})
                     }
                     _ => json!({}),
                 };

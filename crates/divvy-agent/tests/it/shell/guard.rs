@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-use divvy_agent::GuardMode;
+use divvy_agent::{GuardMode, OnEscape};
 use divvy_share::limits::{Account, Limits, WHOLE};
 
 use super::*;
@@ -74,6 +74,36 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
     bed.eventually("the files are gone", || (!shares.join(&uid).exists()).then_some(()))
         .await;
     bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_process_that_avoids_the_guard_is_told_and_killed_only_if_the_agent_is_to_kill() {
+    for (on_escape, kills) in [(OnEscape::Event, false), (OnEscape::Kill, true)] {
+        let mut bed = bed().await;
+        bed.stop_agent().await;
+        bed.config.on_escape = on_escape;
+        bed.start_agent();
+        let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
+        bed.running("a").await;
+        let killed = bed.machine.borrow().killed.clone();
+        let killed = || killed.lock().expect("no panic").clone();
+        bed.machine.send_modify(|machine| machine.process_of = Some(uid.clone()));
+        let told = || {
+            let events = bed.api.list("events", "default").ok()?;
+            events.into_iter().find(|event| event["reason"] == "GuardAvoided")
+        };
+        let event = bed.eventually("an event", told).await;
+        let text = event["message"].as_str().expect("text");
+        assert!(text.contains("process 4711") && text.contains("GPU 0"), "{text}");
+        assert_eq!(text.contains("The agent kills such processes"), kills, "{text}");
+        if kills {
+            bed.eventually("a request to kill", || (!killed().is_empty()).then_some(())).await;
+            assert_eq!((&killed()[0]["pid"], &killed()[0]["pod"]), (&4711.into(), &uid.into()));
+        } else {
+            assert_eq!(killed(), [Value::Null; 0]);
+        }
+        bed.stop_agent().await;
+    }
 }
 
 /// Change a file of limits in place, as the agent does.
