@@ -55,18 +55,17 @@ impl Agent {
             for uuid in timed {
                 gpus.entry(uuid).or_default();
             }
-            loop {
-                if gpus.is_empty() {
-                    self.timed.notified().await;
-                    break;
-                }
+            if gpus.is_empty() {
+                self.timed.notified().await;
+            }
+            let mut is_known = true;
+            while is_known && !gpus.is_empty() {
                 let all = self.meter(&mut gpus).await;
-                tokio::select! {
-                    () = sleep(PERIOD), if all => {}
+                is_known = tokio::select! {
                     // Without a measurement, nothing shows that the last pod with a limit has ended.
-                    () = sleep(PERIOD), if !all => break,
-                    () = self.timed.notified() => break,
-                }
+                    () = sleep(PERIOD) => all,
+                    () = self.timed.notified() => false,
+                };
             }
         }
     }
