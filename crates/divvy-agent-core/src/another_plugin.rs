@@ -84,6 +84,7 @@ impl Core {
                 memory: share.memory,
                 cores: 0,
                 whole: true,
+                enforcement: None,
             })
             .collect();
         for share in self.records_of(&key.uid).flat_map(|record| &record.gpus) {

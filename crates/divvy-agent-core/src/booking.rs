@@ -69,6 +69,7 @@ impl Core {
                         memory: self.settings.unit.memory(*units)?,
                         cores: 0,
                         whole: false,
+                        enforcement: None,
                     })
                 })
                 .collect(),

@@ -31,7 +31,7 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Po
 
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use node_files::NodeFiles;
-pub use prestart::{Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
+pub use prestart::{Guarded, Limits, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
@@ -69,6 +69,8 @@ pub struct Guard {
     pub nvml: String,
     /// The directory with the files of each pod and GPU: `<shares>/<pod's UID>/<GPU's UUID>/`.
     pub shares: String,
+    /// Whether the agent kills processes that avoid the guard, so that events say so.
+    pub kills: bool,
 }
 
 /// The part of a GPU that the agent offers to pods.
@@ -219,6 +221,51 @@ pub struct Facts {
     /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. The amount is
     /// zero where the driver does not report it. `None` if the driver was not queried this time or did not answer.
     pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
+    /// Signs that guarded pods are not held to their shares, by pod UID.
+    pub escapes: BTreeMap<String, Vec<Escape>>,
+}
+
+/// A sign that a guarded pod is not held to its share as it should be.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Escape {
+    /// The driver lists a process on the GPU that has no slot in the pod's file of usage.
+    Unguarded {
+        /// The GPU's UUID.
+        uuid: String,
+        /// The process's PID on the host.
+        pid: u32,
+    },
+    /// The pod's file of usage cannot be read as one.
+    Tampered {
+        /// The GPU's UUID.
+        uuid: String,
+        /// What is wrong with the file.
+        text: String,
+    },
+    /// Processes got no memory because all slots of the file of usage have an owner.
+    Crowded {
+        /// The GPU's UUID.
+        uuid: String,
+    },
+    /// The pod has a share of the compute time, but the driver does not report how long processes keep the GPU busy.
+    Untimed {
+        /// The GPU's UUID.
+        uuid: String,
+        /// The driver's answer.
+        text: String,
+    },
+}
+
+impl Escape {
+    /// Return the GPU's UUID.
+    pub fn uuid(&self) -> &str {
+        match self {
+            Escape::Unguarded { uuid, .. }
+            | Escape::Tampered { uuid, .. }
+            | Escape::Crowded { uuid }
+            | Escape::Untimed { uuid, .. } => uuid,
+        }
+    }
 }
 
 /// An effect for the caller to perform.

@@ -54,17 +54,28 @@ pub enum PreStart {
     },
 }
 
-/// How much memory of each GPU the processes of a pod can allocate.
+/// What the processes of a pod can use of each GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Limits {
     /// The pod's UID.
     pub uid: String,
     /// The GPUs of which the pod has a share that the driver can enforce, and the share.
     pub gpus: Vec<(String, MiB)>,
-    /// The GPUs of which the pod has a share, and the share, if the guard enforces it on one of them.
-    pub guarded: Vec<(String, MiB)>,
+    /// The GPUs of which the pod has a share, if the guard enforces it on one of them.
+    pub guarded: Vec<Guarded>,
     /// Whether the container must not start without them.
     pub are_required: bool,
+}
+
+/// A pod's share of one GPU, as the guard enforces it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guarded {
+    /// The GPU's UUID.
+    pub uuid: String,
+    /// The share of the memory.
+    pub memory: MiB,
+    /// The share of the compute time, in percent; 0 if the pod has no limit.
+    pub cores: u32,
 }
 
 impl Core {
@@ -119,7 +130,11 @@ impl Core {
                 let text = format!(
                     "pod {} wants its share of the GPU to be enforced ({}), but {NO_CUDA}",
                     self.pod_name(&key.uid),
-                    names::ISOLATION
+                    if self.isolation(&key.uid).is_some() {
+                        names::ISOLATION
+                    } else {
+                        names::GPU_CORES
+                    }
                 );
                 return self.refuse(&key, Reason::GpuUnavailable, text);
             }
@@ -454,26 +469,28 @@ impl Core {
 
     /// Check that shares of the pod's GPUs are enforced if the pod wants that. They were when the pod was placed.
     fn is_isolated(&self, uid: &str, booking: &Booking) -> Result<(), (Reason, String)> {
-        let Some(isolation) = self.isolation(uid) else {
-            return Ok(());
-        };
-        let shares = booking.gpus.iter().filter(|share| !share.whole);
-        let mut gpus = shares.filter_map(|share| self.gpu(&share.uuid));
-        match gpus.find(|gpu| !isolation.is_met_by(gpu.enforcement)) {
-            None => Ok(()),
-            Some(gpu) => Err((
+        let isolation = self.isolation(uid);
+        for share in booking.gpus.iter().filter(|share| !share.whole) {
+            let Some(gpu) = self.gpu(&share.uuid) else { continue };
+            let (wanted, lacking) = if let Some(isolation) = isolation.filter(|isolation| !isolation.is_met_by(gpu.enforcement)) {
+                (format!("{}: {}", names::ISOLATION, isolation.name()), "enforces shares")
+            } else if needs_compute_limit(share, isolation) && !gpu.enforcement.is_some_and(Enforcement::limits_compute) {
+                (format!("{}: {}", names::GPU_CORES, share.cores), "limits the compute time")
+            } else {
+                continue;
+            };
+            return Err((
                 Reason::GpuUnavailable,
                 format!(
-                    "pod {} wants {}: {}, but nothing enforces shares of GPU {} (index {}) now: the driver was changed after the pod was placed. \
-                     Delete the pod so that its replacement is placed again",
+                    "pod {} wants {wanted}, but nothing {lacking} of GPU {} (index {}) now: the driver or the agent's configuration was changed after \
+                     the pod was placed. Delete the pod so that its replacement is placed again",
                     self.pod_name(uid),
-                    names::ISOLATION,
-                    isolation.name(),
                     gpu.uuid,
                     gpu.index
                 ),
-            )),
+            ));
         }
+        Ok(())
     }
 
     /// Return the limits of a pod. A pod that has a whole GPU needs none.
@@ -487,13 +504,16 @@ impl Core {
         let cgroup = shares().filter(|share| is_enforced_by(&share.uuid, Enforcement::Cgroup));
         // A container has one library for all its GPUs, and the guard refuses a GPU of which it knows no share.
         let has_guard = shares().any(|share| is_enforced_by(&share.uuid, Enforcement::Guard));
-        let guarded = shares().filter(|_| has_guard);
-        let limit = |share: &GpuShare| (share.uuid.clone(), share.memory);
+        let guarded = shares().filter(|_| has_guard).map(|share| Guarded {
+            uuid: share.uuid.clone(),
+            memory: share.memory,
+            cores: share.cores,
+        });
         Limits {
             uid: uid.to_owned(),
-            gpus: cgroup.map(limit).collect(),
-            guarded: guarded.map(limit).collect(),
-            are_required: isolation.is_some(),
+            gpus: cgroup.map(|share| (share.uuid.clone(), share.memory)).collect(),
+            guarded: guarded.collect(),
+            are_required: isolation.is_some() || shares().any(|share| needs_compute_limit(share, isolation)),
         }
     }
 
@@ -538,4 +558,9 @@ impl Core {
         let actions = self.event_once(class, &key.uid, &text).into_iter().collect();
         PreStart::Refused { reason, text, actions }
     }
+}
+
+/// Report whether a pod must be held to its share of the compute time, as [`divvy_model::GpuRules::needs_compute_limit`] does for a pod without a GPU.
+fn needs_compute_limit(share: &GpuShare, isolation: Option<Isolation>) -> bool {
+    share.cores > 0 && isolation != Some(Isolation::None)
 }

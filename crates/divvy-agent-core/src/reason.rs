@@ -60,11 +60,19 @@ pub enum Class {
     NotGranted,
     /// A pod's processes use more of a GPU's memory than was granted.
     MemoryExceeded,
+    /// A process of a guarded pod uses a GPU without the guard.
+    Unguarded,
+    /// A program changed the file in which the guard counts what its pod uses.
+    Tampered,
+    /// More processes of a pod use a GPU than the guard can count.
+    Crowded,
+    /// Nothing limits the compute time of a pod that has a share of it.
+    Untimed,
 }
 
 impl Class {
     /// Every class. The metrics start with all of them at zero.
-    pub const ALL: [Class; 13] = [
+    pub const ALL: [Class; 17] = [
         Class::NoAllocation,
         Class::GpuUnavailable,
         Class::RecordRebuilt,
@@ -78,6 +86,10 @@ impl Class {
         Class::AnotherPlugin,
         Class::NotGranted,
         Class::MemoryExceeded,
+        Class::Unguarded,
+        Class::Tampered,
+        Class::Crowded,
+        Class::Untimed,
     ];
 
     /// Return the value of the metric's label.
@@ -96,6 +108,10 @@ impl Class {
             Class::AnotherPlugin => "another-plugin",
             Class::NotGranted => "not-granted",
             Class::MemoryExceeded => "memory-exceeded",
+            Class::Unguarded => "unguarded",
+            Class::Tampered => "tampered",
+            Class::Crowded => "crowded",
+            Class::Untimed => "untimed",
         }
     }
 
@@ -115,6 +131,10 @@ impl Class {
             Class::AnotherPlugin => "TwoDevicePlugins",
             Class::NotGranted => "GpuNotGranted",
             Class::MemoryExceeded => "GpuMemoryExceeded",
+            Class::Unguarded => "GuardAvoided",
+            Class::Tampered => "GuardFileChanged",
+            Class::Crowded => "TooManyGpuProcesses",
+            Class::Untimed => crate::NOT_LIMITED,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{GpuShare, GrantRecord, Held, MiB};
 
 use super::reason::Class;
-use super::{Action, Core, Facts, Handout, Key, record_in_spec};
+use super::{Action, Core, Escape, Facts, Handout, Key, record_in_spec};
 
 /// The result of a reconciliation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -325,6 +325,7 @@ impl Core {
             }
         }
         self.find_strays(facts, records, &mut found);
+        self.find_escapes(facts, &mut found);
         for (class, uid, text) in found {
             out.count(class);
             out.actions.extend(self.event_once(class, &uid, &text));
@@ -364,6 +365,57 @@ impl Core {
                     Some(_) => {}
                 }
             }
+        }
+    }
+
+    /// Report pods that are not held to their shares.
+    fn find_escapes(&self, facts: &Facts, found: &mut Vec<(Class, String, String)>) {
+        let kills = self.settings.guard.as_ref().is_some_and(|guard| guard.kills);
+        let killed = if kills {
+            ". The agent kills such processes (--on-escape kill)"
+        } else {
+            ""
+        };
+        for (uid, escape) in facts
+            .escapes
+            .iter()
+            .flat_map(|(uid, all)| all.iter().map(move |escape| (uid, escape)))
+        {
+            let Some(gpu) = self.gpu(escape.uuid()) else { continue };
+            let index = gpu.index;
+            let (class, text) = match escape {
+                Escape::Unguarded { pid, .. } => (
+                    Class::Unguarded,
+                    format!(
+                        "process {pid} of this pod uses GPU {index} without Divvy's guard, so nothing limits the process to the pod's share. A program \
+                         avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
+                         its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU{killed}"
+                    ),
+                ),
+                Escape::Tampered { text, .. } => (
+                    Class::Tampered,
+                    format!(
+                        "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {index}, so nothing limits the \
+                         pod to its share: {text}. Delete the pod if you do not know the program{killed}"
+                    ),
+                ),
+                Escape::Crowded { .. } => (
+                    Class::Crowded,
+                    format!(
+                        "at most {} processes of a pod can use GPU {index} at the same time; others were refused memory (CUDA_ERROR_OUT_OF_MEMORY). \
+                         Start fewer processes, or several pods",
+                        divvy_share::usage::SLOTS
+                    ),
+                ),
+                Escape::Untimed { text, .. } => (
+                    Class::Untimed,
+                    format!(
+                        "nothing limits the compute time of this pod on GPU {index}, so it may use more than its share: the driver does not report how \
+                         long processes keep the GPU busy ({text})"
+                    ),
+                ),
+            };
+            found.push((class, uid.clone(), text));
         }
     }
 

@@ -11,7 +11,7 @@
 #![allow(clippy::print_stdout, reason = "results")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::{FileExt as _, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use divvy_agent::{Config, GuardMode, Probe};
 use divvy_gpu_sim::Ledger;
 use divvy_model::{Allocation, ContainerShare, GpuShare, MiB, names};
 use divvy_shadow_testkit::{build, replace, shadow, target};
-use divvy_share::limits::{Account, Limits, WHOLE};
+use divvy_share::limits::{Account, Limits};
 use divvy_testbed::api::{ApiServer, Options};
 use divvy_testbed::builders;
 use divvy_testbed::node::{Node, NodeSpec};
@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// What a pod does.
 struct Work {
-    percent: u64,
+    percent: u32,
     kernel: String,
     at_once: u64,
     processes: usize,
@@ -185,17 +185,18 @@ async fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-fn pod(name: &str) -> serde_json::Value {
+fn pod(name: &str, cores: u32) -> serde_json::Value {
     let (uuid, memory) = (GPU.to_owned(), MiB(4096));
     let allocation = Allocation {
         v: 1,
         gpus: vec![GpuShare {
             uuid: uuid.clone(),
             memory,
-            cores: 0,
+            cores,
             whole: false,
+            enforcement: None,
         }],
-        containers: [("main".to_owned(), vec![ContainerShare { uuid, memory, cores: 0 }])].into(),
+        containers: [("main".to_owned(), vec![ContainerShare { uuid, memory, cores }])].into(),
     };
     let mut pod = builders::pod(name).gpu_mem(4).build();
     pod["spec"]["nodeName"] = "n1".into();
@@ -210,15 +211,6 @@ fn limits(file: &Path) -> (u64, Limits) {
 
 fn account(file: &Path) -> Account {
     limits(file).1.account
-}
-
-/// Set the rate of a pod's share in the file that the agent has made.
-fn set_rate(file: &Path, percent: u64) {
-    let (generation, mut limits) = limits(file);
-    limits.rate = percent * WHOLE / 100;
-    let (at, copy) = limits.copy(generation + 1);
-    let file = std::fs::File::options().write(true).open(file).expect("open");
-    file.write_all_at(&copy, at).expect("written");
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -276,30 +268,20 @@ async fn main() {
         guard_dir: Some(paths.kubelet_dir),
         ..Config::new("n1")
     };
-    let start = || {
-        let stop = CancellationToken::new();
-        (tokio::spawn(divvy_agent::run(config.clone(), stop.clone())), stop)
-    };
-    let (agent, stop) = start();
+    let stop = CancellationToken::new();
+    let agent = tokio::spawn(divvy_agent::run(config.clone(), stop.clone()));
     let has_units = || (node.device_manager().resources.get(names::GPU_MEM)?.1 > 0).then_some(());
     eventually("the node offers the GPU", has_units).await;
     let shares = config.state_dir().join("shares");
     let (mut uids, mut files) = (Vec::new(), Vec::new());
-    for index in 0..work.len() {
-        let pod = api.create("pods", pod(&format!("p{index}"))).expect("created");
+    for (index, of) in work.iter().enumerate() {
+        let pod = api.create("pods", pod(&format!("p{index}"), of.percent)).expect("created");
         let uid = pod["metadata"]["uid"].as_str().expect("has one").to_owned();
         let file = shares.join(&uid).join(GPU).join("limits");
         eventually("the files of the pod", || file.exists().then_some(())).await;
         uids.push(uid);
         files.push(file);
     }
-    // Nothing writes rates yet, so the agent finds them when it starts.
-    stop.cancel();
-    agent.await.expect("no panic").expect("it stops");
-    for (file, of) in files.iter().zip(&work) {
-        set_rate(file, of.percent);
-    }
-    let (agent, stop) = start();
     let timed = files.iter().zip(&work).filter(|(_, of)| (1..100).contains(&of.percent));
     let is_measured = || timed.clone().all(|(file, _)| account(file).at > 0).then_some(());
     eventually("the first measurement", is_measured).await;

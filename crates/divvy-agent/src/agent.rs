@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use divvy_cdi as cdi;
 use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
-use divvy_hardware::{Code, Failure};
+use divvy_hardware::protocol::Kill;
+use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
@@ -394,6 +395,7 @@ impl Agent {
             node: self.store.node_files(device_paths),
             specs: BTreeMap::new(),
             memory_in_use: None,
+            escapes: BTreeMap::new(),
         }
     }
 
@@ -630,6 +632,11 @@ impl Agent {
     }
 
     async fn memory_in_use(&self) -> Option<BTreeMap<String, BTreeMap<String, MiB>>> {
+        self.processes().await.map(memory_in_use)
+    }
+
+    /// Ask the driver for the processes on the GPUs. `None` if it does not answer.
+    async fn processes(&self) -> Option<Vec<GpuProcesses>> {
         let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
             Ok(Ok(processes)) => processes,
             // `hardware` reports that the driver does not work.
@@ -650,7 +657,7 @@ impl Agent {
                 debug!(gpu = gpu.uuid, "the agent does not know the processes on this GPU: {error}");
             }
         }
-        Some(memory_in_use(processes))
+        Some(processes)
     }
 
     /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, so that their
@@ -723,16 +730,42 @@ impl Agent {
     async fn measure_overhead(self: &Arc<Self>) -> Option<()> {
         let said = || self.blocking(|agent| agent.shares.said());
         let before = said().await?;
-        let in_use = self.memory_in_use().await?;
+        let processes = self.processes().await?;
         let after = said().await?;
-        self.blocking(move |agent| agent.shares.measured(&in_use, &before, &after))
-            .await
+        let escaped = self.blocking(move |agent| {
+            agent.shares.watch(&processes, &before, &after);
+            let escaped = agent.shares.escaped(&processes);
+            agent.shares.measured(&memory_in_use(processes), &before, &after);
+            escaped
+        });
+        let escaped = escaped.await?;
+        let kills = self.core().settings().guard.as_ref().is_some_and(|guard| guard.kills);
+        if kills && !escaped.is_empty() {
+            // The events first: what has ended is no longer found.
+            self.reconcile(false).await;
+            self.kill(escaped).await;
+        }
+        Some(())
+    }
+
+    async fn kill(&self, escaped: Vec<Kill>) {
+        let Some(probe) = self.probe.get() else { return };
+        for kill in escaped {
+            let Kill { pid, pod } = kill.clone();
+            match tokio::time::timeout(PROCESSES_TIMEOUT, probe.kill(kill)).await {
+                Ok(Ok(())) => warn!(pid, pod, "killed a process that the guard does not hold to its pod's share"),
+                // The next measurement finds the process again.
+                Ok(Err(failure)) => warn!(pid, pod, "{failure}"),
+                Err(_) => warn!(pid, pod, "the probe did not answer in {} s", PROCESSES_TIMEOUT.as_secs()),
+            }
+        }
     }
 
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
         let facts = Facts {
             specs: self.store.specs()?,
             memory_in_use,
+            escapes: self.shares.escapes(),
             ..self.facts(false)
         };
         let found = {

@@ -92,6 +92,9 @@ pub struct Settings {
     /// Directory with the libraries for --guard shadow: libdivvy-guard.so and libdivvy-guard-nvml.so [default: this program's directory]
     #[arg(long, env = "DIVVY_GUARD_DIR", value_name = "DIR")]
     pub guard_dir: Option<PathBuf>,
+    /// What to do about a program that avoids the guard or changes its files [default: event]
+    #[arg(long, env = "DIVVY_ON_ESCAPE", value_name = "ACTION")]
+    pub on_escape: Option<OnEscape>,
     /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match the extender's [default: GiB]
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
     #[serde(default, deserialize_with = "parsed")]
@@ -199,6 +202,17 @@ pub enum GuardMode {
     Shadow,
 }
 
+/// What the agent does about a program that the guard does not hold to its pod's share.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnEscape {
+    /// The pod gets the event GuardAvoided or GuardFileChanged
+    #[default]
+    Event,
+    /// Its processes on the GPU are killed as well (SIGKILL). If the pod's restartPolicy allows it, the kubelet starts the container again
+    Kill,
+}
+
 /// How the agent offers MIG devices. The names are those of NVIDIA's device plugin.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -255,6 +269,7 @@ impl Settings {
             driver_spec: self.driver_spec.or(other.driver_spec),
             guard: self.guard.or(other.guard),
             guard_dir: self.guard_dir.or(other.guard_dir),
+            on_escape: self.on_escape.or(other.on_escape),
             memory_unit: self.memory_unit.or(other.memory_unit),
             reserve_memory: self.reserve_memory.or(other.reserve_memory),
             whole_gpus: self.whole_gpus.or(other.whole_gpus),

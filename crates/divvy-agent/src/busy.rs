@@ -31,7 +31,7 @@ impl Samples {
     /// Return the time since which samples are of interest. `now` is in microseconds since 1970. Older samples are not, because some drivers return the mean
     /// of all samples of a process.
     pub(crate) fn since(&mut self, now: u64) -> u64 {
-        // Somebody has set the clock back. With the old time, the driver would return nothing until the clock is there again.
+        // The clock was set back. With the old time, the driver would return nothing until the clock is there again.
         self.last = self.last.filter(|last| *last <= now);
         self.last.unwrap_or(0).max(now.saturating_sub(LONGEST))
     }

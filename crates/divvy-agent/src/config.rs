@@ -8,7 +8,7 @@ use divvy_model::{MemoryUnit, MiB};
 use divvy_nvidia_plugin::HealthChecks;
 
 use crate::Error;
-use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, Probe, Settings};
+use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, OnEscape, Probe, Settings};
 
 /// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
@@ -39,6 +39,8 @@ pub struct Config {
     pub guard: GuardMode,
     /// `--guard-dir`. `None` means the directory of the agent's executable.
     pub guard_dir: Option<PathBuf>,
+    /// `--on-escape`: what the agent does about a program that avoids the guard.
+    pub on_escape: OnEscape,
     /// `--memory-unit`: the memory of one device of `gpu-mem`.
     pub memory_unit: MemoryUnit,
     /// `--reserve-memory`: the memory of each GPU that the agent does not share.
@@ -94,6 +96,7 @@ impl Config {
             driver_spec: set.driver_spec.unwrap_or_default(),
             guard: set.guard.unwrap_or_default(),
             guard_dir: set.guard_dir,
+            on_escape: set.on_escape.unwrap_or_default(),
             memory_unit: set.memory_unit.unwrap_or(MemoryUnit::GIB),
             reserve_memory: set.reserve_memory.unwrap_or(MiB::ZERO),
             whole_gpus: set.whole_gpus.unwrap_or(false),

@@ -17,8 +17,8 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use divvy_agent_core::Guard;
-use divvy_model::MiB;
+use divvy_agent_core::{Guard, Guarded};
+use divvy_model::{ALL_CORES, MiB};
 use divvy_share::compute::Meter;
 use divvy_share::limits::Limits;
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
@@ -31,6 +31,7 @@ use tracing::{debug, warn};
 use crate::files::{self, FileError};
 
 mod compute;
+mod escapes;
 
 /// The libraries as they come with the agent, and the names under which containers know them.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -71,6 +72,7 @@ pub(crate) fn install(state: &Path, from: &Path) -> Result<Guard, FileError> {
         cuda,
         nvml,
         shares: shares(state).display().to_string(),
+        kills: false,
     })
 }
 
@@ -116,18 +118,35 @@ struct Known {
     told: BTreeMap<Share, String>,
     /// The compute time of the shares that have a limit of it.
     meters: BTreeMap<Share, Meter>,
+    /// Signs that programs avoid the guard.
+    signs: escapes::Signs,
 }
 
 /// What the processes of each pod say they have of each GPU.
 pub(crate) type Said = BTreeMap<Share, InSlots>;
 
 /// What the slots of a file say.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct InSlots {
     /// The sum.
     bytes: u64,
     /// The number of processes that have memory.
     processes: usize,
+    /// The PIDs of all processes that have a slot, as they see them themselves.
+    pids: BTreeSet<u64>,
+    /// Whether processes were refused because there was no free slot.
+    is_crowded: bool,
+}
+
+/// Why a file of usage cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum Damage {
+    /// It is not what the agent made: a program in the pod changed it.
+    #[error("{0}")]
+    Changed(String),
+    /// The agent is older than the file, or cannot read it for another reason.
+    #[error("{0}")]
+    Other(String),
 }
 
 impl Shares {
@@ -177,18 +196,25 @@ impl Shares {
     ///
     /// # Errors
     /// A file cannot be written.
-    pub(crate) fn hold(&self, uid: &str, gpus: &[(String, MiB)]) -> Result<(), FileError> {
-        for (uuid, memory) in gpus {
+    pub(crate) fn hold(&self, uid: &str, gpus: &[Guarded]) -> Result<(), FileError> {
+        for Guarded { uuid, memory, cores } in gpus {
             let share = (uid.to_owned(), uuid.clone());
             let directory = self.directory(&share);
             files::make_directory(&directory, 0o755)?;
             make_usage(&directory)?;
+            let found = in_slots(&directory.join(USAGE));
+            if matches!(found, Err(Damage::Changed(_))) {
+                // What the pod's other processes have is lost already.
+                restore(&directory.join(USAGE))?;
+            }
+            self.known().signs.starts(&share);
             // What processes were charged with stays in the file while they run, so that the agent can tell it from what it measures.
-            let has_processes = in_slots(&directory.join(USAGE)).is_ok_and(|found| found.processes > 0);
+            let has_processes = found.is_ok_and(|found| found.processes > 0);
             let mut known = self.known();
             let context = known.contexts.get(uuid).copied().unwrap_or_default();
             write_limits(&directory, |limits| {
                 limits.bytes = in_bytes(*memory);
+                limits.rate = rate_of(*cores);
                 if !has_processes {
                     limits.context = context_of(context, limits.bytes);
                 }
@@ -211,6 +237,7 @@ impl Shares {
                     known.shares.retain(|(of, _), _| of != uid);
                     known.told.retain(|(of, _), _| of != uid);
                     known.meters.retain(|(of, _), _| of != uid);
+                    known.signs.forget(uid);
                 }
             }
         }
@@ -219,14 +246,16 @@ impl Shares {
     /// Read what the processes say that they have. A file that a pod has damaged says nothing, and gets its size back.
     pub(crate) fn said(&self) -> Said {
         let mut known = self.known();
-        let Known { shares, told, .. } = &mut *known;
+        let Known { shares, told, signs, .. } = &mut *known;
         let said = shares.keys().filter_map(|share| {
             let path = self.directory(share).join(USAGE);
             let read = in_slots(&path);
             if read.is_err() {
                 repair(&path);
             }
-            tell(told, share, read.as_ref().err());
+            let damage = read.as_ref().err();
+            tell(told, share, damage.map(Damage::to_string));
+            signs.changed(share, damage);
             Some((share.clone(), read.ok()?))
         });
         said.collect()
@@ -280,10 +309,10 @@ impl Shares {
 }
 
 /// Log an error about a share, unless it is the same as the last one.
-fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<&String>) {
+fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<String>) {
     match error {
         None => drop(told.remove(share)),
-        Some(text) if told.get(share) == Some(text) => {}
+        Some(text) if told.get(share) == Some(&text) => {}
         Some(text) => {
             let (pod, gpu) = share;
             warn!(
@@ -291,7 +320,7 @@ fn tell(told: &mut BTreeMap<Share, String>, share: &Share, error: Option<&String
                 gpu,
                 "the agent cannot read what the pod uses, so it does not measure the memory that no allocation accounts for: {text}"
             );
-            told.insert(share.clone(), text.clone());
+            told.insert(share.clone(), text);
         }
     }
 }
@@ -308,6 +337,11 @@ impl Known {
 /// show what a context really takes.
 fn context_of(seen: u64, share: u64) -> u64 {
     seen.min(share / 4)
+}
+
+/// Return the GPU time in nanoseconds per second of a share in percent. 0 stays 0: no limit.
+fn rate_of(cores: u32) -> u64 {
+    u64::from(cores).saturating_mul(limits::WHOLE / u64::from(ALL_CORES))
 }
 
 fn in_bytes(memory: MiB) -> u64 {
@@ -365,28 +399,49 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
     }
 }
 
-/// Read the slots of a file of usage.
-fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS]), String> {
-    let file = files::open(path).map_err(|error| format!("the file cannot be read: {error}"))?;
+/// Read a file of usage: its slots, and how many processes got none.
+fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS], u64), Damage> {
+    let unreadable = |error| Damage::Other(format!("the file cannot be read: {error}"));
+    let file = files::open(path).map_err(unreadable)?;
     let mut bytes = Vec::with_capacity(usage::SIZE);
     // One byte more, so that a file of another size is noticed.
     let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| format!("the file cannot be read: {error}"))?;
-    let (slots, _) = usage::parse(&bytes).map_err(|error| error.to_string())?;
-    Ok((file, slots))
+    read.map_err(unreadable)?;
+    match usage::parse(&bytes) {
+        Ok((slots, crowded)) => Ok((file, slots, crowded)),
+        Err(error @ usage::Unusable::Newer(_)) => Err(Damage::Other(error.to_string())),
+        Err(error @ (usage::Unusable::Size(_) | usage::Unusable::Foreign)) => Err(Damage::Changed(error.to_string())),
+    }
 }
 
 /// Read the slots that have an owner.
-fn in_slots(path: &Path) -> Result<InSlots, String> {
-    let (file, slots) = read_slots(path)?;
-    let mut sum = InSlots::default();
-    for (index, slot) in slots.iter().enumerate() {
-        if slot.used > 0 && has_owner(&file, index).map_err(|error| format!("a lock cannot be read: {error}"))? {
+fn in_slots(path: &Path) -> Result<InSlots, Damage> {
+    let (file, slots, crowded) = read_slots(path)?;
+    let mut sum = InSlots {
+        is_crowded: crowded > 0,
+        ..InSlots::default()
+    };
+    for (index, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.used > 0 || slot.pid > 0) {
+        if has_owner(&file, index).map_err(|error| Damage::Other(format!("a lock cannot be read: {error}")))? {
             sum.bytes = sum.bytes.saturating_add(slot.used);
-            sum.processes += 1;
+            sum.processes += usize::from(slot.used > 0);
+            sum.pids.insert(slot.pid);
         }
     }
     Ok(sum)
+}
+
+/// Write a file of usage again, in place, because containers have it mounted.
+fn restore(path: &Path) -> Result<(), FileError> {
+    let failed = |action| {
+        let path = path.to_owned();
+        move |source| FileError { action, path, source }
+    };
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
+    let file = options.open(path).map_err(failed("open"))?;
+    file.set_len(usage::SIZE as u64).map_err(failed("write"))?;
+    file.write_all_at(&usage::file(), 0).map_err(failed("write"))
 }
 
 /// Give a file of usage its size back. A pod could otherwise fill the node's disk through it. A file of a later version is left as it is.
@@ -429,24 +484,33 @@ fn has_owner(file: &File, slot: usize) -> nix::Result<bool> {
 mod tests {
     use super::*;
 
-    const GPU: &str = "GPU-1";
+    pub(super) const GPU: &str = "GPU-1";
     const MEBIBYTE: u64 = 1 << 20;
 
-    struct Bed {
+    /// A share of so many MiB, without a limit of compute time.
+    pub(super) fn share_of(memory: u64) -> [Guarded; 1] {
+        [Guarded {
+            uuid: GPU.to_owned(),
+            memory: MiB(memory),
+            cores: 0,
+        }]
+    }
+
+    pub(super) struct Bed {
         state: tempfile::TempDir,
-        shares: Shares,
+        pub(super) shares: Shares,
     }
 
     impl Bed {
         /// One pod with a share of 1,000 MiB.
-        fn new() -> Bed {
+        pub(super) fn new() -> Bed {
             let state = tempfile::tempdir().expect("temp dir");
             let shares = Shares::open(state.path()).expect("opened");
-            shares.hold("a", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            shares.hold("a", &share_of(1000)).expect("made");
             Bed { state, shares }
         }
 
-        fn path(&self, name: &str) -> PathBuf {
+        pub(super) fn path(&self, name: &str) -> PathBuf {
             self.state.path().join("shares/a").join(GPU).join(name)
         }
 
@@ -456,7 +520,7 @@ mod tests {
         }
 
         /// Claim a slot as a process of the pod does, and say what it has. The slot has an owner as long as the file is open.
-        fn process(&self, slot: usize, mib: u64) -> File {
+        pub(super) fn process(&self, slot: usize, mib: u64) -> File {
             self.process_of("a", slot, mib)
         }
 
@@ -513,19 +577,22 @@ mod tests {
     #[test]
     fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
         let bed = Bed::new();
-        assert_eq!(bed.limits().bytes, 1000 * MEBIBYTE);
+        assert_eq!((bed.limits().bytes, bed.limits().rate), (1000 * MEBIBYTE, 0));
         let mounted = File::open(bed.path(LIMITS)).expect("open");
         bed.process(0, 300);
-        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("changed");
+        bed.shares.hold("a", &share_of(500)).expect("changed");
         let mut bytes = [0; limits::SIZE];
         mounted.read_exact_at(&mut bytes, 0).expect("read");
         assert_eq!(Limits::from_bytes(&bytes).expect("readable").1.bytes, 500 * MEBIBYTE);
+        let [with_cores] = share_of(500);
+        bed.shares.hold("a", &[Guarded { cores: 30, ..with_cores }]).expect("changed");
+        assert_eq!(bed.limits().rate, 300_000_000, "nanoseconds per second");
         let mode = |name| std::fs::metadata(bed.path(name)).expect("there").permissions().mode() & 0o777;
         // The agent has no capability to write a file that is read-only for its owner.
         assert_eq!((mode(LIMITS), mode(USAGE)), (0o644, 0o666));
         // A damaged file is written again.
         std::fs::write(bed.path(LIMITS), [7; limits::SIZE]).expect("damaged");
-        bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).expect("written again");
+        bed.shares.hold("a", &share_of(500)).expect("written again");
         assert_eq!(bed.limits().bytes, 500 * MEBIBYTE);
     }
 
@@ -551,7 +618,7 @@ mod tests {
     fn what_a_context_takes_is_learned_from_one_process_and_known_to_the_next_pod() {
         let bed = Bed::new();
         let context = |shares: &Shares| {
-            shares.hold("b", &[(GPU.to_owned(), MiB(1000))]).expect("made");
+            shares.hold("b", &share_of(1000)).expect("made");
             let path = bed.state.path().join("shares/b").join(GPU).join(LIMITS);
             let (_, limits) = Limits::from_bytes(&std::fs::read(path).expect("read")).expect("readable");
             limits.context / MEBIBYTE
@@ -613,7 +680,7 @@ mod tests {
         let hostile = bed.process(0, 1);
         bed.measure(9000);
         bed.measure(9000);
-        bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("made");
+        bed.shares.hold("b", &share_of(800)).expect("made");
         assert_eq!(limits("b").context, 200 * MEBIBYTE);
         // A process of the pod is charged with 200 MiB for its context, which takes 150, and allocates 100.
         drop(hostile);
@@ -623,9 +690,9 @@ mod tests {
             let said = bed.shares.said();
             bed.shares.measured(&in_use, &said, &said);
             // Another container of the pod starts.
-            bed.shares.hold("b", &[(GPU.to_owned(), MiB(800))]).expect("written");
+            bed.shares.hold("b", &share_of(800)).expect("written");
         }
-        bed.shares.hold("c", &[(GPU.to_owned(), MiB(4000))]).expect("made");
+        bed.shares.hold("c", &share_of(4000)).expect("made");
         assert_eq!(limits("c").context, 150 * MEBIBYTE);
         assert_eq!(limits("b").context, 200 * MEBIBYTE, "the process is charged with it");
         drop(process);
@@ -657,7 +724,7 @@ mod tests {
     #[test]
     fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_finds_the_others() {
         let bed = Bed::new();
-        bed.shares.hold("b", &[(GPU.to_owned(), MiB(10))]).expect("made");
+        bed.shares.hold("b", &share_of(10)).expect("made");
         let shares = Shares::open(bed.state.path()).expect("opened");
         assert_eq!(shares.pods().len(), 2);
         shares.clear(&["a".to_owned()].into());

@@ -41,7 +41,7 @@ mod registration;
 mod run;
 mod store;
 
-pub use args::{Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, Probe, Settings};
+pub use args::{Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, OnEscape, Probe, Settings};
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;

@@ -106,10 +106,13 @@ impl Agent {
                 if gpu.refuse(&failure, now) {
                     warn!(gpu = uuid, "nothing limits the compute time of pods on this GPU: {failure}");
                 }
+                self.shares().timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
                 all = false;
                 continue;
             }
-            gpu.refused = None;
+            if gpu.refused.take().is_some() {
+                self.shares().timed(&uuid, None);
+            }
             busy.extend(gpu.samples.take(&samples, micros(monotonic)).map(|pods| (uuid, pods)));
         }
         let monotonic = u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX);

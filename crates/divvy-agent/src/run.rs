@@ -15,7 +15,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use crate::agent::{After, Agent, Parts};
-use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode};
+use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, OnEscape};
 use crate::driver_spec::DriverSpec;
 use crate::guard::{self, Shares};
 use crate::observed::{NOT_REGISTERED, follow_registration};
@@ -23,7 +23,7 @@ use crate::plugin::AgentPlugin;
 use crate::registration::{self, Registration};
 use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http, labels};
-use divvy_agent_core::{Core, Ids, ResourceSpec, Settings};
+use divvy_agent_core::{Core, Guard, Ids, ResourceSpec, Settings};
 
 /// The part in `/readyz` for the registration of `gpu-mem`. Before the agent knows which resources it offers, it stands for
 /// all registrations.
@@ -88,7 +88,8 @@ pub(crate) async fn run_in(
                 origin: "--guard shadow".to_owned(),
                 text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
             })?;
-            Some(guard)
+            let kills = config.on_escape == OnEscape::Kill;
+            Some(Guard { kills, ..guard })
         }
     };
     let settings = Settings {

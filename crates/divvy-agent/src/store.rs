@@ -385,6 +385,7 @@ mod tests {
                 memory: MiB(3072),
                 cores: 0,
                 whole: false,
+                enforcement: None,
             }],
             container_gpus: vec![ContainerShare {
                 uuid: "GPU-1".into(),

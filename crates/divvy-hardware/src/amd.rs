@@ -174,6 +174,7 @@ impl Backend for Amd {
                 used: bounded(*bytes).unwrap_or(MiB::ZERO),
                 pod: None,
                 container: None,
+                own_pid: None,
             });
             GpuProcesses {
                 uuid: facts.uuid.clone(),

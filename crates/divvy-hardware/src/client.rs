@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::child::Child;
 use self::connection::Connection;
-use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Limit, Limited, Op, bounded};
+use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, Limit, Limited, Op, bounded};
 use crate::{Code, Failure, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
 
 pub use self::once::{cuda_snapshot, snapshot};
@@ -175,6 +175,11 @@ impl ProbeHandle {
             of.error = of.error.take().map(bounded);
         }
         Ok(all)
+    }
+
+    /// End a process of a pod. Succeeds if the process has ended already. An older probe refuses this with [`Code::Protocol`].
+    pub async fn kill(&self, kill: Kill) -> Result<(), Failure> {
+        self.ask(Op::Kill(kill)).await.map(drop)
     }
 
     /// Check the driver's files on the machine. An older probe refuses this with [`Code::Protocol`].

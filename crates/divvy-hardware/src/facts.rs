@@ -196,6 +196,9 @@ pub struct Process {
     /// The container runtime's ID of the process's container, from its cgroup. `None` for a process of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
+    /// The process's PID as it sees it itself, in the innermost PID namespace (`NSpid` in proc_pid_status(5)). `None` if it could not be read.
+    #[serde(default, rename = "ownPid", skip_serializing_if = "Option::is_none")]
+    pub own_pid: Option<u32>,
 }
 
 /// The maximum number of GPUs in input from outside the process. No machine has so many GPUs.
@@ -628,6 +631,7 @@ mod tests {
                 used: MiB(used),
                 pod: pod.map(str::to_owned),
                 container: None,
+                own_pid: None,
             }],
             error: None,
         };

@@ -1,7 +1,7 @@
 //! The probe's protocol: lines of JSON over a Unix socket (`docs/design/formats.md`).
 //!
-//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"utilization"|"driver"|"driverSpec"|"limit"|"ping"}`. The two driver
-//! requests, the limit, and the utilization carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
+//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"utilization"|"driver"|"driverSpec"|"limit"|"kill"|"ping"}`. The two driver
+//! requests, the limit, the utilization, and `kill` carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
 //! `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. In addition, the probe sends unsolicited events:
 //! `{"event":"fault","seq":7,"vendor":"nvidia","uuid":"GPU-…","code":79,"fatal":true,"name":"XID 79","partition":null}`, where a `uuid` of null
 //! means every GPU of the vendor. Both sides ignore unknown fields and unknown events. A line has at most [`MAX_LINE`] bytes before its `\n`.
@@ -42,6 +42,8 @@ pub enum Op {
     },
     /// Limit how much memory of a GPU the processes of a pod can allocate. The answer is a [`Limited`].
     Limit(Limit),
+    /// End a process of a pod with SIGKILL. The answer is empty.
+    Kill(Kill),
     /// Answer `{}` without a driver call.
     Ping,
 }
@@ -79,6 +81,15 @@ pub struct Limit {
     /// The memory in MiB.
     #[serde(rename = "hardMiB")]
     pub hard: MiB,
+}
+
+/// The arguments of [`Op::Kill`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kill {
+    /// The process's PID on the host.
+    pub pid: u32,
+    /// The UID of the pod that the process must belong to.
+    pub pod: String,
 }
 
 /// The answer to [`Op::Limit`]: what the driver says after the limit was set.
@@ -333,6 +344,10 @@ mod tests {
                 uuid: "GPU-a".to_owned(),
                 cgroup: "kubepods/pod1".to_owned(),
                 hard: MiB(3072),
+            }),
+            Op::Kill(Kill {
+                pid: 7,
+                pod: "aaaa-1".to_owned(),
             }),
             Op::Ping,
         ] {

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{ALLOCATION_BYTES, ALLOCATION_SHARES, DEVICE_TEXT_BYTES, NODE_GPUS, quoted};
-use crate::{Error, MemoryUnit, MiB, PodRequest};
+use crate::{ALL_CORES, Enforcement, Error, MemoryUnit, MiB, PodRequest};
 
 /// The extender's decision for a pod, in the pod annotation [`crate::names::ALLOCATION`]. The Binding writes the annotation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,29 @@ pub struct GpuShare {
     /// Whether the pod has the whole GPU exclusively.
     #[serde(default)]
     pub whole: bool,
+    /// What holds the pod to its share, by [`Enforcement::name`]. `None` if nothing does, or if it was not known when the pod was placed.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "by_name")]
+    pub enforcement: Option<Enforcement>,
+}
+
+/// An [`Enforcement`] by its name. A name that only a newer version knows is read as `None`.
+mod by_name {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use crate::Enforcement;
+
+    #[expect(clippy::ref_option, reason = "serde passes the field by reference")]
+    pub(super) fn serialize<S: Serializer>(value: &Option<Enforcement>, serializer: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => serializer.serialize_str(value.name()),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Enforcement>, D::Error> {
+        let name = Option::<String>::deserialize(deserializer)?;
+        Ok(name.as_deref().and_then(Enforcement::of_name))
+    }
 }
 
 /// A container's share of one GPU.
@@ -82,6 +105,14 @@ impl Allocation {
             if allocation.gpus[..i].iter().any(|other| other.uuid == share.uuid) {
                 return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&share.uuid))));
             }
+        }
+        if let Some(share) = allocation.gpus.iter().find(|share| share.cores > ALL_CORES) {
+            let text = format!(
+                "it has {} % of the compute time of GPU {}; at most {ALL_CORES} are possible",
+                share.cores,
+                quoted(&share.uuid)
+            );
+            return Err(Error::invalid(WHAT, text));
         }
         for (container, shares) in &allocation.containers {
             for share in shares {
@@ -167,6 +198,18 @@ mod tests {
     #[test]
     fn the_documented_form_is_read_and_written_to_the_byte() {
         assert_eq!(Allocation::parse(TEXT).expect("documented form").to_json(), TEXT);
+        let enforced = TEXT
+            .replace(r#""cores":0"#, r#""cores":30"#)
+            .replace(r#""whole":false"#, r#""whole":false,"enforcement":"guard""#);
+        let allocation = Allocation::parse(&enforced).expect("documented form");
+        assert_eq!(allocation.gpus[0].enforcement, Some(Enforcement::Guard));
+        assert_eq!(allocation.to_json(), enforced);
+    }
+
+    #[test]
+    fn a_mechanism_of_a_newer_version_is_read_as_unknown() {
+        let newer = TEXT.replace(r#""whole":false"#, r#""whole":false,"enforcement":"magic""#);
+        assert_eq!(Allocation::parse(&newer).expect("readable").to_json(), TEXT);
     }
 
     /// The largest allocations that the extender writes: 1 GPU or 16 GPUs, in each case with as many containers as are allowed,
@@ -177,8 +220,9 @@ mod tests {
             .map(|gpu| GpuShare {
                 uuid: format!("{gpu:x>DEVICE_TEXT_BYTES$}"),
                 memory: MiB(u64::from(u32::MAX)),
-                cores: 0,
+                cores: 100,
                 whole: false,
+                enforcement: Some(Enforcement::Cgroup),
             })
             .collect();
         let shares = |gpus: &[GpuShare]| -> Vec<ContainerShare> {
@@ -239,6 +283,8 @@ mod tests {
             r#"{"v":1,"gpus":[{"uuid":"a","memMiB":1},{"uuid":"a","memMiB":1}],"containers":{}}"#,
             r#"{"v":1,"gpus":[{"uuid":"a","memMiB":1}],"containers":{"c":[{"uuid":"b","memMiB":1}]}}"#,
             r#"{"v":1,"gpus":[{"uuid":"a","memMiB":1}],"containers":{"c":[{"uuid":"a","memMiB":2}]}}"#,
+            r#"{"v":1,"gpus":[{"uuid":"a","memMiB":1,"cores":101}],"containers":{}}"#,
+            r#"{"v":1,"gpus":[{"uuid":"a","memMiB":1,"enforcement":7}],"containers":{}}"#,
         ] {
             let error = Allocation::parse(text).expect_err(text).to_string();
             assert!(

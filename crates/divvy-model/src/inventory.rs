@@ -113,6 +113,14 @@ impl Enforcement {
     pub fn of_name(name: &str) -> Option<Enforcement> {
         Enforcement::ALL.into_iter().find(|kind| kind.name() == name)
     }
+
+    /// Report whether a pod is held to its share of the GPU's compute time, too. The driver's limit is only on memory.
+    pub fn limits_compute(self) -> bool {
+        match self {
+            Enforcement::Guard => true,
+            Enforcement::Cgroup => false,
+        }
+    }
 }
 
 /// The GPU to which a partition belongs, and the size of the partition.

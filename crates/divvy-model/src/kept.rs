@@ -116,6 +116,7 @@ mod tests {
             memory: MiB(1024),
             cores: 0,
             whole: false,
+            enforcement: None,
         }];
         let allocation = Allocation {
             v: 1,

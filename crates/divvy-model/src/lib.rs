@@ -47,7 +47,7 @@ pub use node::Node;
 pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{PodRequest, WholeRequest};
-pub use rules::{GpuRules, Isolation, MOST_GPUS, ModelRule, Prefer};
+pub use rules::{ALL_CORES, GpuRules, Isolation, MOST_GPUS, ModelRule, Prefer};
 pub use vendor::Vendor;
 pub use whole::{MigProfile, WholeKind};
 

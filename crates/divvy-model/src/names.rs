@@ -29,12 +29,13 @@ pub const GPU_MEMORY: &str = "divvy.dev/gpu-memory";
 pub const GPU_PREFER: &str = "divvy.dev/gpu-prefer";
 /// Pod annotation that users write: the UUIDs of the only GPUs that the pod accepts, separated by commas.
 pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
-/// Pod annotation that is reserved: a share of the GPU's compute. This version refuses pods that have it.
+/// Pod annotation that users write: the largest part of the compute time of each of its GPUs that the pod may use, in percent, 1 to 100.
+/// Example: `"30"`.
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
 /// Pod annotation that users write: whether the pod must be held to its share of a GPU: `hard`, `soft`, or `none`.
 pub const ISOLATION: &str = "divvy.dev/isolation";
 /// Divvy's annotations that a user may write on a pod.
-pub const POD_KEYS: [&str; 6] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS, ISOLATION];
+pub const POD_KEYS: [&str; 7] = [GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS, GPU_CORES, ISOLATION];
 /// Pod annotation that Divvy writes: marks a test pod of `divvy scheduler-config --check`, which finds out whether the scheduler calls the
 /// extender. The extender refuses the pod and repeats the annotation's value in the refusal.
 pub const SCHEDULER_CHECK: &str = "divvy.dev/scheduler-check";

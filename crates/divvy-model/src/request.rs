@@ -97,6 +97,10 @@ impl PodRequest {
                 .containers
                 .iter()
                 .fold(0_u64, |sum, container| sum.saturating_add(container.gpus));
+            if let Some(GpuRules { cores: Some(_), .. }) = rules {
+                let text = "it limits a share of a GPU; a pod with a whole GPU has all of its compute time: remove the annotation, or request shared memory";
+                return Err(Error::invalid(names::GPU_CORES, text.to_owned()));
+            }
             if let Some(GpuRules { gpus: Some(_), .. }) = rules {
                 let text = format!(
                     "it spreads shared memory; for whole GPUs, the number is the amount of {}",
@@ -129,8 +133,8 @@ impl PodRequest {
     }
 
     /// Drop the rules of a pod that already has its GPUs, except the number of GPUs, from which placement policies learn what
-    /// pods usually request, and the isolation, which the agent needs. The other rules are no longer needed, and may take up to [`crate::limits::RULE_BYTES`] of text per
-    /// annotation.
+    /// pods usually request, and the isolation, which the agent needs. The other rules are no longer needed, and may take up to
+    /// [`crate::limits::RULE_BYTES`] of text per annotation. The share of the compute time is in the allocation.
     pub fn forget_most_rules(&mut self) {
         self.keep_rules(|rules| GpuRules {
             gpus: rules.gpus,

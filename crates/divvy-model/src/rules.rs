@@ -20,6 +20,8 @@ pub struct GpuRules {
     pub uuids: Vec<String>,
     /// The preference among the GPUs that fit.
     pub prefer: Option<Prefer>,
+    /// The largest part of each GPU's compute time that the pod may use, in percent, 1 to 100. `None` leaves the compute time unlimited.
+    pub cores: Option<u32>,
     /// Whether the pod must be held to its share. `None` leaves it to the node: the share is enforced if the node can.
     pub isolation: Option<Isolation>,
 }
@@ -61,6 +63,9 @@ impl Isolation {
 
 /// The largest number of GPUs over which a pod's memory may be spread. Placement policies use the same limit.
 pub const MOST_GPUS: u32 = 16;
+
+/// All of a GPU's compute time, in percent.
+pub const ALL_CORES: u32 = 100;
 
 /// A preference among GPUs that fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -278,12 +283,15 @@ impl GpuRules {
                     }
                     rules.get_or_insert_default().uuids = uuids;
                 }
-                names::GPU_CORES => {
-                    return wrong(
-                        names::GPU_CORES,
-                        "this version of Divvy cannot limit shares of compute; remove the annotation, or use a whole GPU",
-                    );
-                }
+                names::GPU_CORES => match value.parse().ok().filter(|cores| (1..=ALL_CORES).contains(cores)) {
+                    Some(cores) => rules.get_or_insert_default().cores = Some(cores),
+                    None => {
+                        return wrong(
+                            names::GPU_CORES,
+                            "write the percentage of each GPU's compute time that the pod may use, from 1 to 100, such as \"30\"",
+                        );
+                    }
+                },
                 _ => {
                     return Err(Error::invalid(
                         "an annotation of the pod",
@@ -337,7 +345,14 @@ impl GpuRules {
 
     /// Report whether the rules accept a share of a GPU on which shares are enforced in this way.
     pub fn accept_share(&self, enforcement: Option<Enforcement>) -> bool {
-        self.isolation.is_none_or(|isolation| isolation.is_met_by(enforcement))
+        let limits_compute = enforcement.is_some_and(Enforcement::limits_compute);
+        self.isolation.is_none_or(|isolation| isolation.is_met_by(enforcement)) && (limits_compute || !self.needs_compute_limit())
+    }
+
+    /// Report whether the pod must be held to its share of the compute time. For a pod that wants no isolation, the share only counts when pods are
+    /// placed.
+    pub fn needs_compute_limit(&self) -> bool {
+        self.cores.is_some() && self.isolation != Some(Isolation::None)
     }
 
     /// Check everything that [`GpuRules::allow`] checks, except the product. Callers check the product only once for many equal
@@ -382,6 +397,9 @@ impl fmt::Display for GpuRules {
         };
         if let Some(enforced) = enforced {
             parts.push(enforced.to_owned());
+        }
+        if let Some(cores) = self.cores.filter(|_| self.needs_compute_limit()) {
+            parts.push(format!("on which compute time is limited (gpu-cores: {cores})"));
         }
         if !self.uuids.is_empty() {
             parts.push(format!("named {}", self.uuids.join(" or ")));
@@ -502,7 +520,7 @@ mod tests {
             ),
             ("divvy.dev/gpus", "1".repeat(250_000), "bytes; at most 1024 are allowed"),
             ("divvy.dev/gpu-prefer", "\u{202e}".repeat(300), "fastest, most-memory"),
-            ("divvy.dev/gpu-cores", "9".repeat(250_000), "cannot limit shares of compute"),
+            ("divvy.dev/gpu-cores", "9".repeat(250_000), "at most"),
         ] {
             let error = read(&[(key, &value)]).expect_err(key);
             assert!(error.starts_with(key) && error.contains(part), "{error}");
@@ -534,7 +552,11 @@ mod tests {
                 &[(model, "!T4"), (memory, ">=40Gi")],
                 "other than T4, and with 40 GiB or more in all",
             ),
-            (&[(isolation, "none")], ""),
+            (&[(isolation, "none"), ("divvy.dev/gpu-cores", "30")], ""),
+            (
+                &[(isolation, "soft"), ("divvy.dev/gpu-cores", "30")],
+                "on which shares are enforced (isolation: soft) and on which compute time is limited (gpu-cores: 30)",
+            ),
             (
                 &[(memory, ">=40Gi"), (isolation, "hard")],
                 "with 40 GiB or more in all and on which the driver enforces shares (isolation: hard)",
@@ -559,6 +581,19 @@ mod tests {
             let rules = read(&[("divvy.dev/isolation", value)]).expect("right").expect("some");
             let found = [Some(Enforcement::Cgroup), Some(Enforcement::Guard), None].map(|with| rules.accept_share(with));
             assert_eq!(found, [cgroup, guard, nothing], "{value}");
+        }
+        // The driver's limit is only on memory.
+        for (isolation, cgroup, guard, nothing) in [
+            (None, false, true, false),
+            (Some("hard"), false, false, false),
+            (Some("soft"), false, true, false),
+            (Some("none"), true, true, true),
+        ] {
+            let mut annotations = vec![("divvy.dev/gpu-cores", "30")];
+            annotations.extend(isolation.map(|value| ("divvy.dev/isolation", value)));
+            let rules = read(&annotations).expect("right").expect("some");
+            let found = [Some(Enforcement::Cgroup), Some(Enforcement::Guard), None].map(|with| rules.accept_share(with));
+            assert_eq!(found, [cgroup, guard, nothing], "{isolation:?} with gpu-cores");
         }
         assert!(GpuRules::default().accept_share(None));
     }
@@ -614,11 +649,9 @@ mod tests {
                 &["\"strong\" was found", "hard, soft or none"],
             ),
             ("divvy.dev/gpu-uuid", "GPU-1,", &["\"GPU-1,\" was found"]),
-            (
-                "divvy.dev/gpu-cores",
-                "30",
-                &["this version of Divvy cannot limit shares of compute"],
-            ),
+            ("divvy.dev/gpu-cores", "0", &["\"0\" was found", "from 1 to 100", "\"30\""]),
+            ("divvy.dev/gpu-cores", "101", &["from 1 to 100"]),
+            ("divvy.dev/gpu-cores", "30%", &["\"30%\" was found"]),
             (
                 "divvy.dev/gpu-modell",
                 "T4",

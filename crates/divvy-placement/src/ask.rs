@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use divvy_model::limits::shortened;
-use divvy_model::{Error, GpuRules, MemoryUnit, MiB, Pod, PodRequest, WholeKind};
+use divvy_model::{Error, GpuRules, Isolation, MemoryUnit, MiB, Pod, PodRequest, WholeKind};
 
+use crate::amount::Amount;
 use crate::node::{GpuState, NodeState, Source};
 use crate::products::Product;
 
@@ -24,6 +25,8 @@ pub struct Ask {
     /// The memory of each GPU; `None` if it is more than can be counted; 0 for whole GPUs, where each GPU's size counts
     /// ([`Ask::needs`]).
     pub memory: Option<MiB>,
+    /// The compute time of each GPU, in percent; 0 if the pod sets no limit.
+    pub cores: u32,
     /// The rules that say which GPUs the pod accepts; `None` if it accepts any.
     pub rules: Option<Arc<Result<GpuRules, Error>>>,
     /// The requesting pod; `None` if memory kept for nominated pods shall count as free.
@@ -44,6 +47,7 @@ impl Ask {
             units,
             gpus,
             memory: unit.memory(units.div_ceil(gpus as u64)),
+            cores: 0,
             rules: None,
             asker: None,
         }
@@ -56,6 +60,7 @@ impl Ask {
             units: 0,
             gpus: usize::try_from(gpus).unwrap_or(usize::MAX).max(1),
             memory: Some(MiB::ZERO),
+            cores: 0,
             rules: None,
             asker: None,
         }
@@ -73,6 +78,7 @@ impl Ask {
         let rules = request.rules.as_deref().and_then(|rules| rules.as_ref().ok());
         let gpus = rules.and_then(|rules| rules.gpus).unwrap_or(1);
         Ask {
+            cores: rules.and_then(|rules| rules.cores).unwrap_or(0),
             rules: request.rules.clone(),
             ..Ask::spread(request.effective_units().unwrap_or(u64::MAX), gpus as usize, unit)
         }
@@ -118,6 +124,12 @@ impl Ask {
         }
     }
 
+    /// Return what must be free on this GPU for the pod. `None` if it is more than can be counted.
+    pub(crate) fn amount_on(&self, gpu: &GpuState) -> Option<Amount> {
+        let cores = self.cores;
+        self.needs(gpu).map(|memory| Amount { memory, cores })
+    }
+
     /// Report whether the pod accepts this GPU, regardless of what is free on it.
     pub fn takes(&self, gpu: &GpuState) -> bool {
         if !self.is_for(gpu) {
@@ -137,6 +149,12 @@ impl Ask {
     /// Report whether the pod would be as isolated on this GPU as its rules want. A pod with whole GPUs has no neighbors.
     pub(crate) fn is_isolated_on(&self, gpu: &GpuState, rules: &GpuRules) -> bool {
         self.whole.is_some() || rules.accept_share(gpu.enforcement)
+    }
+
+    /// Report whether the pod is held to its share where the node can do that. A pod with whole GPUs has no share.
+    pub(crate) fn wants_enforcement(&self) -> bool {
+        let isolation = self.rules().and_then(|rules| rules.isolation);
+        self.whole.is_none() && isolation != Some(Isolation::None)
     }
 
     /// Report whether the extender leaves this pod to kube-scheduler on this node, because another device plugin offers the whole GPUs that
@@ -178,17 +196,27 @@ impl Ask {
         self.whole.map_or_else(|| "GPUs".to_owned(), WholeKind::plural)
     }
 
-    /// Format the amount: `3 units (3072 MiB)`, `8 units (2 GPUs with 4096 MiB each)`, `2 whole AMD GPUs`, `1 whole MIG 1g.5gb
-    /// device`.
+    /// Format the amount: `3 units (3072 MiB)`, `3 units (3072 MiB) and 30 % of the compute time`, `8 units (2 GPUs with 4096 MiB each)`,
+    /// `2 whole AMD GPUs`, `1 whole MIG 1g.5gb device`.
     pub fn amount(&self) -> String {
         if self.whole.is_some() {
             return format!("{} whole {}", self.gpus, self.devices());
         }
         let s = if self.units == 1 { "" } else { "s" };
-        match self.memory {
+        let memory = match self.memory {
             Some(memory) if self.gpus > 1 => format!("{} unit{s} ({} GPUs with {memory} each)", self.units, self.gpus),
             Some(memory) => format!("{} unit{s} ({memory})", self.units),
             None => format!("{} unit{s} (more memory than can be counted)", self.units),
+        };
+        format!("{memory}{}", self.and_cores())
+    }
+
+    /// Format the compute time as words that follow the memory; empty if the pod sets no limit.
+    pub(crate) fn and_cores(&self) -> String {
+        match (self.cores, self.gpus) {
+            (0, _) => String::new(),
+            (cores, 1) => format!(" and {cores} % of the compute time"),
+            (cores, _) => format!(" and {cores} % of the compute time of each"),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The GPUs that a pod gets on a node, and the allocation that is written to the pod for them.
 
 use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{Allocation, ContainerShare, GpuShare, Held, MemoryUnit, MiB, PodRequest, WholeRequest};
+use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Held, MemoryUnit, MiB, PodRequest, WholeRequest};
 
 use crate::ask::Ask;
 use crate::node::{GpuState, NodeState};
@@ -17,6 +17,8 @@ pub struct Choice {
     pub units: u64,
     /// The memory that the pod gets of each GPU; 0 for whole GPUs ([`ChosenGpu::whole`]).
     pub memory: MiB,
+    /// The compute time that the pod gets of each GPU, in percent; 0 if it sets no limit.
+    pub cores: u32,
 }
 
 /// A GPU of a [`Choice`].
@@ -28,6 +30,8 @@ pub struct ChosenGpu {
     pub index: u32,
     /// The GPU's memory if the pod gets the whole GPU; `None` for a share.
     pub whole: Option<MiB>,
+    /// What holds the pod to its share; `None` if nothing does.
+    pub enforcement: Option<Enforcement>,
 }
 
 impl Choice {
@@ -38,12 +42,14 @@ impl Choice {
             uuid: gpu.uuid.clone(),
             index: gpu.index,
             whole: ask.whole.map(|_| gpu.capacity),
+            enforcement: gpu.enforcement.filter(|_| ask.wants_enforcement()),
         };
         Choice {
             node: state.name.clone(),
             gpus: gpus.map(gpu).collect(),
             units: ask.units,
             memory,
+            cores: ask.cores,
         }
     }
 
@@ -71,20 +77,21 @@ impl Choice {
             let share = |uuid: &&String| ContainerShare {
                 uuid: (*uuid).clone(),
                 memory,
-                cores: 0,
+                cores: self.cores,
             };
             (container.name.clone(), uuids.iter().map(share).collect())
         });
-        let share = |uuid: &&String| GpuShare {
+        let share = |(uuid, gpu): (&&String, &ChosenGpu)| GpuShare {
             uuid: (*uuid).clone(),
             memory: self.memory,
-            cores: 0,
+            cores: self.cores,
             whole: false,
+            enforcement: gpu.enforcement,
         };
         Held::Allocation(Allocation {
             v: 1,
             containers: containers.collect(),
-            gpus: uuids.iter().map(share).collect(),
+            gpus: uuids.iter().zip(&self.gpus).map(share).collect(),
         })
     }
 
@@ -104,6 +111,7 @@ impl Choice {
             memory: memory(at),
             cores: 0,
             whole: true,
+            enforcement: None,
         };
         Allocation {
             v: 1,

@@ -42,7 +42,7 @@ pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(
 pub(crate) fn short(ask: &Ask) -> Refusal {
     match ask.gpus {
         _ if ask.whole.is_some() => Refusal::TooFewWhole(ask.clone()),
-        1 => Refusal::NoGpuFits,
+        1 if ask.cores == 0 => Refusal::NoGpuFits,
         _ => Refusal::TooFewFit(ask.clone()),
     }
 }

@@ -3,6 +3,7 @@ use std::fmt;
 
 use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey, WholeKind};
 
+use crate::amount::Amount;
 use crate::ask::Ask;
 use crate::ledger::Ledger;
 use crate::node::Source;
@@ -47,6 +48,8 @@ pub struct GpuReport {
     pub total: MiB,
     /// The memory that is free for this pod, regardless of the GPU's health. Memory kept for nominated pods is not included.
     pub free: MiB,
+    /// The compute time that is free for this pod, in percent; `None` if the pod does not limit its compute time.
+    pub free_cores: Option<u32>,
     /// The memory that containers still hold although their pod object is gone.
     pub held: MiB,
     /// The GPU's health: pods are placed only on a healthy GPU.
@@ -110,6 +113,8 @@ pub struct Holder {
     pub uid: String,
     /// The memory that the pod holds on this GPU.
     pub memory: MiB,
+    /// The pod's share of the compute time in percent; 0 if it has no limit.
+    pub cores: u32,
     /// Why the pod holds the memory.
     pub kind: HolderKind,
 }
@@ -152,7 +157,13 @@ impl fmt::Display for GpuReport {
         }
         if self.health == Health::Ok {
             match (self.whole, self.holders.first()) {
-                (false, _) => write!(f, "GPU {} has {} of {} free", self.index, self.free.0, self.capacity)?,
+                (false, _) => {
+                    write!(f, "GPU {} has {} of {}", self.index, self.free.0, self.capacity)?;
+                    if let Some(cores) = self.free_cores {
+                        write!(f, " and {cores} % of its compute time")?;
+                    }
+                    f.write_str(" free")?;
+                }
                 (true, Some(holder)) => write!(f, "GPU {} is in use by {}", self.index, holder.pod)?,
                 (true, None) if self.fits => write!(f, "GPU {} is not allocated", self.index)?,
                 (true, None) => write!(f, "GPU {} is in use", self.index)?,
@@ -218,7 +229,8 @@ impl fmt::Display for NodeReport {
                         let memory = self.ask.memory.unwrap_or(MiB(u64::MAX));
                         write!(
                             f,
-                            "node {node}: {fit} of {taken} GPUs{rules} have {memory} free, but {} are needed: ",
+                            "node {node}: {fit} of {taken} GPUs{rules} have {memory}{} free, but {} are needed: ",
+                            self.ask.and_cores(),
                             self.ask.gpus
                         )?;
                     }
@@ -356,25 +368,34 @@ impl NodeView<'_> {
         };
         let here = |parts: Vec<Part>| {
             let here = parts.into_iter().filter(|part| part.position == Some(position));
-            here.fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory))
+            here.fold(Amount::NONE, |sum, part| sum.plus(part.amount()))
         };
-        let bound = self.pods().map(|pod| Holder {
-            pod: pod.key(),
-            uid: pod.uid.clone(),
-            memory: here(self.parts(pod)),
-            kind: if pod.deleting {
-                HolderKind::Deleting
-            } else {
-                HolderKind::Bound
-            },
+        let bound = self.pods().map(|pod| {
+            let Amount { memory, cores } = here(self.parts(pod));
+            Holder {
+                pod: pod.key(),
+                uid: pod.uid.clone(),
+                memory,
+                cores,
+                kind: if pod.deleting {
+                    HolderKind::Deleting
+                } else {
+                    HolderKind::Bound
+                },
+            }
         });
-        let reserved = self.reserved().map(|(uid, reservation)| Holder {
-            pod: reservation.pod.clone(),
-            uid: uid.to_owned(),
-            memory: reservation.possible().fold(MiB::ZERO, |sum, held| {
-                sum.saturating_add(here(parts::of_held(held, state, self.unit)))
-            }),
-            kind: HolderKind::Reserved,
+        let reserved = self.reserved().map(|(uid, reservation)| {
+            let possible = reservation
+                .possible()
+                .map(|held| here(parts::of_held(held, state, self.unit)));
+            let Amount { memory, cores } = possible.fold(Amount::NONE, Amount::plus);
+            Holder {
+                pod: reservation.pod.clone(),
+                uid: uid.to_owned(),
+                memory,
+                cores,
+                kind: HolderKind::Reserved,
+            }
         });
         let mut holders: Vec<Holder> = bound.chain(reserved).filter(|holder| holder.memory > MiB::ZERO).collect();
         holders.sort_by(|a, b| (b.memory, &a.pod, &a.uid).cmp(&(a.memory, &b.pod, &b.uid)));
@@ -403,11 +424,12 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
                 capacity: gpu.capacity,
                 total: gpu.total,
                 free,
+                free_cores: (ask.cores > 0).then(|| view.entry.free_cores_for(position, ask)),
                 held: gpu.held,
                 health: gpu.health,
                 reason: gpu.reason.clone(),
                 taken: ask.takes(gpu),
-                fits: gpu.health == Health::Ok && ask.takes(gpu) && ask.needs(gpu).is_some_and(|memory| free >= memory),
+                fits: gpu.health == Health::Ok && ask.takes(gpu) && view.entry.has_room(position, gpu, ask),
                 holders: view.holders(position),
                 departed: view
                     .departed(position)

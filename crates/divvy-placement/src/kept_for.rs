@@ -27,7 +27,8 @@ impl Ledger {
         }
         let needed = view.entry.needed_now(ask);
         let gpus = state.gpus.iter().enumerate();
-        let well = gpus.filter(|(_, gpu)| gpu.health == Health::Ok && ask.takes(gpu));
+        let well =
+            gpus.filter(|(position, gpu)| gpu.health == Health::Ok && ask.takes(gpu) && view.entry.has_cores(*position, ask));
         let (now, rest): (Vec<_>, Vec<_>) = well.partition(|(position, gpu)| Some(view.entry.free(*position)) >= ask.needs(gpu));
         let mut then = rest
             .into_iter()

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Health, MemoryUnit, MiB, PodKey, WholeKind};
+use divvy_model::{ALL_CORES, Health, MemoryUnit, MiB, PodKey, WholeKind};
 
+use crate::amount::Amount;
 use crate::ask::{Ask, Asker};
 use crate::node::{GpuState, NodeState};
 use crate::pods::ByUid;
@@ -60,6 +61,29 @@ impl NodeAccount {
             .saturating_sub(self.usage.anywhere)
     }
 
+    /// Return what is free, as if `own` were not allocated there.
+    pub(crate) fn beside(&self, position: usize, own: Amount) -> Amount {
+        Amount {
+            memory: self.free_beside(position, own.memory),
+            cores: self.free_cores(position, own.cores),
+        }
+    }
+
+    /// Return what is free once the containers of deleted pods have ended, as if `own` were not allocated there.
+    pub(crate) fn beside_in_time(&self, position: usize, own: Amount) -> Amount {
+        Amount {
+            memory: self.free_in_time(position, own.memory),
+            cores: self.free_cores(position, own.cores),
+        }
+    }
+
+    /// Return the compute time of the GPU that no pod has as its share, in percent, as if `own` were not allocated there. Pods without a share are not
+    /// counted: they may use whatever the others leave.
+    pub(crate) fn free_cores(&self, position: usize, own: u32) -> u32 {
+        let used = self.usage.cores.get(position).copied().unwrap_or(0);
+        ALL_CORES.saturating_sub(used.saturating_sub(own))
+    }
+
     fn gpu(&self, position: usize) -> Option<&GpuState> {
         self.state.as_ref().and_then(|state| state.gpus.get(position))
     }
@@ -92,13 +116,30 @@ impl NodeAccount {
 
     /// Return what is free for the requesting pod: [`NodeAccount::free`] minus what is kept from it.
     pub(crate) fn free_for(&self, position: usize, ask: &Ask) -> MiB {
-        self.free(position).saturating_sub(self.kept_from(position, ask))
+        self.free(position).saturating_sub(self.kept_from(position, ask).memory)
     }
 
-    /// Return the memory that is kept from the requesting pod.
-    pub(crate) fn kept_from(&self, position: usize, ask: &Ask) -> MiB {
-        let kept = self.nominated_ahead_of(position, ask).map(|nominated| nominated.memory);
-        kept.fold(MiB::ZERO, MiB::saturating_add)
+    /// Return the compute time that is free for the requesting pod, in percent.
+    pub(crate) fn free_cores_for(&self, position: usize, ask: &Ask) -> u32 {
+        self.free_cores(position, 0)
+            .saturating_sub(self.kept_from(position, ask).cores)
+    }
+
+    /// Report whether the GPU has room for the requesting pod.
+    pub(crate) fn has_room(&self, position: usize, gpu: &GpuState, ask: &Ask) -> bool {
+        let memory = ask.needs(gpu).is_some_and(|memory| self.free_for(position, ask) >= memory);
+        memory && self.has_cores(position, ask)
+    }
+
+    /// Report whether the GPU has as much free compute time as the pod requests.
+    pub(crate) fn has_cores(&self, position: usize, ask: &Ask) -> bool {
+        ask.cores == 0 || self.free_cores_for(position, ask) >= ask.cores
+    }
+
+    /// Return what is kept from the requesting pod.
+    pub(crate) fn kept_from(&self, position: usize, ask: &Ask) -> Amount {
+        let kept = self.nominated_ahead_of(position, ask).map(Nominated::amount);
+        kept.fold(Amount::NONE, Amount::plus)
     }
 
     /// Return the number of whole GPUs of a kind that pods of this node hold without an allocation, so that it is not known
@@ -205,11 +246,20 @@ pub struct Nominated {
     pub priority: i32,
     /// The memory that is kept on each of the GPUs.
     pub memory: MiB,
+    /// The compute time that is kept on each of the GPUs, in percent.
+    pub cores: u32,
     /// The positions of the GPUs in [`crate::NodeState::gpus`].
     pub(crate) positions: Vec<usize>,
 }
 
 impl Nominated {
+    fn amount(&self) -> Amount {
+        Amount {
+            memory: self.memory,
+            cores: self.cores,
+        }
+    }
+
     /// Report whether the GPUs are kept from the requesting pod: it is another pod, of equal or lower priority.
     fn is_kept_from(&self, asker: &Asker) -> bool {
         self.priority >= asker.priority && self.uid != asker.uid

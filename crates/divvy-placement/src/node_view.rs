@@ -59,6 +59,11 @@ impl<'a> NodeView<'a> {
         self.entry.free(position)
     }
 
+    /// Return the compute time of the GPU at this position that is the share of pods and reservations, in percent. Pods that set no limit have no share.
+    pub fn used_cores(&self, position: usize) -> u32 {
+        self.entry.usage.cores.get(position).copied().unwrap_or(0)
+    }
+
     /// Return the number of whole GPUs of a kind that pods of this node hold without an allocation, so that it is not known
     /// which they are.
     pub fn unnamed_whole(&self, kind: WholeKind) -> u64 {

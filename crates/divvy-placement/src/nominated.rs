@@ -74,6 +74,7 @@ fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Po
                 uid: pod.uid.clone(),
                 priority: pod.priority,
                 memory,
+                cores: ask.cores,
                 positions,
             });
         }

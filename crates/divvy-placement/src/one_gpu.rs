@@ -16,7 +16,7 @@ pub(crate) fn liking(entry: &NodeAccount, position: usize, taste: &Taste<'_>) ->
     if ask.is_too_wide_for(state) {
         return None;
     }
-    let good = gpu.health == Health::Ok && entry.free_for(position, ask) >= ask.needs(gpu)? && taste.takes(gpu);
+    let good = gpu.health == Health::Ok && entry.has_room(position, gpu, ask) && taste.takes(gpu);
     (good && !entry.is_kept_free(position, ask)).then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
 }
 

@@ -2,6 +2,7 @@
 
 use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind};
 
+use crate::amount::Amount;
 use crate::node::NodeState;
 
 /// A share of a GPU that a pod holds.
@@ -13,6 +14,17 @@ pub struct Part {
     pub gpu: String,
     /// The share's size.
     pub memory: MiB,
+    /// The share of the compute time in percent; 0 if the pod has no limit.
+    pub cores: u32,
+}
+
+impl Part {
+    pub(crate) fn amount(&self) -> Amount {
+        Amount {
+            memory: self.memory,
+            cores: self.cores,
+        }
+    }
 }
 
 /// Return what a bound pod holds, resolved against a node's GPUs: what its annotations say, or what it requests if that is
@@ -65,6 +77,7 @@ pub(crate) fn of_held(held: &Held, state: &NodeState, unit: MemoryUnit) -> Vec<P
                 Part {
                     position,
                     gpu: share.uuid.clone(),
+                    cores: share.cores,
                     memory: match gpu {
                         // One pod has all of it, even if the driver reported another size when the pod was bound.
                         Some(gpu) if share.whole || !gpu.is_shared() => gpu.capacity,
@@ -79,6 +92,7 @@ pub(crate) fn of_held(held: &Held, state: &NodeState, unit: MemoryUnit) -> Vec<P
             .map(|(index, units)| Part {
                 position: state.by_index(*index),
                 gpu: index.to_string(),
+                cores: 0,
                 memory: unit.memory(*units).unwrap_or(MiB(u64::MAX)),
             })
             .collect(),

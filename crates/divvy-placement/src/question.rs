@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Health, Held, MiB, WholeKind};
+use divvy_model::{Health, Held, WholeKind};
 
+use crate::amount::Amount;
 use crate::ask::Ask;
 use crate::choice::Choice;
 use crate::ledger::Ledger;
@@ -47,12 +48,12 @@ impl Ledger {
             let mut rooms = parts.iter().map(|part| {
                 let position = part.position?;
                 let own = own.iter().filter(|own| own.position == Some(position));
-                let own = own.fold(MiB::ZERO, |sum, own| sum.saturating_add(own.memory));
+                let own = own.fold(Amount::NONE, |sum, own| sum.plus(own.amount()));
                 let gpu = state.gpus.get(position)?;
                 let way = is_whole.then_some(WholeKind::Gpu(gpu.vendor));
                 let is_offered = !is_whole || gpu.whole.is_some();
                 let well = gpu.health == Health::Ok && is_offered && state.unusable(way).is_none();
-                (well && view.entry.free_beside(position, own) >= part.memory).then_some(())
+                (well && view.entry.beside(position, own).covers(part.amount())).then_some(())
             });
             !parts.is_empty() && rooms.all(|room| room.is_some())
         };

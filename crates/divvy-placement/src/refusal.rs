@@ -17,7 +17,7 @@ pub enum Refusal {
     Unusable(Unusable),
     /// None of the GPUs that the pod accepts has enough memory free.
     NoGpuFits,
-    /// Fewer GPUs than requested, among those that the pod accepts, have enough memory free.
+    /// Fewer GPUs than requested, among those that the pod accepts, have enough memory and compute time free.
     TooFewFit(Ask),
     /// The pod accepts none of the node's GPUs, or fewer than it requests, regardless of free memory.
     NoGpuTaken(Ask),
@@ -77,11 +77,13 @@ impl Refusal {
                     gpus => format!("fewer than {gpus} free {}{rules}", ask.devices()),
                 }
             }
-            Refusal::TooFewFit(ask) => format!(
-                "fewer than {} GPUs with {} free",
-                ask.gpus,
-                ask.memory.unwrap_or(MiB(u64::MAX))
-            ),
+            Refusal::TooFewFit(ask) => {
+                let (memory, and_cores) = (ask.memory.unwrap_or(MiB(u64::MAX)), ask.and_cores());
+                match ask.gpus {
+                    1 => format!("no GPU with {memory}{and_cores} free"),
+                    gpus => format!("fewer than {gpus} GPUs with {memory}{and_cores} free"),
+                }
+            }
             Refusal::OnlyMigDevices => return Cow::Borrowed("only MIG devices, of which a process can use one"),
             Refusal::OneGpuOnly => return Cow::Borrowed("several GPUs for a pod need Divvy's agent on the node"),
             Refusal::Unreadable(error) => format!("the pod's annotations: {error}"),

@@ -11,11 +11,14 @@ use crate::parts::{self, Part};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Memory taken per GPU, in the order of [`NodeState::gpus`].
-    pub(crate) gpus: Vec<MiB>,
+    pub(crate) gpus: Box<[MiB]>,
+    /// Compute time taken per GPU, in percent; empty if no pod has a share of it, as on most nodes. A share ends with the pod, even if a container still
+    /// runs.
+    pub(crate) cores: Box<[u32]>,
     /// Memory allocated on a node whose GPUs' UUIDs are not known. It may be on any of its GPUs.
     pub(crate) anywhere: MiB,
     /// Memory kept per GPU for departed pods.
-    pub(crate) departed: Vec<MiB>,
+    pub(crate) departed: Box<[MiB]>,
     /// Memory kept for departed pods on a node whose GPUs' UUIDs are not known.
     pub(crate) departed_anywhere: MiB,
     /// The most memory that a share can have of one healthy GPU.
@@ -40,7 +43,7 @@ impl Usage {
     /// Return the sums of a node without pods.
     pub(crate) fn none(state: Option<&NodeState>) -> Usage {
         Usage {
-            gpus: vec![MiB::ZERO; state.map_or(0, |state| state.gpus.len())],
+            gpus: vec![MiB::ZERO; state.map_or(0, |state| state.gpus.len())].into(),
             ..Usage::default()
         }
     }
@@ -71,6 +74,14 @@ impl Usage {
     fn book_parts(&mut self, parts: Vec<Part>, held: &Held, state: &NodeState) -> u64 {
         let mut unknown = 0;
         for part in parts {
+            if let Some(position) = part.position.filter(|_| part.cores > 0) {
+                if self.cores.is_empty() {
+                    self.cores = vec![0; self.gpus.len()].into();
+                }
+                if let Some(used) = self.cores.get_mut(position) {
+                    *used = used.saturating_add(part.cores);
+                }
+            }
             if let Some(used) = part.position.and_then(|position| self.gpus.get_mut(position)) {
                 *used = used.saturating_add(part.memory);
                 continue;

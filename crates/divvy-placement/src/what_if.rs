@@ -16,8 +16,12 @@ pub struct Room {
     pub sum: MiB,
     /// The value of `free` if no pod held anything and failed GPUs were healthy.
     pub size: MiB,
-    /// The number of GPUs with enough memory free.
+    /// The number of GPUs with enough memory and compute time free.
     pub fitting: usize,
+    /// The number of GPUs with enough memory free, regardless of their compute time.
+    pub with_memory: usize,
+    /// The most compute time that is free on one of these GPUs, in percent; if the pod requests K GPUs, the most that is free on each of K.
+    pub free_cores: u32,
     /// The number of GPUs that the pod accepts.
     pub taken: usize,
     /// The number of these GPUs that failed or are lost.
@@ -31,13 +35,17 @@ impl Ledger {
         let Some((view, state)) = self.node(node).and_then(|view| Some((view, view.state()?))) else {
             return Room::default();
         };
-        let (mut frees, mut sizes, mut room) = (Vec::new(), Vec::new(), Room::default());
+        let (mut frees, mut sizes, mut cores, mut room) = (Vec::new(), Vec::new(), Vec::new(), Room::default());
         for (position, gpu) in state.gpus.iter().enumerate().filter(|(_, gpu)| ask.takes(gpu)) {
             room.taken += 1;
             sizes.push(gpu.capacity);
             if gpu.health == Health::Ok {
                 let free = view.entry.free_for(position, ask);
-                room.fitting += usize::from(Some(free) >= ask.needs(gpu) && ask.memory.is_some());
+                room.fitting += usize::from(view.entry.has_room(position, gpu, ask));
+                if ask.needs(gpu).is_some_and(|memory| free >= memory) {
+                    room.with_memory += 1;
+                    cores.push(view.entry.free_cores_for(position, ask));
+                }
                 frees.push(free);
             } else {
                 room.unwell += 1;
@@ -49,6 +57,8 @@ impl Ledger {
         };
         room.sum = frees.iter().copied().fold(MiB::ZERO, MiB::saturating_add);
         (room.free, room.size) = (nth(&mut frees), nth(&mut sizes));
+        cores.sort_unstable_by(|a, b| b.cmp(a));
+        room.free_cores = cores.get(ask.gpus.saturating_sub(1)).copied().unwrap_or(0);
         room
     }
 

@@ -439,8 +439,10 @@ fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize>
     };
     let missing = |obstacle: &Obstacle| match obstacle {
         Obstacle::GpuMemory { free, .. } | Obstacle::TooSmall { largest: free } => memory.saturating_sub(*free),
-        // Whole GPUs that are missing. Only amounts of one request are compared.
+        // Whole GPUs that are missing. No request is for memory and for whole GPUs.
         Obstacle::WholeGpus { needed, free, .. } => MiB(needed.saturating_sub(*free) as u64),
+        // Percent, so a node that has the memory is closer than one that lacks some.
+        Obstacle::GpuCores { asked, free, .. } => MiB(u64::from(asked.saturating_sub(*free))),
         _ => MiB::ZERO,
     };
     let closeness = |position: &usize| {
@@ -488,8 +490,12 @@ fn node_answer(question: &Question<'_>, position: usize, look: &[Obstacle], word
 /// if kube-scheduler may evict them.
 fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize]) -> Option<String> {
     let pod = &question.wants.pod;
-    let lacks_memory = |position: &&usize| matches!(looks[**position].as_slice(), [Obstacle::GpuMemory { .. }]);
-    let mut near = order.iter().filter(lacks_memory).take(CLOSEST);
+    let lacks_cores = |position: usize| matches!(looks[position].as_slice(), [Obstacle::GpuCores { .. }]);
+    let lacks_memory = |position: usize| matches!(looks[position].as_slice(), [Obstacle::GpuMemory { .. }]);
+    let mut near = order
+        .iter()
+        .filter(|position| lacks_memory(**position) || lacks_cores(**position))
+        .take(CLOSEST);
     near.find_map(|position| {
         let site = question.site(*position);
         let victims = question.snapshot.ledger.in_the_way(&site.name, pod)?;
@@ -504,6 +510,8 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
         let free = site.free(names::GPU_MEM);
         let reason = if question.wants.never_preempts {
             "its PriorityClass says preemptionPolicy: Never".to_owned()
+        } else if lacks_cores(*position) && free >= question.ask.units {
+            "it knows nothing of the compute time of GPUs".to_owned()
         } else if free >= question.ask.units {
             format!("it counts sums, and node {} has {free} units free in all", site.name)
         } else {

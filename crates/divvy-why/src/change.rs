@@ -15,6 +15,11 @@ pub enum Change {
         /// The number of units of gpu-mem.
         units: u64,
     },
+    /// The pod requests this share of the compute time of each of its GPUs.
+    AskForCores {
+        /// The share in percent.
+        cores: u32,
+    },
     /// A pod ends with all its containers, and is not replaced.
     PodEnds {
         /// The node that the pod is on.

@@ -279,6 +279,13 @@ impl<'a> Question<'a> {
             Refusal::NoGpuFits | Refusal::TooFewFit(_) if self.ask.memory.is_some_and(|memory| room.size < memory) => {
                 Obstacle::TooSmall { largest: room.size }
             }
+            Refusal::TooFewFit(ask) if ask.cores > 0 && room.with_memory >= ask.gpus => Obstacle::GpuCores {
+                asked: ask.cores,
+                needed: ask.gpus,
+                fitting: room.fitting,
+                with_memory: room.with_memory,
+                free: room.free_cores,
+            },
             Refusal::NoGpuFits | Refusal::TooFewFit(_) => Obstacle::GpuMemory {
                 needed: self.ask.gpus,
                 fitting: room.fitting,

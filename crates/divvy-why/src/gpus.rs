@@ -29,6 +29,9 @@ pub struct GpuAnswer {
     /// The memory that the GPU offers, in MiB.
     #[serde(rename = "totalMiB")]
     pub total: MiB,
+    /// Free compute time in percent, without what is kept for nominated pods. Only for a pod that requests a share of the compute time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_cores: Option<u32>,
     /// Whether the pod's annotations allow the GPU.
     pub allowed: bool,
     /// Whether the pod would fit on the GPU now.
@@ -51,9 +54,17 @@ pub struct HolderAnswer {
     /// The memory that the pod holds, in MiB.
     #[serde(rename = "memoryMiB")]
     pub memory: MiB,
+    /// The pod's share of the compute time in percent. 0 (then omitted): the pod has no limit.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cores: u32,
     /// One of `bound`, `beingDeleted`, `beingBound`, `deleted` (its containers may still run), or `nominated` (the memory is kept
     /// for the pod).
     pub state: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes the field by reference")]
+fn is_zero(cores: &u32) -> bool {
+    *cores == 0
 }
 
 pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
@@ -61,6 +72,7 @@ pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
         pod: named.shows(&pod.namespace).then(|| pod.to_string()),
         hidden: !named.shows(&pod.namespace),
         memory,
+        cores: 0,
         state: state.to_owned(),
     };
     let holders = report.holders.iter().map(|holder| {
@@ -69,7 +81,10 @@ pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
             HolderKind::Deleting => "beingDeleted",
             HolderKind::Reserved => "beingBound",
         };
-        one(&holder.pod, holder.memory, state)
+        HolderAnswer {
+            cores: holder.cores,
+            ..one(&holder.pod, holder.memory, state)
+        }
     });
     let departed = report.departed.iter().map(|gone| one(&gone.pod, gone.memory, "deleted"));
     let nominated = report.nominated.iter().map(|next| one(&next.pod, next.memory, "nominated"));
@@ -77,6 +92,7 @@ pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
         pod: None,
         hidden: false,
         memory: report.held,
+        cores: 0,
         state: "deleted".to_owned(),
     });
     GpuAnswer {
@@ -88,6 +104,7 @@ pub(crate) fn gpu(report: &GpuReport, named: &Named) -> GpuAnswer {
         whole: report.whole,
         free: report.free,
         total: report.capacity,
+        free_cores: report.free_cores,
         allowed: report.taken,
         fits: report.fits,
         held_by: holders.chain(departed).chain(nominated).chain(unnamed).collect(),

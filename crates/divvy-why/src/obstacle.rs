@@ -162,6 +162,20 @@ pub enum Obstacle {
         #[serde(rename = "freeInAllMiB")]
         sum: MiB,
     },
+    /// Too few GPUs, or none, have enough free compute time beside enough free memory.
+    GpuCores {
+        /// The compute time that the pod requests of each GPU, in percent.
+        asked: u32,
+        /// The number of GPUs that the pod needs.
+        needed: usize,
+        /// The number of GPUs with enough memory and compute time free.
+        fitting: usize,
+        /// The number of GPUs with enough memory free.
+        with_memory: usize,
+        /// The most compute time that is free on one of the GPUs with enough memory free, in percent; if the pod requests K GPUs, the K-th largest
+        /// amount.
+        free: u32,
+    },
     /// Too few whole GPUs or MIG devices of the requested kind, or none, are free.
     WholeGpus {
         /// The requested resource.
@@ -387,6 +401,19 @@ impl Obstacle {
             } => {
                 format!("{fitting} of {taken} GPUs have {} free, and {needed} are needed", words.asked)
             }
+            Obstacle::GpuCores {
+                asked, needed: 1, free, ..
+            } => format!("{free} % of the compute time is free on a GPU with enough memory, and the pod asks for {asked} %"),
+            Obstacle::GpuCores {
+                asked,
+                needed,
+                fitting,
+                with_memory,
+                ..
+            } => format!(
+                "{fitting} of the {with_memory} GPUs with {} free have {asked} % of their compute time free, and {needed} are needed",
+                words.asked
+            ),
             Obstacle::Counted { free, offered } => format!(
                 "kube-scheduler counts {free} of the {offered} units that its kubelet offers as free; units of failed GPUs are not offered, and a pod \
                  counts until it is gone"
@@ -431,6 +458,15 @@ impl Obstacle {
             Obstacle::Resource { resource, asked, .. } => format!("less than {} {resource} free", quantity(resource, *asked)),
             Obstacle::GpuMemory { needed: 1, .. } => format!("no GPU with {} free", words.asked),
             Obstacle::GpuMemory { needed, .. } => format!("fewer than {needed} GPUs with {} free", words.asked),
+            Obstacle::GpuCores { asked, needed: 1, .. } => {
+                format!("no GPU with {} and {asked} % of its compute time free", words.asked)
+            }
+            Obstacle::GpuCores { asked, needed, .. } => {
+                format!(
+                    "fewer than {needed} GPUs with {} and {asked} % of their compute time free",
+                    words.asked
+                )
+            }
             Obstacle::Counted { .. } => "too few units left by kube-scheduler's sums".to_owned(),
         }
     }
@@ -440,7 +476,11 @@ impl Obstacle {
         self.is_of_offer()
             || matches!(
                 self,
-                Obstacle::Rules { .. } | Obstacle::TooSmall { .. } | Obstacle::GpuMemory { .. } | Obstacle::WholeGpus { .. }
+                Obstacle::Rules { .. }
+                    | Obstacle::TooSmall { .. }
+                    | Obstacle::GpuMemory { .. }
+                    | Obstacle::GpuCores { .. }
+                    | Obstacle::WholeGpus { .. }
             )
     }
 

@@ -1,8 +1,9 @@
 //! Suggestions: single changes that are enough to let the pod start. Each one is tried on the snapshot before it is shown.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
-use divvy_model::{ContainerKind, ContainerRequest, MiB, names};
+use divvy_model::{ContainerKind, ContainerRequest, GpuRules, MiB, names};
 use k8s_openapi::api::core::v1::Toleration;
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +47,13 @@ impl Change {
                     units: *units,
                     gpu_count: 0,
                 }];
+                Some(())
+            }
+            Change::AskForCores { cores } => {
+                let rules = &mut question.wants.to_mut().pod.request.rules;
+                let Some(Ok(known)) = rules.as_deref() else { return None };
+                let cores = Some(*cores);
+                *rules = Some(Arc::new(Ok(GpuRules { cores, ..known.clone() })));
                 Some(())
             }
             Change::PodEnds { node, uid, .. } => question.end(node, uid),
@@ -128,6 +136,10 @@ impl Change {
                 };
                 format!("Ask for {memory} ({key}: {units}). Node {then} has room for that now.")
             }
+            Change::AskForCores { cores } => format!(
+                "Ask for {cores} % of the compute time or less ({}: \"{cores}\"). Node {then} has that much free now.",
+                names::GPU_CORES
+            ),
             Change::PodEnds {
                 node,
                 pod,
@@ -264,6 +276,7 @@ pub(crate) fn suggestions(question: &Question<'_>, holds: &[Hold], looks: &[Vec<
         search.tolerate(),
         search.label(),
         search.ask_for(),
+        search.ask_for_cores(),
         search.ask_for_less(),
         search.pod_ends(),
     ];
@@ -434,6 +447,18 @@ impl Search<'_, '_> {
             })
     }
 
+    /// Find the largest share of the compute time that is free on a node now.
+    fn ask_for_cores(&self) -> Option<Suggestion> {
+        let free = |(position, obstacle): (usize, &Obstacle)| match obstacle {
+            Obstacle::GpuCores { free, .. } if *free > 0 => Some((*free, position)),
+            _ => None,
+        };
+        let mut found: Vec<(u32, usize)> = self.single().filter_map(free).collect();
+        found.sort_by_key(|(free, _)| std::cmp::Reverse(*free));
+        let mut closest = found.into_iter().take(NODES);
+        closest.find_map(|(cores, position)| self.tried(Change::AskForCores { cores }, position))
+    }
+
     fn ask_for_less(&self) -> Option<Suggestion> {
         const MIB: u64 = 1 << 20;
         self.first(|_, obstacle| match obstacle {
@@ -486,6 +511,7 @@ impl Search<'_, '_> {
             matches!(
                 obstacle,
                 Obstacle::GpuMemory { .. }
+                    | Obstacle::GpuCores { .. }
                     | Obstacle::WholeGpus { .. }
                     | Obstacle::Counted { .. }
                     | Obstacle::Resource { .. }

@@ -215,7 +215,10 @@ impl Question<'_> {
             look.iter().any(|one| {
                 matches!(
                     one,
-                    Obstacle::GpuMemory { .. } | Obstacle::TooSmall { .. } | Obstacle::WholeGpus { .. }
+                    Obstacle::GpuMemory { .. }
+                        | Obstacle::GpuCores { .. }
+                        | Obstacle::TooSmall { .. }
+                        | Obstacle::WholeGpus { .. }
                 )
             })
         };
@@ -257,6 +260,21 @@ impl Question<'_> {
             return Some(match self.ask.gpus {
                 1 => format!("{no_gpu} is that large, even empty"),
                 _ => format!("{no_node} has as many GPUs that large, even empty"),
+            });
+        }
+        let with_memory = rooms.iter().filter(|(_, room)| room.with_memory >= self.ask.gpus);
+        if self.ask.cores > 0
+            && let Some((name, room)) = with_memory.max_by_key(|(name, room)| (room.free_cores, Reverse(*name)))
+        {
+            let (cores, free) = (self.ask.cores, room.free_cores);
+            return Some(match self.ask.gpus {
+                1 => format!(
+                    "{no_gpu} has that much memory and {cores} % of its compute time free; the most is {free} %, on node {name}"
+                ),
+                _ => format!(
+                    "{no_node} has as many GPUs with that much memory and {cores} % of their compute time free; node {name} has {} of {}",
+                    room.fitting, room.taken
+                ),
             });
         }
         if self.ask.gpus > 1 {

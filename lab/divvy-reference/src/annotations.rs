@@ -11,12 +11,11 @@ const NAMES: &str = include_str!("../../../crates/divvy-model/src/names.rs");
 
 /// The words with which a doc comment in [`NAMES`] begins, and the heading in the reference for such names. `None` if the
 /// reference omits them.
-const KINDS: [(&str, Option<&str>); 10] = [
+const KINDS: [(&str, Option<&str>); 9] = [
     (
         "Pod annotation that users write",
         Some("Annotations of pods that users write"),
     ),
-    ("Pod annotation that is reserved", Some("Reserved annotations of pods")),
     (
         "Pod annotation that Divvy writes",
         Some("Annotations of pods that Divvy writes"),

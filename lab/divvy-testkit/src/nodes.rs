@@ -149,6 +149,7 @@ pub fn amd_pod(name: &str, node: &str, indices: &[usize]) -> Pod {
         memory: AMD_MEMORY,
         cores: 0,
         whole: true,
+        enforcement: None,
     };
     Pod {
         node: Some(node.to_owned()),
@@ -219,6 +220,7 @@ pub fn divvy_pod(name: &str, node: &str, index: usize, units: u64) -> Pod {
                 memory: MiB(units * 1024),
                 cores: 0,
                 whole: false,
+                enforcement: None,
             }],
             containers: BTreeMap::new(),
         }),

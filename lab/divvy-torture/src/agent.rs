@@ -209,6 +209,7 @@ impl Agent {
             node: NodeFiles::default(),
             specs: disk.specs.clone(),
             memory_in_use: None,
+            escapes: BTreeMap::new(),
         }
     }
 

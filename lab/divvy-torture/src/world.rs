@@ -585,6 +585,7 @@ impl World {
                 memory: MiB(share),
                 cores: 0,
                 whole,
+                enforcement: None,
             }],
             containers: containers.chain(sole).collect(),
         };

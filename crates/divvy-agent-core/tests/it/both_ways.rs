@@ -57,6 +57,7 @@ fn placed(uid: &str, gpus: &[u32]) -> Pod {
         memory: MiB(4 * GIB),
         cores: 0,
         whole: true,
+        enforcement: None,
     };
     let of_container = |index: &u32| ContainerShare {
         uuid: uuid(*index),

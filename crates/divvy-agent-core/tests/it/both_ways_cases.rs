@@ -18,6 +18,7 @@ fn placed(uid: &str, index: u32) -> Pod {
                 memory: MiB(4 * GIB),
                 cores: 0,
                 whole: true,
+                enforcement: None,
             }],
             containers: BTreeMap::from([(
                 "main".to_owned(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use divvy_agent_core::{Action, Facts, Guard, NOT_LIMITED, PreStart, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{Action, Facts, Guard, Guarded, NOT_LIMITED, PreStart, Reason, ResourceSpec, Settings};
 use divvy_cdi::Mount;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{ContainerKind, Enforcement, GpuRules, Health, Held, Isolation, MiB, Pod, names};
@@ -312,6 +312,7 @@ fn guarding_node() -> Node {
             cuda: "/state/guard/1/libcuda.so.1".to_owned(),
             nvml: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
             shares: "/state/shares".to_owned(),
+            kills: false,
         }),
         ..settings()
     };
@@ -346,7 +347,12 @@ fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its
     let PreStart::Granted { limits, .. } = node.pre_start("a", "main") else {
         panic!("granted");
     };
-    assert_eq!(limits.guarded, [("GPU-0".to_owned(), MiB(3072))]);
+    let guarded = |cores| Guarded {
+        uuid: "GPU-0".to_owned(),
+        memory: MiB(3072),
+        cores,
+    };
+    assert_eq!((limits.guarded, limits.are_required), (vec![guarded(0)], false));
     node.start("a", "main").expect("started");
     assert_eq!(
         mounts(&node),
@@ -406,6 +412,49 @@ fn without_cudas_library_a_pod_that_wants_isolation_waits_and_another_is_told() 
         .iter()
         .filter(|action| matches!(action, Action::Event { reason: NOT_LIMITED, .. }));
     assert_eq!(events.count(), 1, "{actions:?}");
+}
+
+/// Return a pod with 3 GiB and 30 % of the compute time of GPU 0.
+fn with_cores(isolation: Option<Isolation>) -> Pod {
+    let mut pod = isolated("a", isolation, &[("main", App, 3)]);
+    let Held::Allocation(allocation) = &mut pod.held else {
+        panic!("it has an allocation");
+    };
+    allocation.gpus[0].cores = 30;
+    pod
+}
+
+#[test]
+fn a_pod_with_a_share_of_the_compute_time_starts_only_where_it_is_limited_to_it() {
+    for (isolation, enforcement, cuda, starts) in [
+        (None, Some(Enforcement::Guard), true, true),
+        (None, Some(Enforcement::Guard), false, false),
+        (Some(Isolation::Soft), Some(Enforcement::Guard), true, true),
+        // The driver's limit is only on memory.
+        (None, Some(Enforcement::Cgroup), true, false),
+        (None, None, true, false),
+        (Some(Isolation::None), None, false, true),
+    ] {
+        let mut node = guarding_node();
+        node.set_enforcement(0, enforcement);
+        if !cuda {
+            node.node_files.specs[0].container_edits.mounts.clear();
+        }
+        node.see(with_cores(isolation));
+        node.admit("a").expect("admitted");
+        let case = format!("{isolation:?} {enforcement:?} {cuda}");
+        match node.pre_start("a", "main") {
+            PreStart::Granted { limits, .. } if starts => {
+                let cores: Vec<u32> = limits.guarded.iter().map(|guarded| guarded.cores).collect();
+                let expected: &[u32] = if isolation == Some(Isolation::None) { &[] } else { &[30] };
+                assert_eq!(cores, expected, "{case}");
+            }
+            PreStart::Refused { text, .. } if !starts => {
+                assert!(text.contains("divvy.dev/gpu-cores"), "{case}: {text}");
+            }
+            other => panic!("{case}: {other:?}"),
+        }
+    }
 }
 
 /// Case K09 of `docs/compatibility/kubelet.md`.

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{
-    Action, Core, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec,
-    Settings, owner_of_spec,
+    Action, Core, Escape, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled,
+    ResourceSpec, Settings, owner_of_spec,
 };
 use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
@@ -97,6 +97,7 @@ pub(crate) fn pod(uid: &str, gpu: u32, containers: &[(&str, ContainerKind, u64)]
             memory: MiB(request.effective_units().expect("small") * GIB),
             cores: 0,
             whole: false,
+            enforcement: None,
         }],
         containers: request
             .memory_containers()
@@ -153,6 +154,7 @@ pub(crate) struct Node {
     pub(crate) populated: BTreeSet<String>,
     pub(crate) node_files: NodeFiles,
     pub(crate) memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
+    pub(crate) escapes: BTreeMap<String, Vec<Escape>>,
     // The API server.
     pub(crate) pods: BTreeMap<String, Pod>,
     pub(crate) synced: bool,
@@ -195,6 +197,7 @@ impl Node {
                 ..NodeFiles::default()
             },
             memory_in_use: None,
+            escapes: BTreeMap::new(),
             pods: BTreeMap::new(),
             synced: true,
             events: Vec::new(),
@@ -240,6 +243,7 @@ impl Node {
             node: self.node_files.clone(),
             specs: self.specs.clone(),
             memory_in_use: self.memory_in_use.clone(),
+            escapes: self.escapes.clone(),
         }
     }
 

@@ -1,6 +1,6 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Action, Class, Facts, ResourceSpec, Settings};
+use divvy_agent_core::{Action, Class, Escape, Facts, ResourceSpec, Settings};
 use divvy_model::{MiB, Phase};
 
 use crate::node::{Node, gpu, key, settings, simple};
@@ -281,6 +281,67 @@ fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
         let said: Vec<&str> = node.events.iter().map(|(_, reason, _)| *reason).collect();
         let known = expected.iter().filter(|_| processes[0].0 != "unknown");
         assert_eq!(said.len(), known.count(), "{name}: {said:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
+    let unguarded = |gpu: &str| Escape::Unguarded {
+        uuid: gpu.to_owned(),
+        pid: 4711,
+    };
+    let tampered = Escape::Tampered {
+        uuid: "GPU-0".to_owned(),
+        text: "the file has 3 bytes".to_owned(),
+    };
+    for (escapes, class, reason, parts) in [
+        (
+            vec![unguarded("GPU-0")],
+            Class::Unguarded,
+            "GuardAvoided",
+            ["process 4711", "GPU 0"],
+        ),
+        (
+            vec![tampered],
+            Class::Tampered,
+            "GuardFileChanged",
+            ["the file has 3 bytes", "GPU 0"],
+        ),
+        (
+            vec![Escape::Crowded {
+                uuid: "GPU-0".to_owned(),
+            }],
+            Class::Crowded,
+            "TooManyGpuProcesses",
+            ["at most 256 processes", "GPU 0"],
+        ),
+        (
+            vec![Escape::Untimed {
+                uuid: "GPU-0".to_owned(),
+                text: "not supported".to_owned(),
+            }],
+            Class::Untimed,
+            "NotLimited",
+            ["compute time", "(not supported)"],
+        ),
+        (vec![unguarded("GPU-gone")], Class::Unguarded, "", [""; 2]),
+    ] {
+        let mut node = running(&[4096], &[("a", 0, 3)]);
+        let expected = usize::from(!reason.is_empty());
+        node.escapes = BTreeMap::from([("a".to_owned(), escapes)]);
+        for _ in 0..2 {
+            assert_eq!(
+                node.reconcile().classes.get(&class).copied().unwrap_or(0),
+                expected as u64,
+                "{class:?}"
+            );
+        }
+        let said: Vec<_> = node.events.iter().filter(|(_, of, _)| *of == reason).collect();
+        assert_eq!(said.len(), expected, "{said:?}");
+        assert!(
+            said.iter().all(|(.., text)| parts.iter().all(|part| text.contains(part))),
+            "{said:?}"
+        );
     }
 }
 

@@ -70,6 +70,7 @@ fn placed(uid: &str, gpus: &[u32]) -> Pod {
         memory: MiB(65520),
         cores: 0,
         whole: true,
+        enforcement: None,
     };
     let of_container = |uuid: &String| ContainerShare {
         uuid: uuid.clone(),

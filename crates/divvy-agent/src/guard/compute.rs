@@ -35,7 +35,7 @@ impl Shares {
             is_any = true;
             // A pod that has damaged its file keeps the time of a launch that was measured before.
             let launches = match read_slots(&directory.join(USAGE)) {
-                Ok((_, slots)) => total(slots.iter().map(|slot| slot.launches)),
+                Ok((_, slots, _)) => total(slots.iter().map(|slot| slot.launches)),
                 Err(_) => account.launches,
             };
             let meter = meters.entry(share.clone()).or_insert_with(|| match account.at {
@@ -54,7 +54,7 @@ impl Shares {
 }
 
 /// Return the limits in a directory if they limit the compute time. A file that cannot be read is written again when a container of the pod starts.
-fn timed(directory: &Path) -> Option<Limits> {
+pub(super) fn timed(directory: &Path) -> Option<Limits> {
     let bytes = std::fs::read(directory.join(LIMITS)).ok()?;
     let (_, limits) = Limits::from_bytes(&bytes).ok()?;
     limits.limits_compute().then_some(limits)
@@ -64,10 +64,11 @@ fn timed(directory: &Path) -> Option<Limits> {
 mod tests {
     use std::fs;
 
-    use divvy_model::MiB;
+    use divvy_agent_core::Guarded;
     use divvy_share::limits::{Account, WHOLE};
     use divvy_share::usage;
 
+    use super::super::tests::share_of;
     use super::*;
 
     const GPU: &str = "GPU-1";
@@ -85,7 +86,7 @@ mod tests {
             let shares = Shares::open(state.path()).expect("opened");
             let bed = Bed { state, shares };
             for pod in ["a", "b"] {
-                bed.shares.hold(pod, &[(GPU.to_owned(), MiB(1000))]).expect("made");
+                bed.shares.hold(pod, &share_of(1000)).expect("made");
             }
             bed.rate("a", 30);
             bed
@@ -162,7 +163,8 @@ mod tests {
         assert_eq!(later.timed_gpus().len(), 1);
         let third = bed.busy(&later, 80, 1200);
         assert_eq!((third.balance, third.launches), ((10 + 30 - 80) * MS as i64, 27));
-        assert_eq!(bed.shares.hold("a", &[(GPU.to_owned(), MiB(500))]).ok(), Some(()));
+        let [share] = share_of(500);
+        bed.shares.hold("a", &[Guarded { cores: 30, ..share }]).expect("written");
         assert_eq!(bed.account("a"), third, "another container of the pod starts");
     }
 

@@ -41,6 +41,7 @@ fn bound(name: &str, units: &[u64], unit: MemoryUnit) -> Pod {
         memory: memory(request.effective_units().expect("few")),
         cores: 0,
         whole: false,
+        enforcement: None,
     };
     let allocation = Allocation {
         v: 1,

@@ -427,6 +427,7 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
         used: MiB::from_bytes(bytes),
         pod: None,
         container: None,
+        own_pid: None,
     });
     GpuProcesses {
         uuid,

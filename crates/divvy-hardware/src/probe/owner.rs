@@ -6,12 +6,12 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use divvy_model::Vendor;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::drivers::{Drivers, Open, Pace};
 use super::hub::Hub;
 use super::{limit, log, pods};
-use crate::protocol::{Limit, Limited};
+use crate::protocol::{Kill, Limit, Limited};
 use crate::{Code, Error, Failure, GpuSamples, SamplesSince};
 
 /// The number of requests that may wait for the driver.
@@ -28,6 +28,8 @@ pub(super) enum Question {
     Utilization(Vec<SamplesSince>),
     /// Limit the GPU memory of a pod.
     Limit(Limit),
+    /// End a process of a pod.
+    Kill(Kill),
 }
 
 /// A request for the driver, and where to send the answer.
@@ -95,6 +97,7 @@ impl Owner {
             }),
             Question::Utilization(asked) => self.utilization(&asked).map(serde_json::to_value),
             Question::Limit(wanted) => self.limit(&wanted).map(serde_json::to_value),
+            Question::Kill(wanted) => pods::kill(&self.sys_root.join("proc"), &wanted).map(|()| Ok(Value::Object(Map::new()))),
         };
         if is_logged {
             self.log(answer.as_ref().err().cloned());

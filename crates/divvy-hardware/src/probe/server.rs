@@ -172,6 +172,7 @@ fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver) -> Str
                 Op::Processes => owner::ask(jobs, Question::Processes),
                 Op::Utilization { gpus } => owner::ask(jobs, Question::Utilization(gpus)),
                 Op::Limit(limit) => owner::ask(jobs, Question::Limit(limit)),
+                Op::Kill(kill) => owner::ask(jobs, Question::Kill(kill)),
             };
             answer_line(Some(id), &result)
         }

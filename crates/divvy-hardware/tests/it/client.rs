@@ -1,11 +1,13 @@
 //! The client that starts a probe and keeps it running.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use divvy_cdi::Format;
 use divvy_cdi::driver_spec::{Basis, Place};
 use divvy_hardware::client::{Probe, ProbeClient, Timing, Update};
-use divvy_hardware::protocol::DriverQuestion;
+use divvy_hardware::protocol::{DriverQuestion, Kill};
 use divvy_hardware::{Code, Fault, GpuFacts, SamplesSince, Snapshot};
 use divvy_model::{MiB, Vendor};
 use rustix::process::Signal;
@@ -128,15 +130,50 @@ async fn a_process_belongs_to_the_pod_and_the_container_in_whose_cgroup_it_runs(
     let proc = machine.path("root/proc/7");
     std::fs::create_dir_all(&proc).expect("directory");
     std::fs::write(proc.join("cgroup"), "0::/kubepods/burstable/podaaaa-1/01ab\n").expect("cgroup");
+    std::fs::write(proc.join("status"), "Name:\tpython3\nNSpid:\t7\t33\nThreads:\t1\n").expect("status");
     let mut client = machine.client(fast());
     snapshot(&mut client, "snapshot", any).await;
     let all = client.handle().processes().await.expect("processes");
     let pods: Vec<_> = all[0]
         .processes
         .iter()
-        .map(|p| (p.pid, p.used, p.pod.as_deref(), p.container.as_deref()))
+        .map(|p| (p.pid, p.used, p.pod.as_deref(), p.container.as_deref(), p.own_pid))
         .collect();
-    assert_eq!(pods, [(1, MiB(10), None, None), (7, MiB(500), Some("aaaa-1"), Some("01ab"))]);
+    assert_eq!(
+        pods,
+        [
+            (1, MiB(10), None, None, None),
+            (7, MiB(500), Some("aaaa-1"), Some("01ab"), Some(33))
+        ]
+    );
+}
+
+#[tokio::test]
+async fn only_a_process_of_the_pod_is_killed() {
+    let machine = Machine::new(TWO);
+    let mut client = machine.client(fast());
+    snapshot(&mut client, "snapshot", any).await;
+    let mut program = Command::new("sleep").arg("600").spawn().expect("sleep");
+    let proc = machine.path(&format!("root/proc/{}", program.id()));
+    std::fs::create_dir_all(&proc).expect("directory");
+    std::fs::write(proc.join("cgroup"), "0::/kubepods/burstable/podaaaa-1/01ab\n").expect("cgroup");
+    let pid = program.id();
+    let of = |pod: &str| Kill {
+        pid,
+        pod: pod.to_owned(),
+    };
+    let (other, own) = (of("aaaa-2"), of("aaaa-1"));
+    let refusal = client.handle().kill(other).await.expect_err("another pod").to_string();
+    assert!(refusal.contains("does not belong to pod aaaa-2"), "{refusal}");
+    assert_eq!(program.try_wait().expect("known"), None);
+    client.handle().kill(own.clone()).await.expect("killed");
+    assert_eq!(program.wait().expect("ended").signal(), Some(9));
+    client.handle().kill(own).await.expect("it has ended already");
+    let no_process = Kill {
+        pid: u32::MAX,
+        pod: "aaaa-1".to_owned(),
+    };
+    client.handle().kill(no_process).await.expect_err("no PID");
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod both_ways;
 mod both_ways_cases;
+mod cores;
 mod decisions;
 mod events;
 mod fixture;

@@ -82,6 +82,7 @@ fn allocation() -> Held {
             memory: MiB(4096),
             cores: 0,
             whole: false,
+            enforcement: None,
         }],
         containers: BTreeMap::from([("container-0".to_owned(), vec![share])]),
     })

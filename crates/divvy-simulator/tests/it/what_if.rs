@@ -89,6 +89,7 @@ fn on(node: &str, index: u32, pod: ClusterPod) -> ClusterPod {
         memory: MiB(1024 * pod.pod.request.containers[0].units),
         cores: 0,
         whole: false,
+        enforcement: None,
     };
     ClusterPod {
         pod: Pod {

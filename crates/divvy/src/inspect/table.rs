@@ -154,7 +154,7 @@ fn pod_rows(node: &NodeView) -> String {
 /// Return the table of `-o wide`, with a row per GPU and the fields of the inventory.
 pub fn wide(view: &View, headers: bool) -> String {
     let unit: MemoryUnit = view.unit.parse().unwrap_or_default();
-    let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tHEALTH\tENFORCED\tPODS\tUUID\n");
+    let mut raw = String::from("NODE\tIPADDRESS\tGPU\tMODEL\tALLOCATED\tTOTAL\tCOMPUTE\tHEALTH\tENFORCED\tPODS\tUUID\n");
     let dash = |text: &Option<String>| text.clone().filter(|text| !text.is_empty()).unwrap_or_else(|| "-".to_owned());
     for node in &view.nodes {
         for gpu in &node.gpus {
@@ -172,6 +172,7 @@ pub fn wide(view: &View, headers: bool) -> String {
                         times(&asked.unit)
                     ),
                     None if pod.whole && gpu.is_shared() => format!("{}/{} (whole)", pod.namespace, pod.name),
+                    None if pod.cores > 0 => format!("{}/{} ({}%)", pod.namespace, pod.name, pod.cores),
                     None => format!("{}/{}", pod.namespace, pod.name),
                 })
                 .chain(deleted)
@@ -182,9 +183,13 @@ pub fn wide(view: &View, headers: bool) -> String {
                 false => (u64::from(!gpu.pods.is_empty()), "whole".to_owned()),
                 true => (gpu.allocated, format!("{} {}", gpu.total, times(&view.unit))),
             };
+            let compute = match gpu.cores {
+                0 => "-".to_owned(),
+                cores => format!("{cores}%"),
+            };
             let _ = writeln!(
                 raw,
-                "{}\t{}\t{}\t{}\t{allocated}\t{total}\t{}\t{}\t{}\t{}",
+                "{}\t{}\t{}\t{}\t{allocated}\t{total}\t{compute}\t{}\t{}\t{}\t{}",
                 node.name,
                 node.address,
                 gpu.index,
@@ -198,7 +203,7 @@ pub fn wide(view: &View, headers: bool) -> String {
         for pod in &node.pending {
             let _ = writeln!(
                 raw,
-                "{}\t{}\tpending\t-\t{}\t-\t-\t-\t{}/{}\t-",
+                "{}\t{}\tpending\t-\t{}\t-\t-\t-\t-\t{}/{}\t-",
                 node.name, node.address, pod.units, pod.namespace, pod.name
             );
         }
@@ -207,7 +212,7 @@ pub fn wide(view: &View, headers: bool) -> String {
         for pod in &node.unnamed {
             let _ = writeln!(
                 raw,
-                "{}\t{}\tany\t-\t{}\twhole\t-\t-\t{}/{}\t-",
+                "{}\t{}\tany\t-\t{}\twhole\t-\t-\t-\t{}/{}\t-",
                 node.name, node.address, pod.gpus, pod.namespace, pod.name
             );
         }
@@ -335,9 +340,9 @@ mod tests {
         assert_eq!(json["nodes"][1]["gpus"][0].get("whole"), None);
         let text = wide(&shown, true);
         for line in [
-            "mixed unknown 1 AMD Instinct MI210 1 whole ok - default/train 0xmixed-1",
-            "amd unknown 0 AMD Instinct MI210 0 whole ok - - 0xamd-0",
-            "amd unknown any - 2 whole - - default/any -",
+            "mixed unknown 1 AMD Instinct MI210 1 whole - ok - default/train 0xmixed-1",
+            "amd unknown 0 AMD Instinct MI210 0 whole - ok - - 0xamd-0",
+            "amd unknown any - 2 whole - - - default/any -",
             "amd.com/gpu 3/6",
         ] {
             let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -526,8 +531,8 @@ mod tests {
         let shown = view(&[node], &[bound("new", 3, 768), bound("old", 3, 3072)]);
         assert_eq!(
             wide(&shown, true),
-            "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL        HEALTH  ENFORCED  PODS                          UUID\n\
-             n1    10.0.0.1   0    T4     15         64 x 256MiB  ok      -         d/new,d/old (asks for 3 GiB)  GPU-a\n"
+            "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL        COMPUTE  HEALTH  ENFORCED  PODS                          UUID\n\
+             n1    10.0.0.1   0    T4     15         64 x 256MiB  -        ok      -         d/new,d/old (asks for 3 GiB)  GPU-a\n"
         );
         let json = serde_json::to_value(&shown).expect("JSON");
         let pods = &json["nodes"][0]["gpus"][0]["pods"];
@@ -536,6 +541,43 @@ mod tests {
             &serde_json::json!([
                 {"name": "new", "namespace": "d", "units": 3},
                 {"name": "old", "namespace": "d", "units": 12, "requested": {"units": 3, "unit": "GiB"}},
+            ])
+        );
+    }
+
+    #[test]
+    fn the_share_of_the_compute_time_and_what_enforces_it_are_shown() {
+        let gpu = serde_json::json!({"uuid": "GPU-a", "index": 0, "minor": 0, "model": "T4", "totalMiB": 16384, "units": 16, "health": "ok",
+            "enforcement": "guard"});
+        let text = serde_json::json!({"v": 1, "agent": "0", "driver": "1", "unitMiB": 1024, "gpus": [gpu]}).to_string();
+        let node = Node {
+            inventory: Some(divvy_model::Inventory::parse(&text)),
+            ..node("n1", "10.0.0.1", 16, 1)
+        };
+        let bound = |name: &str, cores: u32, enforcement: Option<&str>| {
+            let share = serde_json::json!([{"uuid": "GPU-a", "memMiB": 3072, "cores": cores, "enforcement": enforcement}]);
+            let allocation = serde_json::json!({"v": 1, "gpus": share, "containers": {}}).to_string();
+            Pod {
+                held: Held::Allocation(divvy_model::Allocation::parse(&allocation).expect("an allocation")),
+                ..pod("d", name, "n1", 3, &[])
+            }
+        };
+        let guard = Some("guard");
+        let shown = view(&[node], &[bound("a", 30, guard), bound("b", 0, guard), bound("c", 40, None)]);
+        assert_eq!(
+            wide(&shown, true),
+            "NODE  IPADDRESS  GPU  MODEL  ALLOCATED  TOTAL   COMPUTE  HEALTH  ENFORCED  PODS                     UUID\n\
+             n1    10.0.0.1   0    T4     9          16 GiB  70%      ok      guard     d/a (30%),d/b,d/c (40%)  GPU-a\n"
+        );
+        let json = serde_json::to_value(&shown).expect("JSON");
+        let gpu = &json["nodes"][0]["gpus"][0];
+        assert_eq!(gpu["cores"], 70);
+        assert_eq!(
+            gpu["pods"],
+            serde_json::json!([
+                {"name": "a", "namespace": "d", "units": 3, "cores": 30, "enforcement": "guard"},
+                {"name": "b", "namespace": "d", "units": 3, "enforcement": "guard"},
+                {"name": "c", "namespace": "d", "units": 3, "cores": 40},
             ])
         );
     }

@@ -99,6 +99,9 @@ pub struct GpuView {
     pub held_mib: u64,
     /// The number of units that are allocated to pods.
     pub allocated: u64,
+    /// The pods' shares of the compute time, in percent. Pods without such a share are not counted, and may use what the others leave.
+    #[serde(skip_serializing_if = "is_none")]
+    pub cores: u32,
     /// The number of the GPU's units.
     pub total: u64,
     /// The pods on the GPU, sorted by namespace and name.
@@ -118,6 +121,12 @@ pub struct PodView {
     /// Whether the pod has the whole GPU.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
+    /// The pod's share of the compute time, in percent. Omitted if it has no limit.
+    #[serde(skip_serializing_if = "is_none")]
+    pub cores: u32,
+    /// What held the pod to its share when it was placed: `cgroup` or `guard`. Omitted if nothing did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<&'static str>,
     /// The pod's request in its own unit, if the pod was bound before `--memory-unit` was changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
@@ -147,6 +156,11 @@ pub struct Requested {
 
 fn is_zero(value: &u64) -> bool {
     *value == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes the field by reference")]
+fn is_none(cores: &u32) -> bool {
+    *cores == 0
 }
 
 impl NodeView {
@@ -321,6 +335,7 @@ fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
         message,
         held_mib: gpu.held.0,
         allocated: 0,
+        cores: 0,
         total: gpu.units,
         pods: Vec::new(),
     }
@@ -344,6 +359,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
             message: None,
             held_mib: 0,
             allocated: 0,
+            cores: 0,
             total,
             pods: Vec::new(),
         })
@@ -365,6 +381,8 @@ fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) 
                     namespace: pod.namespace.clone(),
                     units: gpu.total,
                     whole: true,
+                    cores: 0,
+                    enforcement: None,
                     requested: None,
                 });
             }
@@ -408,16 +426,33 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
             namespace: pod.namespace.clone(),
             units,
             whole: false,
+            cores: 0,
+            enforcement: None,
             requested: requested.clone(),
         };
         match gpus.iter_mut().find(|gpu| gpu.is_shared() && Some(gpu.index) == index) {
             Some(gpu) => {
                 gpu.allocated = gpu.allocated.saturating_add(units);
-                gpu.pods.push(row);
+                let (cores, enforcement) = share_of_compute(pod, gpu);
+                gpu.cores = gpu.cores.saturating_add(cores);
+                gpu.pods.push(PodView {
+                    cores,
+                    enforcement,
+                    ..row
+                });
             }
             None => pending.push(row),
         }
     }
+}
+
+/// Return a pod's share of a GPU's compute time in percent, and what enforces the share, as its allocation says.
+fn share_of_compute(pod: &Pod, gpu: &GpuView) -> (u32, Option<&'static str>) {
+    let Held::Allocation(allocation) = &pod.held else {
+        return (0, None);
+    };
+    let share = gpu.uuid.as_deref().and_then(|uuid| allocation.share(uuid));
+    share.map_or((0, None), |share| (share.cores, share.enforcement.map(Enforcement::name)))
 }
 
 /// Return a pod's request in its own unit, if the pod was bound while the node had another unit.

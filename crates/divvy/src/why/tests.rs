@@ -720,3 +720,43 @@ fn what_the_policy_thinks_of_each_node_is_shown_with_its_terms() {
     let large = convert::pod(&pod(17, |_| ())).expect("readable");
     assert!(placement_text(&placement(&ledger, &large, Policy::Divvy)).contains("sees no node with room"));
 }
+
+/// Return a node with Divvy's agent and one GPU of 16 units, on which the guard enforces shares.
+fn guarding() -> NodeObject {
+    let gpu = json!({"uuid": "GPU-a", "kind": "gpu", "parent": null, "index": 0, "minor": 0, "model": "T4", "totalMiB": 16384, "units": 16,
+        "health": "ok", "enforcement": "guard"});
+    let inventory = json!({"v": 1, "agent": "0.1.0", "driver": "550.54.15", "unitMiB": 1024, "gpus": [gpu]}).to_string();
+    node(|node| node["metadata"]["annotations"] = json!({"divvy.dev/inventory": inventory}))
+}
+
+#[test]
+fn a_pod_that_lacks_compute_time_is_told_how_much_is_free_who_has_the_rest_and_what_would_help() {
+    let busy = pod(2, |pod| {
+        let share = json!([{"uuid": "GPU-a", "memMiB": 2048, "cores": 80}]);
+        let allocation = json!({"v": 1, "gpus": share, "containers": {"main": share}}).to_string();
+        pod["metadata"] =
+            json!({"name": "busy", "namespace": "default", "uid": "u-busy", "annotations": {"divvy.dev/allocation": allocation}});
+        pod["spec"]["nodeName"] = json!("n1");
+        pod["status"] = json!({"phase": "Running"});
+    });
+    let asks = pod(3, |pod| pod["metadata"]["annotations"] = json!({"divvy.dev/gpu-cores": "30"}));
+    let answer = explained(&[guarding()], &asks, std::slice::from_ref(&busy));
+    insta::assert_snapshot!(text(&answer, Style::default()));
+    assert!(
+        matches!(answer.suggestions[0].change, Change::AskForCores { cores: 20 }),
+        "{:?}",
+        answer.suggestions
+    );
+}
+
+#[test]
+fn a_pod_that_wants_compute_time_is_told_if_no_node_limits_it() {
+    let asks = pod(3, |pod| pod["metadata"]["annotations"] = json!({"divvy.dev/gpu-cores": "30"}));
+    let mut plain = guarding();
+    let annotations = plain.metadata.annotations.as_mut().expect("some");
+    let inventory = annotations.get_mut("divvy.dev/inventory").expect("there");
+    // The driver limits only the memory.
+    *inventory = inventory.replace("\"guard\"", "\"cgroup\"");
+    let answer = explained(&[plain], &asks, &[]);
+    insta::assert_snapshot!(text(&answer, Style::default()));
+}

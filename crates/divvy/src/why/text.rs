@@ -283,7 +283,11 @@ impl Page {
     fn gpu(&self, gpu: &GpuAnswer) -> String {
         let name = named(gpu.index, &gpu.model);
         let mut text = match (gpu.whole, gpu.free == gpu.total) {
-            (false, _) => format!("{name}: {} of {} free", self.number(gpu.free), amount(gpu.total, self.unit)),
+            (false, _) => {
+                let cores = gpu.free_cores.map(|cores| format!(" and {cores} % of the compute time"));
+                let (free, total) = (self.number(gpu.free), amount(gpu.total, self.unit));
+                format!("{name}: {free} of {total}{} free", cores.unwrap_or_default())
+            }
             // Pods without an allocation may use it: only the kubelet knows.
             (true, true) => format!("{name} is not allocated"),
             (true, false) => format!("{name} is allocated"),
@@ -319,7 +323,10 @@ impl Page {
     }
 
     fn holder(&self, holder: &HolderAnswer) -> String {
-        let size = amount(holder.memory, self.unit);
+        let size = match holder.cores {
+            0 => amount(holder.memory, self.unit),
+            cores => format!("{}, {cores} %", amount(holder.memory, self.unit)),
+        };
         let state = match holder.state.as_str() {
             "beingDeleted" => ", being deleted",
             "beingBound" => ", being bound",
@@ -348,11 +355,14 @@ impl Page {
     }
 }
 
-/// Report whether missing GPU memory is one of the node's obstacles.
+/// Report whether one of the node's obstacles is that pods hold what this pod needs of the GPUs.
 fn lacks_memory(node: &NodeAnswer) -> bool {
-    node.obstacles
-        .iter()
-        .any(|obstacle| matches!(obstacle.what, Obstacle::GpuMemory { .. } | Obstacle::WholeGpus { .. }))
+    node.obstacles.iter().any(|obstacle| {
+        matches!(
+            obstacle.what,
+            Obstacle::GpuMemory { .. } | Obstacle::GpuCores { .. } | Obstacle::WholeGpus { .. }
+        )
+    })
 }
 
 /// Report whether the messages of the scheduler and the kubelet add anything to the answer. For a pod that waits for room, these

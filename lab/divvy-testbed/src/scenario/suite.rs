@@ -279,7 +279,7 @@ impl Scene {
             ),
             Scene::Guard => (
                 "guard",
-                "containers get the guard in the place of CUDA's driver library; another version of the guard; the agent is killed",
+                "containers get the guard in the place of CUDA's driver library; shares of the compute time; another version of the guard; the agent is killed",
             ),
             Scene::Churn => (
                 "churn",

@@ -306,6 +306,7 @@ impl Bed {
                     memory,
                     cores: 0,
                     whole: false,
+                    enforcement: None,
                 }],
                 containers: [("main".to_owned(), vec![ContainerShare { uuid, memory, cores: 0 }])].into(),
             };

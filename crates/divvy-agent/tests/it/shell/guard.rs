@@ -100,7 +100,7 @@ async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
     let sampled = || *sampled.lock().expect("no panic");
     bed.machine.send_modify(|machine| machine.busy = Some((uid, 80)));
     bed.stop_agent().await;
-    assert_eq!((sampled(), account(&file)), (0, Account::default()), "nobody has a rate");
+    assert_eq!((sampled(), account(&file)), (0, Account::default()), "no pod has a rate");
     change(&file, |limits| limits.rate = 3 * WHOLE / 10);
     bed.start_agent();
     // It may use 30 % of the time, and uses 80.

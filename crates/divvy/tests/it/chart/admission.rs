@@ -212,6 +212,11 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         ("divvy.dev/gpus", "2".to_owned()),
         ("divvy.dev/gpus", "3".to_owned()),
         ("divvy.dev/gpus", "2".repeat(HUGE)),
+        ("divvy.dev/gpu-cores", "1".to_owned()),
+        ("divvy.dev/gpu-cores", " 100 ".to_owned()),
+        ("divvy.dev/gpu-cores", "101".to_owned()),
+        ("divvy.dev/gpu-cores", "0".to_owned()),
+        ("divvy.dev/gpu-cores", "30%".to_owned()),
         ("divvy.dev/gpu-cores", "9".repeat(HUGE)),
     ];
     let unknown = format!("divvy.dev/{}", "x".repeat(HUGE));
@@ -230,7 +235,7 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         let pod = pod(&annotations, Some(4));
         assert_eq!(policy.refusals(&pod, &pod, "anybody"), Vec::<String>::new(), "{key} {shown}");
     }
-    assert!((8..16).contains(&let_through), "{let_through}");
+    assert!((10..18).contains(&let_through), "{let_through}");
     let long = policy.refusals(
         &pod(&json!({"divvy.dev/gpu-model": list(HUGE / 2, "a")}), Some(4)),
         &Value::Null,
@@ -358,6 +363,8 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
         ("divvy.dev/gpu-memory", ">=0"),
         ("divvy.dev/gpu-prefer", "quickest"),
         ("divvy.dev/isolation", "strong"),
+        ("divvy.dev/gpu-cores", "0"),
+        ("divvy.dev/gpu-cores", "30 %"),
         ("divvy.dev/gpus", "two"),
         ("divvy.dev/gpus", "17"),
     ] {
@@ -392,4 +399,53 @@ fn nobody_writes_an_allocation_or_an_inventory_that_nobody_reads() {
         );
         assert_eq!(refusals.is_empty(), expected, "{bytes}: {refusals:?}");
     }
+}
+
+#[test]
+fn with_a_default_isolation_exactly_the_pods_that_request_a_share_and_do_not_say_themselves_get_it() {
+    let Some(text) = with(&[json!({"policies": {"enabled": false, "defaultIsolation": "soft"}})]) else {
+        return;
+    };
+    let objects = parse(&text);
+    let policies = objects.iter().filter(|object| object["kind"] == "MutatingAdmissionPolicy");
+    let [policy] = &policies.collect::<Vec<_>>()[..] else {
+        panic!("one policy: {text}");
+    };
+    let change = &policy["spec"]["mutations"][0]["applyConfiguration"]["expression"];
+    assert_eq!(
+        change,
+        "Object{metadata: Object.metadata{annotations: {'divvy.dev/isolation': 'soft'}}}"
+    );
+    let env = cel::Env::stdlib();
+    let conditions = policy["spec"]["matchConditions"].as_array().expect("a list");
+    let conditions: Vec<cel::Program> = conditions
+        .iter()
+        .map(|condition| env.compile(condition["expression"].as_str().expect("text")).expect("CEL"))
+        .collect();
+    let env = Arc::new(env);
+    let changes = |pod: &Value| {
+        let mut context = cel::Context::with_env(env.clone());
+        context.add_variable("object", pod).expect("a value");
+        conditions
+            .iter()
+            .all(|condition| condition.execute(&context).expect("it is evaluated") == cel::Value::Bool(true))
+    };
+    let mut of_init = pod(&json!({}), None);
+    of_init["spec"]["initContainers"] = pod(&json!({}), Some(2))["spec"]["containers"].clone();
+    let mut without_annotations = pod(&Value::Null, Some(2));
+    without_annotations["metadata"] = json!({"name": "p"});
+    for (pod, expected) in [
+        (pod(&json!({"a": "b"}), Some(2)), true),
+        (without_annotations, true),
+        (of_init, true),
+        (pod(&json!({"divvy.dev/isolation": "none"}), Some(2)), false),
+        (pod(&json!({}), None), false),
+    ] {
+        assert_eq!(changes(&pod), expected, "{pod}");
+    }
+    assert!(
+        !default_objects()
+            .iter()
+            .any(|object| object["kind"] == "MutatingAdmissionPolicy")
+    );
 }

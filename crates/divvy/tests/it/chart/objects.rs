@@ -392,6 +392,7 @@ fn wrong_values_are_refused_by_the_schema() {
         (json!({"rbac": {"create": "yes"}}), "create"),
         (json!({"agent": {"nodeConfigs": {"-a": {}}}}), "'-a'"),
         (json!({"agent": {"nodeConfigs": {"a": "whole-gpus = true"}}}), "nodeConfigs"),
+        (json!({"policies": {"defaultIsolation": "strong"}}), "defaultIsolation"),
     ] {
         let Some(error) = refusal(std::slice::from_ref(&chosen)) else {
             return;

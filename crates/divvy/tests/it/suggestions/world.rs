@@ -31,6 +31,7 @@ struct Draft {
 struct Tenant {
     gpu: usize,
     units: u64,
+    cores: u32,
     cpu: u64,
     app: &'static str,
     namespace: &'static str,
@@ -58,7 +59,7 @@ fn taints() -> impl Strategy<Value = Vec<Value>> {
 }
 
 fn tenant() -> impl Strategy<Value = Tenant> {
-    let place = (0..3usize, 0..14u64, 0..3u64);
+    let place = (0..3usize, 0..14u64, 0..3u64, select(vec![0_u32, 0, 40, 80]));
     let who = (select(vec!["db", "web"]), select(vec!["default", "default", "other"]));
     (
         place,
@@ -66,9 +67,10 @@ fn tenant() -> impl Strategy<Value = Tenant> {
         rarely(8, select(vec!["zone", "kubernetes.io/hostname"])),
         0..12usize,
     )
-        .prop_map(|((gpu, units, cpu), (app, namespace), apart, odd)| Tenant {
+        .prop_map(|((gpu, units, cpu, cores), (app, namespace), apart, odd)| Tenant {
             gpu,
             units,
+            cores,
             cpu,
             app,
             namespace,
@@ -91,7 +93,7 @@ fn draft() -> impl Strategy<Value = Draft> {
                 json!({"uuid": uuid(index), "kind": "gpu", "parent": null, "index": index, "minor": index, "model": model, "cc": "8.0",
                     "totalMiB": gib * GIB, "reserveMiB": 0, "units": gib, "heldMiB": if held == 0 && index == 0 { 4 * GIB } else { 0 }, "numa": 0,
                     "health": if *health == 0 { "failed" } else { "ok" }, "reason": if *health == 0 { json!("XID 79") } else { Value::Null },
-                    "links": []})
+                    "enforcement": if *health == 1 { "cgroup" } else { "guard" }, "links": []})
             })
             .collect();
         let units = |well: bool| gpus.iter().filter(|(_, health, _)| !well || *health > 0).map(|(gib, ..)| gib).sum::<u64>();
@@ -159,7 +161,11 @@ fn node_terms() -> impl Strategy<Value = Value> {
 
 fn asking() -> impl Strategy<Value = Value> {
     let amounts = (1..20u64, 0..20u8, 0..4u64, rarely(6, Just(())));
-    let rules = (rarely(8, select(vec!["A100", "H100*", "!T4"])), rarely(8, Just(())));
+    let rules = (
+        rarely(8, select(vec!["A100", "H100*", "!T4"])),
+        rarely(8, Just(())),
+        rarely(3, select(vec!["30", "60", "100"])),
+    );
     let places = (
         rarely(
             3,
@@ -189,7 +195,7 @@ fn asking() -> impl Strategy<Value = Value> {
         rarely(10, Just(())),
     );
     (amounts, rules, places, others).prop_map(
-        |((units, suffix, cpu, port), (model, two), (selector, terms, with, apart, spread), (tolerates, gate, app, priority, extra))| {
+        |((units, suffix, cpu, port), (model, two, cores), (selector, terms, with, apart, spread), (tolerates, gate, app, priority, extra))| {
             let quantity = if suffix == 0 { format!("{units}Gi") } else { units.to_string() };
             let units = if two.is_some() { json!((units * 2).to_string()) } else { json!(quantity) };
             let mut container = json!({"name": "main", "image": "i", "resources": {"limits": {"cpu": cpu.to_string()}}});
@@ -212,6 +218,9 @@ fn asking() -> impl Strategy<Value = Value> {
             }
             if let Some(model) = model {
                 pod["metadata"]["annotations"][names::GPU_MODEL] = json!(model);
+            }
+            if let Some(cores) = cores {
+                pod["metadata"]["annotations"][names::GPU_CORES] = json!(cores);
             }
             if two.is_some() {
                 pod["metadata"]["annotations"][names::GPUS] = json!("2");
@@ -282,8 +291,9 @@ impl World {
             let mut annotations = json!({});
             if let Some((uuid, left, _)) = gpu.filter(|_| units > 0) {
                 *left -= units;
-                let share = json!([{"uuid": named(uuid), "memMiB": units * GIB, "cores": 0, "whole": false}]);
-                let of_main = json!([{"uuid": named(uuid), "memMiB": units * GIB, "cores": 0}]);
+                let cores = tenant.cores;
+                let share = json!([{"uuid": named(uuid), "memMiB": units * GIB, "cores": cores, "whole": false}]);
+                let of_main = json!([{"uuid": named(uuid), "memMiB": units * GIB, "cores": cores}]);
                 annotations[names::ALLOCATION] =
                     json!(json!({"v": 1, "gpus": share, "containers": {"main": of_main}}).to_string());
             }
@@ -333,6 +343,9 @@ impl World {
                 });
             }
             Change::AskFor { units } => self.ask(names::GPU_MEM, &units.to_string()),
+            Change::AskForCores { cores } => {
+                self.asking["metadata"]["annotations"][names::GPU_CORES] = json!(cores.to_string());
+            }
             Change::AskForLess { resource, amount } if resource == "cpu" => self.ask(resource, &format!("{amount}m")),
             Change::AskForLess { resource, amount } => self.ask(resource, &amount.to_string()),
             Change::DropSelector { label, .. } => {

@@ -64,6 +64,32 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     play.why("hard", &["no GPU on which the driver enforces shares"]).await?;
     play.delete("default", "hard", "because it would wait forever").await?;
 
+    play.scene("Pods limit themselves to shares of the compute time, which are at most all of it together")
+        .await?;
+    let limited = |name: &str, cores: &str| {
+        let pod = pod(name).gpu_mem(1).select(node).grace_seconds(1);
+        pod.annotation(names::GPU_CORES, cores)
+    };
+    play.create(&limited("busy", "60"), "asks for 1 GiB and 60 % of the compute time")
+        .await?;
+    let (_, busy) = play.started("default", "busy").await?;
+    has_guard(play, "busy", &busy, true)?;
+    play.create(&limited("calm", "50"), "asks for 1 GiB and 50 % of the compute time")
+        .await?;
+    play.why("calm", &["40 % of the compute time is free", "default/busy (1 GiB, 60 %)"])
+        .await?;
+    play.delete("default", "busy", "so that its compute time is free again")
+        .await?;
+    let (_, calm) = play.started("default", "calm").await?;
+    has_guard(play, "calm", &calm, true)?;
+    let table = play.run(&format!("kubectl {}", args.join(" ")), &args).await?;
+    play.check(
+        table.contains("  50%  "),
+        "it says how much of the compute time pods have",
+        || table.clone(),
+    )?;
+    play.delete("default", "calm", "because nothing else needs it").await?;
+
     play.scene("The next agent has another version of the guard, and is then killed: no pod that runs notices")
         .await?;
     let before = play.reports().await?;
