@@ -29,6 +29,8 @@ use tokio_util::sync::CancellationToken;
 const GPU: &str = "GPU-00010203-0405-4607-8809-0a0b0c0d0e0f";
 const DRIVER: &str = "575.51.03";
 const LIMIT: Duration = Duration::from_secs(20);
+/// The time after which shares count.
+const WARM_UP: Duration = Duration::from_secs(2);
 
 /// What a pod does.
 struct Work {
@@ -306,6 +308,8 @@ async fn main() {
         let own = busy.filter(|(pid, _)| processes.iter().any(|of| of.child.id() == *pid));
         own.map(|(_, ns)| ns).sum::<u64>()
     };
+    // Until the first measurement, a pod may have more than its rate, and pays for it afterwards.
+    tokio::time::sleep(WARM_UP).await;
     let begin = Instant::now();
     let (mut before, mut last) = (pods.iter().map(|of| total(of)).collect::<Vec<_>>(), begin);
     let first = before.clone();

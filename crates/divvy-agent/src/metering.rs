@@ -6,13 +6,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_hardware::{Code, Failure, GpuSamples, SamplesSince};
 use rustix::time::{ClockId, clock_gettime};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
 use crate::agent::Agent;
 use crate::busy::Samples;
 
-/// The time between two questions. The guards have the shares for which this and the driver's period were simulated (`divvy_share::compute`).
+/// The time between two questions. It is less than the time between two samples of a driver, so that no answer has to sum up several samples of a process:
+/// how drivers do this is not documented.
 const PERIOD: Duration = Duration::from_millis(100);
 /// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -55,18 +56,18 @@ impl Agent {
             for uuid in timed {
                 gpus.entry(uuid).or_default();
             }
-            loop {
-                if gpus.is_empty() {
-                    self.timed.notified().await;
-                    break;
-                }
+            if gpus.is_empty() {
+                self.timed.notified().await;
+            }
+            let mut is_known = true;
+            while is_known && !gpus.is_empty() {
+                let next = Instant::now() + PERIOD;
                 let all = self.meter(&mut gpus).await;
-                tokio::select! {
-                    () = sleep(PERIOD), if all => {}
+                is_known = tokio::select! {
                     // Without a measurement, nothing shows that the last pod with a limit has ended.
-                    () = sleep(PERIOD), if !all => break,
-                    () = self.timed.notified() => break,
-                }
+                    () = sleep_until(next) => all,
+                    () = self.timed.notified() => false,
+                };
             }
         }
     }

@@ -107,7 +107,7 @@ pub struct MachineGpu {
     /// Connections to other GPUs: `[index of the other GPU, kind, number of NVLinks]`, with the kinds of [`crate::Link`].
     #[serde(default)]
     pub links: Vec<(u32, String, u32)>,
-    /// The time between two samples of the processes' utilization, in ms; 100 if absent.
+    /// The time between two samples of the processes' utilization, in ms; 167 if absent.
     #[serde(default = "default_sample")]
     pub sample_ms: u64,
     /// Processes that use the GPU.
@@ -195,7 +195,7 @@ fn default_fabric_state() -> u8 {
     3
 }
 fn default_sample() -> u64 {
-    100
+    167
 }
 
 impl Machines {

@@ -190,7 +190,12 @@ fn a_part_of_a_gpu_is_the_drivers() {
         "list nvmlDeviceGetComputeRunningProcesses_v3 mig0 9 24",
         "list nvmlDeviceGetComputeRunningProcesses mig0 9 16",
     ] {
-        assert_eq!(program.call(call), plain.call(call), "{call}");
+        let (mut with, mut without) = (program.call(call), plain.call(call));
+        if call.starts_with("list") {
+            // The padding after the PID of the only process can be anything.
+            (with[3], without[3]) = (0, 0);
+        }
+        assert_eq!(with, without, "{call}");
     }
 }
 
