@@ -97,7 +97,8 @@ async fn a_process_that_avoids_the_guard_is_told_and_killed_only_if_the_agent_is
         assert!(text.contains("process 4711") && text.contains("GPU 0"), "{text}");
         assert_eq!(text.contains("The agent kills such processes"), kills, "{text}");
         if kills {
-            bed.eventually("a request to kill", || (!killed().is_empty()).then_some(())).await;
+            bed.eventually("a request to kill", || (!killed().is_empty()).then_some(()))
+                .await;
             assert_eq!((&killed()[0]["pid"], &killed()[0]["pod"]), (&4711.into(), &uid.into()));
         } else {
             assert_eq!(killed(), [Value::Null; 0]);
