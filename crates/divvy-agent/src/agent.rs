@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 use crate::cgroups;
 use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
-use crate::guard::Shares;
+use crate::guard::{self, Shares};
 use crate::labels::Seen;
 use crate::limits;
 use crate::memory_in_use::memory_in_use;
@@ -32,8 +32,8 @@ use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart,
-    ResourceSpec,
+    Action, Class, Core, Device, Escape, Facts, Handout, Key, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES,
+    PreStart, ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
@@ -632,7 +632,7 @@ impl Agent {
     }
 
     async fn memory_in_use(&self) -> Option<BTreeMap<String, BTreeMap<String, MiB>>> {
-        self.processes().await.map(memory_in_use)
+        self.processes().await.map(|processes| memory_in_use(&processes))
     }
 
     /// Ask the driver for the processes on the GPUs. `None` if it does not answer.
@@ -715,37 +715,42 @@ impl Agent {
         done.inspect_err(|error| warn!(%error, "work on files failed")).ok()
     }
 
-    /// At each interval, measure the memory of guarded pods that is in no process's slot. While no pod is guarded, wait.
+    /// At each interval, measure the memory of guarded pods that is in no process's slot, and look for programs that avoid the guard. While no pod is
+    /// guarded, wait.
     pub(crate) async fn keep_measuring(self: &Arc<Self>, interval: Duration) {
+        let mut told = BTreeMap::new();
         loop {
             if self.shares.is_empty() {
                 self.guarded.notified().await;
             }
             tokio::time::sleep(interval).await;
             // A failure is logged; the next measurement comes soon.
-            let _ = self.measure_overhead().await;
+            let Some((escapes, processes)) = self.measure_overhead().await else {
+                continue;
+            };
+            // The events first: what is killed is not found again.
+            if escapes != told && !escapes.is_empty() {
+                self.reconcile(false).await;
+            }
+            if self.core().settings().guard.as_ref().is_some_and(|guard| guard.kills) {
+                self.kill(guard::escaped(&escapes, &processes)).await;
+            }
+            told = escapes;
         }
     }
 
-    async fn measure_overhead(self: &Arc<Self>) -> Option<()> {
+    /// Return the signs that pods are not held to their shares, and the processes on the GPUs.
+    async fn measure_overhead(self: &Arc<Self>) -> Option<(BTreeMap<String, Vec<Escape>>, Vec<GpuProcesses>)> {
         let said = || self.blocking(|agent| agent.shares.said());
         let before = said().await?;
         let processes = self.processes().await?;
         let after = said().await?;
-        let escaped = self.blocking(move |agent| {
+        self.blocking(move |agent| {
             agent.shares.watch(&processes, &before, &after);
-            let escaped = agent.shares.escaped(&processes);
-            agent.shares.measured(&memory_in_use(processes), &before, &after);
-            escaped
-        });
-        let escaped = escaped.await?;
-        let kills = self.core().settings().guard.as_ref().is_some_and(|guard| guard.kills);
-        if kills && !escaped.is_empty() {
-            // The events first: what has ended is no longer found.
-            self.reconcile(false).await;
-            self.kill(escaped).await;
-        }
-        Some(())
+            agent.shares.measured(&memory_in_use(&processes), &before, &after);
+            (agent.shares.escapes(), processes)
+        })
+        .await
     }
 
     async fn kill(&self, escaped: Vec<Kill>) {

@@ -33,6 +33,8 @@ use crate::files::{self, FileError};
 mod compute;
 mod escapes;
 
+pub(crate) use escapes::escaped;
+
 /// The libraries as they come with the agent, and the names under which containers know them.
 const LIBRARIES: [(&str, &str); 2] = [
     ("libdivvy-guard.so", "libcuda.so.1"),

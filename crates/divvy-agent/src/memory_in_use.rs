@@ -6,14 +6,14 @@ use divvy_hardware::GpuProcesses;
 use divvy_model::MiB;
 
 /// Sum up the memory that each pod's processes use on each GPU: by GPU UUID, then by pod UID.
-pub(crate) fn memory_in_use(gpus: Vec<GpuProcesses>) -> BTreeMap<String, BTreeMap<String, MiB>> {
+pub(crate) fn memory_in_use(gpus: &[GpuProcesses]) -> BTreeMap<String, BTreeMap<String, MiB>> {
     let mut in_use: BTreeMap<String, BTreeMap<String, MiB>> = BTreeMap::new();
     for gpu in gpus {
-        let pods = in_use.entry(gpu.uuid).or_default();
-        for process in gpu.processes {
+        let pods = in_use.entry(gpu.uuid.clone()).or_default();
+        for process in &gpu.processes {
             // --reserve-memory accounts for the host's own processes.
-            if let Some(uid) = process.pod {
-                let used = pods.entry(uid).or_default();
+            if let Some(uid) = &process.pod {
+                let used = pods.entry(uid.clone()).or_default();
                 *used = used.saturating_add(process.used);
             }
         }

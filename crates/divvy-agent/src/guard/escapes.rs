@@ -87,35 +87,6 @@ impl Shares {
         }
     }
 
-    /// Return the processes that the guard does not hold to their pod's share: those without a slot, and all of a pod that changed its file.
-    pub(crate) fn escaped(&self, gpus: &[GpuProcesses]) -> Vec<Kill> {
-        let escapes = self.escapes();
-        let of_pod = |gpu: &GpuProcesses, uid: &str, escape: &Escape| -> Vec<u32> {
-            let processes = gpu.processes.iter().filter(|process| process.pod.as_deref() == Some(uid));
-            let is_meant = |pid: u32| match escape {
-                Escape::Unguarded { pid: unguarded, .. } => pid == *unguarded,
-                Escape::Tampered { .. } => true,
-                Escape::Crowded { .. } | Escape::Untimed { .. } => false,
-            };
-            let pids = processes.map(|process| process.pid).filter(|pid| is_meant(*pid));
-            pids.collect()
-        };
-        let mut pids: BTreeSet<(&str, u32)> = BTreeSet::new();
-        for (uid, escape) in escapes
-            .iter()
-            .flat_map(|(uid, all)| all.iter().map(move |escape| (uid, escape)))
-        {
-            for gpu in gpus.iter().filter(|gpu| gpu.uuid == escape.uuid()) {
-                pids.extend(of_pod(gpu, uid, escape).into_iter().map(|pid| (uid.as_str(), pid)));
-            }
-        }
-        let kill = |(pod, pid): (&str, u32)| Kill {
-            pid,
-            pod: pod.to_owned(),
-        };
-        pids.into_iter().map(kill).collect()
-    }
-
     /// Return the signs that have lasted, by pod UID.
     pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
         let known = self.known();
@@ -146,6 +117,29 @@ impl Shares {
     }
 }
 
+/// Return the processes that the guard does not hold to their pod's share: those without a slot, and all of a pod that changed its file.
+pub(crate) fn escaped(escapes: &BTreeMap<String, Vec<Escape>>, gpus: &[GpuProcesses]) -> Vec<Kill> {
+    let is_meant = |escape: &Escape, pid: u32| match escape {
+        Escape::Unguarded { pid: unguarded, .. } => pid == *unguarded,
+        Escape::Tampered { .. } => true,
+        Escape::Crowded { .. } | Escape::Untimed { .. } => false,
+    };
+    let mut pids: BTreeSet<(&str, u32)> = BTreeSet::new();
+    for (uid, all) in escapes {
+        for escape in all {
+            let gpus = gpus.iter().filter(|gpu| gpu.uuid == escape.uuid());
+            let processes = gpus.flat_map(|gpu| &gpu.processes);
+            let own = processes.filter(|process| process.pod.as_ref() == Some(uid) && is_meant(escape, process.pid));
+            pids.extend(own.map(|process| (uid.as_str(), process.pid)));
+        }
+    }
+    let kill = |(pod, pid): (&str, u32)| Kill {
+        pid,
+        pod: pod.to_owned(),
+    };
+    pids.into_iter().map(kill).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt as _;
@@ -164,7 +158,7 @@ mod tests {
         }
 
         fn killed(&self, processes: &[(u32, u32)]) -> Vec<u32> {
-            let killed = self.shares.escaped(&[Self::listed(processes)]);
+            let killed = escaped(&self.shares.escapes(), &[Self::listed(processes)]);
             assert!(killed.iter().all(|kill| kill.pod == "a"), "{killed:?}");
             killed.into_iter().map(|kill| kill.pid).collect()
         }

@@ -11,12 +11,17 @@ use super::*;
 
 /// A node with a driver, and with an agent that has a library for `--guard shadow`.
 async fn bed() -> Bed {
+    bed_with(OnEscape::Event).await
+}
+
+async fn bed_with(on_escape: OnEscape) -> Bed {
     let mut bed = Bed::with(&[16384], |spec| install_driver(&spec.paths().sys_root, None, "550.54.15")).await;
     bed.stop_agent().await;
     for name in ["libdivvy-guard.so", "libdivvy-guard-nvml.so"] {
         fs::write(bed.config.kubelet_dir.join(name), name).expect("written");
     }
     bed.config.guard = GuardMode::Shadow;
+    bed.config.on_escape = on_escape;
     bed.config.guard_dir = Some(bed.config.kubelet_dir.clone());
     bed.start_agent();
     bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::Guard)))
@@ -79,10 +84,7 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
 #[tokio::test]
 async fn a_process_that_avoids_the_guard_is_told_and_killed_only_if_the_agent_is_to_kill() {
     for (on_escape, kills) in [(OnEscape::Event, false), (OnEscape::Kill, true)] {
-        let mut bed = bed().await;
-        bed.stop_agent().await;
-        bed.config.on_escape = on_escape;
-        bed.start_agent();
+        let mut bed = bed_with(on_escape).await;
         let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
         bed.running("a").await;
         let killed = bed.machine.borrow().killed.clone();
