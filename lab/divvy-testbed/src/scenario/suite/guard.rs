@@ -92,7 +92,7 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
         "it says how much of the compute time pods have",
         || table.clone(),
     )?;
-    play.delete("default", "calm", "because nothing else needs it").await?;
+    play.delete_quietly("calm").await?;
 
     play.scene("The next agent has another version of the guard, and is then killed: no pod that runs notices")
         .await?;
