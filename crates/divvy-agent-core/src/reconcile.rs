@@ -368,6 +368,11 @@ impl Core {
         }
     }
 
+    /// Report whether all containers of a pod that were granted a GPU have the guard.
+    pub fn is_guarded(&self, uid: &str) -> bool {
+        self.records_of(uid).all(|record| record.guarded)
+    }
+
     /// Report pods that are not held to their shares.
     fn find_escapes(&self, facts: &Facts, found: &mut Vec<(Class, String, String)>) {
         let kills = self.settings.guard.as_ref().is_some_and(|guard| guard.kills);

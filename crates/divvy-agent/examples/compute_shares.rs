@@ -137,7 +137,8 @@ impl Drop for Ended {
     }
 }
 
-/// Make a directory with the guard as a container has it, and with the pod's share. The guard finds its files in a directory of its own only.
+/// Make a directory that has what a container has: the guard, the driver's library, and the pod's share. The paths in this copy of the guard lead to the
+/// directory.
 fn container(shares: &Path, uid: &str) -> tempfile::TempDir {
     let root = divvy_share::DIRECTORY;
     let mut builder = tempfile::Builder::new();

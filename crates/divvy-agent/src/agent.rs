@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use divvy_cdi as cdi;
 use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
-use divvy_hardware::protocol::Kill;
 use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
@@ -22,7 +21,7 @@ use tracing::{debug, info, warn};
 use crate::cgroups;
 use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
-use crate::guard::{self, Shares};
+use crate::guard::Shares;
 use crate::labels::Seen;
 use crate::limits;
 use crate::memory_in_use::memory_in_use;
@@ -32,8 +31,8 @@ use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Escape, Facts, Handout, Key, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES,
-    PreStart, ResourceSpec,
+    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart,
+    ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
@@ -67,7 +66,7 @@ pub(crate) struct Agent {
     /// The guard's files of pods. There are some after `--guard` was switched off, too: until these pods end.
     shares: Shares,
     /// Notified when a pod got such files.
-    guarded: Notify,
+    pub(crate) guarded: Notify,
     /// The same for the one who measures compute time.
     pub(crate) timed: Notify,
     driver_spec: DriverSpec,
@@ -636,7 +635,7 @@ impl Agent {
     }
 
     /// Ask the driver for the processes on the GPUs. `None` if it does not answer.
-    async fn processes(&self) -> Option<Vec<GpuProcesses>> {
+    pub(crate) async fn processes(&self) -> Option<Vec<GpuProcesses>> {
         let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
             Ok(Ok(processes)) => processes,
             // `hardware` reports that the driver does not work.
@@ -715,62 +714,11 @@ impl Agent {
         done.inspect_err(|error| warn!(%error, "work on files failed")).ok()
     }
 
-    /// At each interval, measure the memory of guarded pods that is in no process's slot, and look for programs that avoid the guard. While no pod is
-    /// guarded, wait.
-    pub(crate) async fn keep_measuring(self: &Arc<Self>, interval: Duration) {
-        let mut told = BTreeMap::new();
-        loop {
-            if self.shares.is_empty() {
-                self.guarded.notified().await;
-            }
-            tokio::time::sleep(interval).await;
-            // A failure is logged; the next measurement comes soon.
-            let Some((escapes, processes)) = self.measure_overhead().await else {
-                continue;
-            };
-            // The events first: what is killed is not found again.
-            if escapes != told && !escapes.is_empty() {
-                self.reconcile(false).await;
-            }
-            if self.core().settings().guard.as_ref().is_some_and(|guard| guard.kills) {
-                self.kill(guard::escaped(&escapes, &processes)).await;
-            }
-            told = escapes;
-        }
-    }
-
-    /// Return the signs that pods are not held to their shares, and the processes on the GPUs.
-    async fn measure_overhead(self: &Arc<Self>) -> Option<(BTreeMap<String, Vec<Escape>>, Vec<GpuProcesses>)> {
-        let said = || self.blocking(|agent| agent.shares.said());
-        let before = said().await?;
-        let processes = self.processes().await?;
-        let after = said().await?;
-        self.blocking(move |agent| {
-            agent.shares.watch(&processes, &before, &after);
-            agent.shares.measured(&memory_in_use(&processes), &before, &after);
-            (agent.shares.escapes(), processes)
-        })
-        .await
-    }
-
-    async fn kill(&self, escaped: Vec<Kill>) {
-        let Some(probe) = self.probe.get() else { return };
-        for kill in escaped {
-            let Kill { pid, pod } = kill.clone();
-            match tokio::time::timeout(PROCESSES_TIMEOUT, probe.kill(kill)).await {
-                Ok(Ok(())) => warn!(pid, pod, "killed a process that the guard does not hold to its pod's share"),
-                // The next measurement finds the process again.
-                Ok(Err(failure)) => warn!(pid, pod, "{failure}"),
-                Err(_) => warn!(pid, pod, "the probe did not answer in {} s", PROCESSES_TIMEOUT.as_secs()),
-            }
-        }
-    }
-
     fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
         let facts = Facts {
             specs: self.store.specs()?,
             memory_in_use,
-            escapes: self.shares.escapes(),
+            escapes: self.escapes(),
             ..self.facts(false)
         };
         let found = {

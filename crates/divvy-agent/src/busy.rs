@@ -1,8 +1,8 @@
 //! For how long each pod kept a GPU busy, from the driver's samples.
 //!
 //! A driver takes a sample each 1/6 s to 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). A sample says for which part of the time since the one
-//! before a process kept the GPU busy. A process that did not use the GPU has none. So while the GPU is idle there are no samples, and the next one does not
-//! say how much time it is about.
+//! before a process kept the GPU busy. A process that did not use the GPU has no sample. While the GPU is idle, there are no
+//! samples at all, and the first one after a pause does not say how much time it covers.
 
 use std::collections::BTreeMap;
 

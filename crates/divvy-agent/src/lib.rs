@@ -27,6 +27,7 @@ mod health_change;
 mod http;
 pub mod labels;
 mod limits;
+mod measuring;
 mod memory_in_use;
 mod metering;
 mod metrics;

@@ -132,9 +132,9 @@ impl PodRequest {
         ))
     }
 
-    /// Drop the rules of a pod that already has its GPUs, except the number of GPUs, from which placement policies learn what
-    /// pods usually request, and the isolation, which the agent needs. The other rules are no longer needed, and may take up to
-    /// [`crate::limits::RULE_BYTES`] of text per annotation. The share of the compute time is in the allocation.
+    /// Drop most rules of a pod that already has its GPUs. They are no longer needed, and may take up to [`crate::limits::RULE_BYTES`] per
+    /// annotation. Keep the number of GPUs, from which placement policies learn what pods usually request, and the isolation, which the agent
+    /// needs. The share of the compute time is in the allocation.
     pub fn forget_most_rules(&mut self) {
         self.keep_rules(|rules| GpuRules {
             gpus: rules.gpus,

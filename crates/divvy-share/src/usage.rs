@@ -76,10 +76,10 @@ pub struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// The file has another size.
-    #[error("the file has {0} bytes, and a file of usage has {SIZE}: somebody in the pod changed it")]
+    #[error("the file has {0} bytes, and a file of usage has {SIZE}: a program in the pod changed it")]
     Size(usize),
     /// The file has another content.
-    #[error("the file does not start as a file of usage does: somebody in the pod changed it")]
+    #[error("the file does not start as a file of usage does: a program in the pod changed it")]
     Foreign,
     /// An agent of a later version made the file.
     #[error(

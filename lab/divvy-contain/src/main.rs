@@ -1,5 +1,5 @@
-//! Starts a program in a mount namespace of its own, in which there is nothing but the program, its C library, and the given mounts: as a container
-//! runtime starts a program of an image that has nothing else.
+//! Starts a program in its own mount namespace. The namespace contains only the program, its C library, and the given mounts, as if a container runtime had
+//! started an image that contains nothing else.
 //!
 //! The namespace belongs to root, or to a user namespace, which every user may have on most machines. Nothing on the machine changes, and everything
 //! is gone when the program ends. Only mounts are separate: PIDs, users, and the network are the machine's.

@@ -101,7 +101,7 @@ impl Cuda {
         if !found.is_success() || text.is_null() {
             return format!("error {}", code.0);
         }
-        // SAFETY: the driver returned a string of its own, which ends with a zero byte and stays as long as the library.
+        // SAFETY: the driver returned a pointer to a constant string, which ends with a zero byte and exists as long as the library is loaded.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 }

@@ -52,7 +52,7 @@
 //! A driver without a version, as on a Jetson, has `driver = ""` in the description; `nvmlSystemGetDriverVersion` then returns NOT_SUPPORTED.
 //! The utilization of the whole GPU is the described one and does not depend on its processes. For processes, the driver takes a sample each 167 ms, or each
 //! `sample_ms` of the description, and returns the latest one of each process that had at least half a percent. Real drivers take one each 1/6 s to
-//! 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). If there are several since the time that the caller names, they seem to return the mean. Of a process that has ended, nothing is known any more.
+//! 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). If there are several since the time that the caller names, they seem to return the mean. A process that has ended has no samples.
 //! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here.
 //! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.

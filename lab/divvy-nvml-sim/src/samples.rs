@@ -112,11 +112,7 @@ mod tests {
         assert_eq!(sampled(1350, 0), late);
         assert_eq!(sampled(1350, micros(1300) - 1), late);
         assert_eq!(sampled(1350, micros(1300)), [], "it was returned before");
-        assert_eq!(
-            sampled(1600, micros(1200)),
-            late,
-            "what was less than half a percent is no sample"
-        );
+        assert_eq!(sampled(1600, micros(1200)), late, "there is no sample below half a percent");
         assert_eq!(sampled(1800, micros(1700)), [(2, micros(1800), 1)], "rounded");
         assert_eq!(sampled(9000, 0), [], "it is forgotten");
     }

@@ -1,4 +1,4 @@
-//! A program in a container that uses a GPU (`divvy-cuda-program`), which does what it is told.
+//! Starts `divvy-cuda-program`, which uses a GPU, in a container, and sends requests to it.
 
 use std::io;
 use std::process::Stdio;

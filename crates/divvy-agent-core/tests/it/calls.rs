@@ -370,6 +370,20 @@ fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its
 }
 
 #[test]
+fn a_pod_is_guarded_if_each_of_its_containers_started_with_the_guard() {
+    for (enforcement, expected) in [(Some(Enforcement::Guard), true), (None, false)] {
+        let mut node = guarding_node();
+        node.set_enforcement(0, enforcement);
+        node.see(isolated("a", None, &[("first", App, 1), ("second", App, 2)]));
+        node.admit("a").expect("admitted");
+        node.start("a", "first").expect("started");
+        node.set_enforcement(0, Some(Enforcement::Guard));
+        node.start("a", "second").expect("started");
+        assert_eq!(node.core.is_guarded("a"), expected, "{enforcement:?}");
+    }
+}
+
+#[test]
 fn a_pod_that_wants_no_isolation_or_has_the_whole_gpu_gets_the_drivers_own_library() {
     let mut whole = isolated("a", None, &[("main", App, 4)]);
     let Held::Allocation(allocation) = &mut whole.held else {

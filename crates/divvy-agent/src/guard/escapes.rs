@@ -242,7 +242,7 @@ mod tests {
         let [Escape::Tampered { text, .. }] = &bed.watch(&[(4007, 7)])[..] else {
             panic!("it is reported, and no process, because the slots cannot be read");
         };
-        assert!(text.contains("somebody in the pod changed it"), "{text}");
+        assert!(text.contains("a program in the pod changed it"), "{text}");
         assert_eq!(bed.killed(&[(4007, 7), (4008, 8)]), [4007, 4008]);
         std::fs::write(&path, &whole).expect("written");
         assert_eq!(bed.watch(&[]).len(), 1, "its numbers may be wrong");

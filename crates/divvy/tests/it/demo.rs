@@ -77,7 +77,7 @@ fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
     assert_eq!(files_of(base.path()), Vec::<String>::new());
 }
 
-/// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Return false where no program can have mounts of its own.
+/// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Return false if the machine allows no mount namespaces.
 fn has_guard() -> bool {
     let directory = programs().divvy.parent().expect("a directory").to_owned();
     for (package, name) in [

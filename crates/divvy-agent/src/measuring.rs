@@ -1,0 +1,81 @@
+//! Compares what the driver reports with the guard's files of pods: memory that no allocation accounts for, and programs that avoid the guard.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use divvy_agent_core::Escape;
+use divvy_hardware::GpuProcesses;
+use divvy_hardware::protocol::Kill;
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use crate::agent::Agent;
+use crate::guard::escaped;
+use crate::memory_in_use::memory_in_use;
+
+/// How long to wait until the probe has killed a process.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Agent {
+    /// Measure at each interval. While no pod is guarded, wait.
+    pub(crate) async fn keep_measuring(self: &Arc<Self>, interval: Duration) {
+        let mut told = BTreeMap::new();
+        loop {
+            if self.shares().is_empty() {
+                self.guarded.notified().await;
+            }
+            sleep(interval).await;
+            // A failure is logged; the next measurement comes soon.
+            let Some(processes) = self.measure().await else { continue };
+            let escapes = self.escapes();
+            // The events come first, because a process that was killed is not found again.
+            if escapes != told && !escapes.is_empty() {
+                self.reconcile(false).await;
+            }
+            if self.core().settings().guard.as_ref().is_some_and(|guard| guard.kills) {
+                self.kill(escaped(&escapes, &processes)).await;
+            }
+            told = escapes;
+        }
+    }
+
+    /// Measure once, and return the processes on the GPUs.
+    async fn measure(self: &Arc<Self>) -> Option<Vec<GpuProcesses>> {
+        let said = || self.blocking(|agent| agent.shares().said());
+        let before = said().await?;
+        let processes = self.processes().await?;
+        let after = said().await?;
+        self.blocking(move |agent| {
+            agent.shares().watch(&processes, &before, &after);
+            agent.shares().measured(&memory_in_use(&processes), &before, &after);
+            processes
+        })
+        .await
+    }
+
+    /// Return the signs that pods are not held to their shares, by pod UID. If a container of a pod was started without the guard, processes without the
+    /// guard are no sign.
+    pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
+        let mut escapes = self.shares().escapes();
+        let core = self.core();
+        for (_, all) in escapes.iter_mut().filter(|(uid, _)| !core.is_guarded(uid)) {
+            all.retain(|escape| !matches!(escape, Escape::Unguarded { .. }));
+        }
+        escapes.retain(|_, all| !all.is_empty());
+        escapes
+    }
+
+    async fn kill(&self, escaped: Vec<Kill>) {
+        let Some(probe) = self.probe() else { return };
+        for kill in escaped {
+            let Kill { pid, pod } = kill.clone();
+            match timeout(PATIENCE, probe.kill(kill)).await {
+                Ok(Ok(())) => warn!(pid, pod, "killed a process that the guard does not hold to its pod's share"),
+                // The next measurement finds the process again.
+                Ok(Err(failure)) => warn!(pid, pod, "{failure}"),
+                Err(_) => warn!(pid, pod, "the probe did not answer in {} s", PATIENCE.as_secs()),
+            }
+        }
+    }
+}
