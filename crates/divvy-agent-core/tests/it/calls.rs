@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use divvy_agent_core::{Action, Facts, Guard, Guarded, NOT_LIMITED, PreStart, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{Action, Facts, Guard, Guarded, NOT_LIMITED, PreStart, Reaction, Reason, ResourceSpec, Settings};
 use divvy_cdi::Mount;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{ContainerKind, Enforcement, GpuRules, Health, Held, Isolation, MiB, Pod, names};
@@ -312,7 +312,7 @@ fn guarding_node() -> Node {
             cuda: "/state/guard/1/libcuda.so.1".to_owned(),
             nvml: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
             shares: "/state/shares".to_owned(),
-            kills: false,
+            reaction: Reaction::Event,
         }),
         ..settings()
     };
