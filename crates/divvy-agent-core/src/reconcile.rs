@@ -424,7 +424,7 @@ impl Core {
                 Escape::Exceeded { used, share, .. } => (
                     Class::MemoryExceeded,
                     format!(
-                        "the pod's processes use {used} of GPU {index}, but its share is {share}: other pods on this GPU may run out of memory. Request \
+                        "the pod's processes use {used} of GPU {index}, but {share} were granted: other pods on this GPU may run out of memory. Request \
                          more, or limit what the program uses{reaction}"
                     ),
                 ),

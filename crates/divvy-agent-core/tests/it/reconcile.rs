@@ -321,7 +321,7 @@ fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
             vec![exceeded()],
             Class::MemoryExceeded,
             "GpuMemoryExceeded",
-            ["use 4000 MiB of GPU 0", "its share is 3072 MiB"],
+            ["use 4000 MiB of GPU 0", "3072 MiB were granted"],
         ),
         (
             vec![Escape::Crowded {

@@ -13,15 +13,12 @@ use divvy_gpu_sim::Ledger;
 use tokio::process::Command;
 
 use super::Embedded;
+use crate::builders::PodBuilder;
 use crate::cuda_program::CudaProgram;
 use crate::node::ContainerView;
 use crate::programs::GpuPrograms;
-use crate::scenario::RunsGpuPrograms;
+use crate::scenario::{DRIVER_STATE, RunsGpuPrograms, driver_variables};
 use crate::simulated_driver::Libraries;
-
-/// Where a container has the simulated driver's state.
-const MACHINES: &str = "/run/divvy-sim/machines.toml";
-const LEDGER: &str = "/run/divvy-sim/ledger";
 
 impl Embedded {
     /// Return the files that the machines have as the driver's libraries, if programs load them.
@@ -33,9 +30,9 @@ impl Embedded {
         })
     }
 
-    /// Return the agents' flags for the guard.
+    /// Return the agents' flags for the guard. Where nodes have settings of their own, these say whether there is a guard.
     pub(super) fn guard_flags(&self) -> Vec<String> {
-        let programs = self.settings.gpu_programs.iter();
+        let programs = self.settings.gpu_programs.iter().filter(|_| !self.has_node_configs);
         let flags = programs.flat_map(|programs| {
             let directory = programs.guard_dir.display();
             ["--guard=shadow".to_owned(), format!("--guard-dir={directory}")]
@@ -84,25 +81,38 @@ impl Embedded {
         for of in &container.mounts {
             mount(&paths.on_this_machine(&of.host), &of.container, of.read_only);
         }
-        mount(&self.root.path().join("machines.toml"), MACHINES, true);
-        mount(&ledger, LEDGER, false);
+        mount(
+            &self.root.path().join("machines.toml"),
+            &format!("{DRIVER_STATE}/machines.toml"),
+            true,
+        );
+        mount(&ledger, &format!("{DRIVER_STATE}/ledger"), false);
         command
             .arg(root)
             .arg(program)
             .args(arguments)
             .env_clear()
             .envs(&container.env)
-            .envs([
-                ("DIVVY_NVML_SIM", MACHINES),
-                ("DIVVY_NVML_SIM_NODE", node),
-                ("DIVVY_NVML_SIM_LEDGER", LEDGER),
-            ]);
+            .envs(driver_variables(node));
         Ok(command)
     }
 }
 
 impl RunsGpuPrograms for Embedded {
-    fn start_cuda_program(&self, pod_uid: &str, container: &str, library: &str) -> io::Result<CudaProgram> {
+    fn provide_cuda(&self, _: &str, _: bool) -> io::Result<()> {
+        // The nodes have them from the start.
+        self.gpu_programs().map(drop)
+    }
+
+    fn for_programs(&self, pod: PodBuilder, _: &str) -> PodBuilder {
+        pod
+    }
+
+    fn guard_libraries(&self) -> io::Result<PathBuf> {
+        Ok(self.gpu_programs()?.0.guard_dir.clone())
+    }
+
+    async fn start_cuda_program(&self, pod_uid: &str, container: &str, library: &str) -> io::Result<CudaProgram> {
         let (programs, _) = self.gpu_programs()?;
         let (node, view) = self.running(pod_uid, container)?;
         let program = CudaProgram::start(self.command_in(node, &view, &programs.cuda_program, &[library])?)?;

@@ -29,7 +29,7 @@ const EVENTS: [(&str, &str); 2] = [
 
 /// Which library a program loads.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Library {
+pub(super) enum Library {
     /// CUDA's driver library by its name, as all programs do.
     Usual,
     /// The driver's own file by its path.
@@ -37,13 +37,13 @@ enum Library {
 }
 
 /// A pod with a program that uses the GPU.
-struct User {
-    pod: &'static str,
-    program: CudaProgram,
+pub(super) struct User {
+    pub(super) pod: &'static str,
+    pub(super) program: CudaProgram,
     /// The UUID of its GPU.
     gpu: String,
     /// What the pod's allocation says, in MiB.
-    share: u64,
+    pub(super) share: u64,
 }
 
 /// The machine has one GPU.
@@ -112,18 +112,16 @@ pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(
 }
 
 /// Create a pod, and start a program in its container that loads a library and makes a context on the GPU. Return what the program then sees.
-async fn start<C: RunsGpuPrograms>(
+pub(super) async fn start<C: RunsGpuPrograms>(
     play: &mut Play<'_, C>,
     node: &str,
     name: &'static str,
     gib: u64,
     library: Library,
 ) -> Result<(User, Answer), Stop> {
-    play.create(
-        &pod(name).gpu_mem(gib).select(node).grace_seconds(1),
-        &format!("asks for {gib} GiB"),
-    )
-    .await?;
+    let manifest = pod(name).gpu_mem(gib).select(node).grace_seconds(1);
+    let manifest = play.cluster.for_programs(manifest, node);
+    play.create(&manifest, &format!("asks for {gib} GiB")).await?;
     let about = format!("{NAMESPACE}/{name}");
     let (object, reports) = play.bound_and_running(NAMESPACE, name).await?;
     let mounts: Vec<String> = reports.into_iter().flat_map(|report| report.mounts).collect();
@@ -145,7 +143,7 @@ async fn start<C: RunsGpuPrograms>(
     let uid = object.metadata.uid.unwrap_or_default();
     let mut user = User {
         pod: name,
-        program: play.cluster.start_cuda_program(&uid, "main", path)?,
+        program: play.cluster.start_cuda_program(&uid, "main", path).await?,
         gpu: share.uuid.clone(),
         share: share.memory.0,
     };
@@ -157,8 +155,21 @@ async fn start<C: RunsGpuPrograms>(
     Ok((user, sees))
 }
 
+/// Start another program in a pod's container, as `kubectl exec` does.
+pub(super) async fn again<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &User) -> Result<User, Stop> {
+    let uid = play.uid(user.pod).await?;
+    let mut second = User {
+        pod: user.pod,
+        program: play.cluster.start_cuda_program(&uid, "main", CUDA).await?,
+        gpu: user.gpu.clone(),
+        share: user.share,
+    };
+    ask(play, &mut second, "start").await?;
+    Ok(second)
+}
+
 /// Send a request to a pod's program, and tell the listener what the program says.
-async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, request: &str) -> Result<Answer, Stop> {
+pub(super) async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, request: &str) -> Result<Answer, Stop> {
     let answer = user.program.ask(request).await?;
     let pid = user.program.pid();
     let about = format!("{NAMESPACE}/{}", user.pod);
@@ -167,13 +178,13 @@ async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, reques
 }
 
 /// Return how much the driver has recorded for a pod's program, in MiB.
-fn held<C: RunsGpuPrograms>(play: &Play<'_, C>, user: &User) -> Result<u64, Stop> {
+pub(super) fn held<C: RunsGpuPrograms>(play: &Play<'_, C>, user: &User) -> Result<u64, Stop> {
     let held = play.cluster.held(&user.gpu)?;
     Ok(held.get(&user.program.pid()).copied().unwrap_or_default() / MIB)
 }
 
 /// Wait until the agent has measured what the program's context takes, which no allocation accounts for.
-async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<(), Stop> {
+pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<(), Stop> {
     let (program, pod, gpu, share) = (&mut user.program, user.pod, &user.gpu, user.share);
     let context = play
         .eventually(&format!("the agent to measure the context of {pod}"), async |play| {
@@ -190,7 +201,7 @@ async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -
 }
 
 /// Let a program allocate this much, which must succeed.
-async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: u64) -> Result<(), Stop> {
+pub(super) async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: u64) -> Result<(), Stop> {
     let answer = ask(play, user, &format!("allocate {mib}")).await?;
     let text = format!("{} gets {mib} MiB", user.pod);
     play.check(answer.refused.is_none(), &text, || format!("{answer:?}"))?;
@@ -198,7 +209,7 @@ async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: 
 }
 
 /// Let a program allocate until it is refused, which must happen at its share. Return what was refused.
-async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<Refused, Stop> {
+pub(super) async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<Refused, Stop> {
     let answer = ask(play, user, "fill").await?;
     let refused = answer
         .refused
