@@ -190,7 +190,8 @@ make_amd_devices() { # NODE MACHINES
 }
 RENDER_GROUP=109   # the group that owns the simulated GPUs' device nodes
 make_nvidia_devices() { # NODE MACHINES
-  make_libraries "$1" $DRIVER
+  # A scene puts libraries there that programs can load.
+  in_node "$1" test -e "/run/nvidia/driver$LIB/libcuda.so.$DRIVER" || make_libraries "$1" $DRIVER
   in_node "$1" bash -c '
     make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
     for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done

@@ -118,7 +118,7 @@ fn programs_are_held_to_their_shares_and_one_that_avoids_the_guard_is_reported_a
             "the driver has given neighbor exactly its share, 5120 MiB",
             "GpuMemoryExceeded: the pod's processes use 3372 MiB of GPU 0, but 2048 MiB were granted",
             "GuardAvoided: process",
-            "All 19 checks hold",
+            "All 18 checks hold",
         ] {
             assert!(text(&output).contains(part), "{part}: {}", text(&output));
         }

@@ -103,10 +103,12 @@ pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(
         user.program.end().await?;
         play.step("ended", &about, "its program", Vec::new())?;
     }
-    let held: u64 = play.cluster.held(&gpu)?.values().sum();
-    play.check(held == 0, "the driver has recorded no memory of any process", || {
-        format!("{held} bytes")
-    })?;
+    play.eventually("the memory of the programs to be free", async |play| {
+        let held: u64 = play.cluster.held(&gpu)?.values().sum();
+        Ok(if held == 0 { Ok(()) } else { Err(format!("{held} bytes")) })
+    })
+    .await?;
+    play.step("freed", &gpu, "the driver has recorded no memory of any process", Vec::new())?;
     play.delete_all().await?;
     play.used(&node, 0).await
 }

@@ -73,6 +73,15 @@ async fn replaced<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Res
     isolation::fills(play, &mut late).await?;
     isolation::gets(play, &mut neighbor, 512).await?;
     let mut second = isolation::again(play, &neighbor).await?;
+    play.eventually("the agent to measure the context of the other program", async |play| {
+        let answer = second.program.ask("memory").await?;
+        let held = isolation::held(play, &neighbor)? + isolation::held(play, &second)?;
+        Ok(match answer.free_mib + held == neighbor.share {
+            true => Ok(()),
+            false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
+        })
+    })
+    .await?;
     let answer = isolation::ask(play, &mut second, "fill").await?;
     let held = isolation::held(play, &neighbor)? + isolation::held(play, &second)?;
     play.check(
