@@ -98,17 +98,20 @@ pub enum Enforcement {
     Cgroup,
     /// A library that has the name of CUDA's driver library in the pod's containers refuses allocations above the share. A program can avoid it.
     Guard,
+    /// Both: the driver limits the memory, and the library limits the compute time and shows programs their share.
+    CgroupAndGuard,
 }
 
 impl Enforcement {
     /// All kinds.
-    pub const ALL: [Enforcement; 2] = [Enforcement::Cgroup, Enforcement::Guard];
+    pub const ALL: [Enforcement; 3] = [Enforcement::Cgroup, Enforcement::Guard, Enforcement::CgroupAndGuard];
 
     /// Return the name in the inventory.
     pub fn name(self) -> &'static str {
         match self {
             Enforcement::Cgroup => "cgroup",
             Enforcement::Guard => "guard",
+            Enforcement::CgroupAndGuard => "cgroup+guard",
         }
     }
 
@@ -117,10 +120,19 @@ impl Enforcement {
         Enforcement::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Report whether a pod is held to its share of the GPU's compute time, too. The driver's limit is only on memory.
-    pub fn limits_compute(self) -> bool {
+    /// Report whether the driver limits the memory, which no program can avoid.
+    pub fn has_cgroup(self) -> bool {
         match self {
-            Enforcement::Guard => true,
+            Enforcement::Cgroup | Enforcement::CgroupAndGuard => true,
+            Enforcement::Guard => false,
+        }
+    }
+
+    /// Report whether the pod's containers get the guard. If so, the pod is held to its share of the GPU's compute time, too: the driver's limit is only on
+    /// memory.
+    pub fn has_guard(self) -> bool {
+        match self {
+            Enforcement::Guard | Enforcement::CgroupAndGuard => true,
             Enforcement::Cgroup => false,
         }
     }

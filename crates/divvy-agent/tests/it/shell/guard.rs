@@ -189,6 +189,24 @@ async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
 }
 
 #[tokio::test]
+async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_same_pod() {
+    let mut bed = bed().await;
+    bed.machine.send_modify(|machine| machine.has_limits = true);
+    bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::CgroupAndGuard))
+        .await;
+    bed.kubelet_has(16).await;
+    let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "hard")]);
+    let container = bed.running("a").await;
+    let limited = bed.machine.borrow().limits.lock().expect("no panic").clone();
+    assert_eq!((limited.len(), &limited[0]["hardMiB"]), (1, &3072.into()));
+    let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/limits");
+    assert_eq!(limits(&file), Some(3072));
+    let has_guard = container.mounts.iter().any(|mount| mount.container == "/run/divvy/share/GPU-0/limits");
+    assert!(has_guard, "{:?}", container.mounts);
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
 async fn an_agent_without_the_library_says_what_is_missing_and_what_to_type() {
     let mut bed = bed().await;
     bed.stop_agent().await;
