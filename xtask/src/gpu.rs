@@ -64,7 +64,10 @@ fn pack(directory: &Path) -> Result<()> {
     cargo(&fixed, "-p divvy-agent --no-default-features")?;
     files.push(("divvy-agent".to_owned(), in_fixed("divvy-agent")));
     cargo(&dynamic, "-p divvy-hardware --bin divvy-probe")?;
-    cargo(&dynamic, "-p divvy-cuda-program -p divvy-contain -p divvy-cuda-sim -p divvy-nvml-sim")?;
+    cargo(
+        &dynamic,
+        "-p divvy-cuda-program -p divvy-contain -p divvy-cuda-sim -p divvy-nvml-sim",
+    )?;
     for name in [
         "divvy-probe",
         "divvy-cuda-program",
@@ -80,7 +83,10 @@ fn pack(directory: &Path) -> Result<()> {
     ] {
         // Each is built alone, because other packages enable features of its dependencies that need the standard library.
         cargo(&dynamic, &format!("-p {package} --features shadow"))?;
-        files.push((name.to_owned(), built(&dynamic, &format!("lib{}.so", package.replace('-', "_")))));
+        files.push((
+            name.to_owned(),
+            built(&dynamic, &format!("lib{}.so", package.replace('-', "_"))),
+        ));
     }
     files.extend(c_library(&built(&dynamic, "divvy-cuda-program"))?);
     write(directory, &files)
@@ -93,14 +99,21 @@ fn c_library(program: &Path) -> Result<Vec<(String, PathBuf)>> {
     let libc = linked.iter().find(|path| name(path) == "libc.so.6");
     let libc = libc.with_context(|| format!("{} is not linked to glibc", program.display()))?;
     // The driver's library is linked to them.
-    let stubs = image::STUBS.iter().map(|stub| libc.with_file_name(stub)).filter(|path| path.exists());
+    let stubs = image::STUBS
+        .iter()
+        .map(|stub| libc.with_file_name(stub))
+        .filter(|path| path.exists());
     let mut files: Vec<(String, PathBuf)> = Vec::new();
     for path in linked.iter().cloned().chain(stubs) {
         let name = name(&path);
         let name = if name.starts_with("ld-linux") { "loader" } else { &name };
         files.push((format!("lib/{name}"), path));
     }
-    ensure!(files.iter().any(|(name, _)| name == "lib/loader"), "{} names no loader", program.display());
+    ensure!(
+        files.iter().any(|(name, _)| name == "lib/loader"),
+        "{} names no loader",
+        program.display()
+    );
     Ok(files)
 }
 
@@ -151,7 +164,10 @@ fn cargo(triple: &str, words: &str) -> Result<()> {
     command
         .args(["build", "--quiet", "--locked", "--profile", "node", "--target", triple])
         .args(words.split(' '))
-        .env(format!("CC_{}", triple.replace('-', "_")), if triple.ends_with("musl") { "musl-gcc" } else { "cc" });
+        .env(
+            format!("CC_{}", triple.replace('-', "_")),
+            if triple.ends_with("musl") { "musl-gcc" } else { "cc" },
+        );
     run_cargo(&mut command)
 }
 
@@ -190,7 +206,10 @@ mod tests {
         let own = std::env::current_exe().expect("there");
         let files = c_library(&own).expect("this test is linked to glibc");
         for name in ["lib/loader", "lib/libc.so.6", "lib/libm.so.6"] {
-            assert!(files.iter().any(|(at, path)| at == name && path.exists()), "{name}: {files:?}");
+            assert!(
+                files.iter().any(|(at, path)| at == name && path.exists()),
+                "{name}: {files:?}"
+            );
         }
     }
 }

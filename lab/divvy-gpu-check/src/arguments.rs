@@ -17,7 +17,7 @@ Check Divvy's probe, agent, and guard on the first NVIDIA GPU of this machine, w
   --driver DIR    use libcuda.so.1 and libnvidia-ml.so.1 of this directory [default: those that programs find]
   --check NAME    run only this check, and others that are named the same way [default: all]
   --seconds N     how long a share of compute time is measured [default: 10]
-  --minutes N     begin no check later than this, and stop the one that runs [default: 9]
+  --time N        end after so many seconds: the check that runs is stopped, and no other one begins [default: 540]
 
 Checks: facts, inventory, nvml, memory, sizes, kinds, compute, overhead, programs, escapes, demo. docs/gpu-checks.md says what each does.
 
@@ -42,7 +42,7 @@ impl Arguments {
             driver: Choice::Found,
             checks: Vec::new(),
             seconds: 10,
-            time: Duration::from_secs(9 * 60),
+            time: Duration::from_secs(540),
         };
         while let Some(word) = words.next() {
             let mut value = || words.next().with_context(|| format!("{word} needs a value\n\n{USAGE}"));
@@ -53,7 +53,7 @@ impl Arguments {
                 "--driver" => arguments.driver = Choice::Directory(value()?.into()),
                 "--check" => arguments.checks.push(named(&value()?)?),
                 "--seconds" => arguments.seconds = number(&value()?)?,
-                "--minutes" => arguments.time = Duration::from_secs(number(&value()?)?.saturating_mul(60)),
+                "--time" => arguments.time = Duration::from_secs(number(&value()?)?),
                 _ => bail!("{word} is unknown\n\n{USAGE}"),
             }
         }
@@ -95,7 +95,7 @@ mod tests {
             ("memory", "memory is unknown"),
             ("--report", "--report needs a value"),
             ("--seconds x", "x is not a number"),
-            ("--minutes 0", "0 is not a number from 1"),
+            ("--time 0", "0 is not a number from 1"),
             ("--check bogus", "the checks are facts, inventory"),
         ] {
             let error = parse(line).expect_err(line).to_string();

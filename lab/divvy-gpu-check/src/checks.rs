@@ -100,7 +100,7 @@ impl Check {
         let began = Instant::now();
         let mut findings = Findings::default();
         if left.is_zero() {
-            findings.skip("there was no time left (--minutes)");
+            findings.skip("there was no time left (--time)");
             return (findings, Duration::ZERO);
         }
         let limit = self.limit().min(left);

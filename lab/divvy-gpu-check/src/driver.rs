@@ -3,24 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
+use divvy_testbed::real_driver::RealDriver;
 use serde_json::Value;
-use tokio::process::Command;
 use tokio::time::timeout;
 
 use crate::pack::Pack;
 use crate::program::{Program, of, text_of};
 
-/// Where installations have the driver's libraries, if `ldconfig` does not say it.
-const DIRECTORIES: [&str; 5] = [
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/usr/lib/aarch64-linux-gnu",
-    "/usr/local/nvidia/lib64",
-    "/usr/lib/wsl/lib",
-];
-const CUDA: &str = "libcuda.so.1";
-const NVML: &str = "libnvidia-ml.so.1";
 /// How long NVML may take to describe the GPUs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -83,17 +73,8 @@ impl Driver {
                 environment.push(("DIVVY_NVML_SIM_LEDGER", ledger.display().to_string()));
                 (pack.file("libdivvy_cuda_sim.so")?, pack.file("libdivvy_nvml_sim.so")?)
             }
-            Choice::Directory(directory) => {
-                let directory = std::path::absolute(directory)?;
-                (in_directory(&directory, CUDA)?, in_directory(&directory, NVML)?)
-            }
-            Choice::Found => {
-                let listed = Command::new("ldconfig").arg("-p").output().await;
-                // A machine without ldconfig has the libraries in one of the directories.
-                let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-                let listed = listed.unwrap_or_default();
-                (found(CUDA, &listed)?, found(NVML, &listed)?)
-            }
+            Choice::Directory(directory) => libraries(Some(&std::path::absolute(directory)?)).await?,
+            Choice::Found => libraries(None).await?,
         };
         let mut driver = Driver {
             cuda,
@@ -168,50 +149,8 @@ impl Driver {
     }
 }
 
-/// Return the path of a library in a directory, without links.
-fn in_directory(directory: &Path, name: &str) -> Result<PathBuf> {
-    let path = directory.join(name);
-    let found = path.canonicalize();
-    found.with_context(|| {
-        format!(
-            "{} is not there; --driver names the directory of the driver's libraries",
-            path.display()
-        )
-    })
-}
-
-/// Return the path of a library from what `ldconfig -p` printed, or from the usual directories.
-fn found(name: &str, listed: &str) -> Result<PathBuf> {
-    let lines = listed
-        .lines()
-        .filter(|line| line.trim_start().starts_with(&format!("{name} ")) && line.contains("x86-64") | line.contains("AArch64"));
-    let listed = lines
-        .filter_map(|line| line.split_once("=> "))
-        .map(|(_, path)| PathBuf::from(path));
-    let usual = DIRECTORIES.iter().map(|directory| Path::new(directory).join(name));
-    if let Some(path) = listed.chain(usual).find_map(|path| path.canonicalize().ok()) {
-        return Ok(path);
-    }
-    bail!(
-        "this machine has no {name}, so it has no NVIDIA driver: looked in the list of `ldconfig -p`, {}. Run this on a machine with an NVIDIA GPU, name the \
-        directory of the driver's libraries with --driver, or add --simulated to use the simulated driver",
-        DIRECTORIES.join(", ")
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_library_is_found_in_the_loaders_list_and_the_one_of_another_architecture_is_not() {
-        let own = std::env::current_exe().expect("there");
-        let list = format!(
-            "3 libs found\n\tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1\n\tlibcuda.so.1 (libc6,x86-64) => {}\n",
-            own.display()
-        );
-        assert_eq!(found("libcuda.so.1", &list).ok(), own.canonicalize().ok());
-        let error = found("libdivvy-none.so.1", &list).expect_err("none").to_string();
-        assert!(error.contains("no NVIDIA driver") && error.contains("--simulated"), "{error}");
-    }
+/// Return the paths of the driver's libraries, without links.
+async fn libraries(directory: Option<&Path>) -> Result<(PathBuf, PathBuf)> {
+    let RealDriver { cuda, nvml } = RealDriver::find(directory).await?;
+    Ok((cuda, nvml))
 }

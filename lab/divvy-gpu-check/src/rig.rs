@@ -94,7 +94,7 @@ impl Rig {
             name,
             uid,
             limits,
-            bytes: gib * MIB_PER_GIB << 20,
+            bytes: gib << 30,
             proc: self.paths.sys_root.join("proc"),
         })
     }
