@@ -134,7 +134,12 @@ impl RunsGpuPrograms for Embedded {
     fn held(&self, gpu: &str) -> io::Result<BTreeMap<u32, u64>> {
         let (programs, directory) = self.gpu_programs()?;
         if programs.is_real {
-            return held_by_nvml(programs, &self.settings.programs.nvml_sim, gpu);
+            let mut command = std::process::Command::new(&programs.cuda_program);
+            command.arg(&programs.cuda_sim);
+            // A test has the simulated driver in the place of a real one.
+            command.env("DIVVY_NVML_SIM", self.root.path().join("machines.toml"));
+            command.env("DIVVY_NVML_SIM_LEDGER", directory);
+            return held_by_nvml(command, &self.settings.programs.nvml_sim, gpu);
         }
         let usage = Ledger::open(&directory, gpu).and_then(|mut ledger| ledger.usage());
         let usage = usage.map_err(io::Error::other)?;
@@ -159,9 +164,8 @@ impl RunsGpuPrograms for Embedded {
 }
 
 /// Ask the driver, which this program cannot do itself: it may be linked statically.
-fn held_by_nvml(programs: &GpuPrograms, nvml: &Path, gpu: &str) -> io::Result<BTreeMap<u32, u64>> {
-    let mut child = std::process::Command::new(&programs.cuda_program)
-        .arg(&programs.cuda_sim)
+fn held_by_nvml(mut program: std::process::Command, nvml: &Path, gpu: &str) -> io::Result<BTreeMap<u32, u64>> {
+    let mut child = program
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
