@@ -166,6 +166,21 @@ impl Bench {
         }
     }
 
+    /// Return a directory with links to the driver's own libraries, under the names by which programs load them.
+    pub(crate) fn driver_links(&self) -> Result<PathBuf> {
+        let directory = self.directory.join("driver");
+        if directory.is_dir() {
+            return Ok(directory);
+        }
+        std::fs::create_dir(&directory)?;
+        for (library, name) in [(&self.driver.cuda, "libcuda.so"), (&self.driver.nvml, "libnvidia-ml.so")] {
+            for link in [name.to_owned(), format!("{name}.1")] {
+                std::os::unix::fs::symlink(library, directory.join(link))?;
+            }
+        }
+        Ok(directory)
+    }
+
     /// Return a share of memory in GiB that is large enough for many contexts.
     pub(crate) fn large_share(&self) -> u64 {
         (self.driver.gpu().total >> 30) * 2 / 5

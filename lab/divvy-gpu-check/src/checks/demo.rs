@@ -18,11 +18,25 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         findings.skip(String::from_utf8_lossy(&check.stderr).trim());
         return Ok(());
     }
-    let mut command = tokio::process::Command::new(divvy);
-    command.args(["demo", "--scenario", "isolation", "--fast"]).kill_on_drop(true);
-    if !bench.driver.simulated {
-        command.args(["--gpus", "real"]);
+    let program = bench.without_guard().await?;
+    let is_listed = bench.memory().await?.has(program.pid());
+    program.end().await?;
+    if !is_listed {
+        findings.skip("NVML reports PIDs of another namespace, so the demo cannot see what its programs have");
+        return Ok(());
     }
+    let mut command = tokio::process::Command::new(divvy);
+    command.args(["demo", "--scenario", "isolation", "--fast", "--gpus", "real", "--driver"]);
+    command.arg(bench.driver_links()?);
+    // Not the choice of one GPU, which the containers of the demo have on their own.
+    let environment = bench
+        .driver
+        .environment
+        .iter()
+        .filter(|(name, _)| *name != "CUDA_VISIBLE_DEVICES");
+    command
+        .envs(environment.map(|(name, value)| (name, value)))
+        .kill_on_drop(true);
     let output = command.output().await?;
     let text = String::from_utf8_lossy(&output.stdout);
     let last = text.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();

@@ -208,7 +208,7 @@ async fn output(bench: &Bench, mut command: Command, pod: Option<&Pod>) -> Resul
     let own = match pod {
         Some(pod) => pod.container.path().to_owned(),
         // So that both find the libraries in the same way.
-        None => links(bench)?,
+        None => bench.driver_links()?,
     };
     let mut first = own.into_os_string();
     if !path.is_empty() {
@@ -238,19 +238,4 @@ async fn output(bench: &Bench, mut command: Command, pod: Option<&Pod>) -> Resul
         .find(|line| line.starts_with('{'))
         .context("it printed no result")?;
     Ok((serde_json::from_str(line).with_context(|| line.to_owned())?, began.elapsed()))
-}
-
-/// Make links to the driver's own libraries under the names by which programs load them.
-fn links(bench: &Bench) -> Result<PathBuf> {
-    let directory = bench.directory.join("driver");
-    if directory.is_dir() {
-        return Ok(directory);
-    }
-    std::fs::create_dir(&directory)?;
-    for (library, name) in [(&bench.driver.cuda, "libcuda.so"), (&bench.driver.nvml, "libnvidia-ml.so")] {
-        for link in [name.to_owned(), format!("{name}.1")] {
-            std::os::unix::fs::symlink(library, directory.join(link))?;
-        }
-    }
-    Ok(directory)
 }
