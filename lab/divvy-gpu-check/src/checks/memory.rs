@@ -63,7 +63,7 @@ async fn context(bench: &mut Bench, findings: &mut Findings, gib: u64) -> Result
     let mut program = bench.with_guard(&pod).await?;
     let memory = bench.memory().await?;
     let held = memory.of(program.pid()).unwrap_or(memory.used.saturating_sub(before));
-    // The agent learns from a process that has allocated something, whatever its context takes.
+    // The agent learns what a context takes only from a process that has allocated something.
     program.ask("allocate 2").await?;
     let began = Instant::now();
     let learned = loop {

@@ -18,7 +18,7 @@ const EVERY_MS: u64 = 20;
 /// The length of a kernel.
 const KERNEL_NS: u64 = 1_000_000;
 const PERIOD_MS: u64 = 50;
-/// The user `nobody`, as whom an unprivileged program runs.
+/// The user `nobody`, for an unprivileged program.
 const NOBODY: u32 = 65534;
 
 pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {

@@ -24,7 +24,7 @@ use crate::simulated_driver::Libraries;
 /// Where a container has the simulated driver's state.
 const MACHINES: &str = "/run/divvy-sim/machines.toml";
 const LEDGER: &str = "/run/divvy-sim/ledger";
-/// The devices of a real driver that every container has, whatever its GPUs are.
+/// The devices of a real driver that every container has in addition to its GPUs.
 const OF_EACH_CONTAINER: [&str; 3] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
 /// The parts of the C library to which a real driver's library is linked, and where distributions have them.
 const PARTS: [&str; 4] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"];
