@@ -15,10 +15,10 @@ const ON_DEVICE: c_int = 1;
 const PINNED: c_int = 1;
 /// CU_MEM_ATTACH_GLOBAL.
 const GLOBAL: c_uint = 1;
-/// CU_AD_FORMAT_FLOAT, with four channels. A row has 64 KiB.
+/// CU_AD_FORMAT_FLOAT, with four channels. A row has 256 KiB: an array has at most 65536 rows.
 const FLOAT: c_uint = 0x20;
 const CHANNELS: c_uint = 4;
-const ROW: u64 = 4096;
+const ROW: u64 = 16384;
 
 /// `CUmemAllocationProp` of cuda.h.
 #[repr(C)]
@@ -91,7 +91,7 @@ pub(crate) fn allocate(cuda: &Cuda, kind: &str, mib: u64) -> Result<()> {
         "array" => {
             let descriptor = ArrayDescriptor {
                 width: ROW,
-                height: mib * 16,
+                height: mib * 4,
                 format: FLOAT,
                 channels: CHANNELS,
             };

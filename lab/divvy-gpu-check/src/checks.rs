@@ -18,7 +18,7 @@ use anyhow::Result;
 use tokio::time::timeout;
 
 use crate::bench::Bench;
-use crate::findings::Findings;
+use crate::findings::{Findings, Status};
 
 /// A check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,6 +108,9 @@ impl Check {
             Ok(Ok(())) => {}
             Ok(Err(error)) => findings.expect(false, || format!("{error:#}")),
             Err(_) => findings.expect(false, || format!("it did not end in {} s, and was stopped", limit.as_secs())),
+        }
+        if findings.status() == Status::Fail {
+            bench.discard();
         }
         (findings, began.elapsed())
     }

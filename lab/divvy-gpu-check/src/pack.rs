@@ -92,3 +92,63 @@ impl Pack {
         Ok(command)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// A directory of programs that are scripts.
+    fn directory(probe: &str) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(directory.path().join(CARRIED)).expect("made");
+        let write = |name: &str, script: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, script).expect("written");
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("set");
+        };
+        for name in [
+            "divvy-agent",
+            "divvy-cuda-program",
+            "libdivvy-guard.so",
+            "libdivvy-guard-nvml.so",
+        ] {
+            write(name, "");
+        }
+        write("divvy-probe", &format!("#!/bin/sh\n{probe}\n"));
+        // Takes --library-path and its value, as the dynamic loader does.
+        write("lib/loader", "#!/bin/sh\nshift 2\nLOADED=1 exec \"$@\"\n");
+        directory
+    }
+
+    #[tokio::test]
+    async fn programs_start_with_the_carried_c_library_only_if_they_do_not_start_with_the_machines() {
+        let beside = async |probe: &str| {
+            let directory = directory(probe);
+            let pack = Pack::beside(&directory.path().join("divvy-gpu-check")).await;
+            pack.map(|pack| pack.native).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(beside("exit 0").await, Ok(true));
+        assert_eq!(beside("[ -n \"$LOADED\" ] || exit 1").await, Ok(false));
+        let error = beside("echo version GLIBC_2.34 not found >&2; exit 1")
+            .await
+            .expect_err("neither");
+        assert!(
+            error.contains("neither with the machine's C library (version GLIBC_2.34 not found)"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_named_with_the_command_that_builds_it() {
+        let directory = directory("exit 0");
+        std::fs::remove_file(directory.path().join("divvy-agent")).expect("removed");
+        let pack = Pack::beside(&directory.path().join("divvy-gpu-check")).await;
+        let error = pack.expect_err("missing").to_string();
+        assert!(
+            error.contains("divvy-agent is missing") && error.contains("cargo xtask gpu pack"),
+            "{error}"
+        );
+    }
+}

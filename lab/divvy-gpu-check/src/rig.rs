@@ -42,8 +42,9 @@ pub(crate) struct Rig {
 impl Rig {
     /// Start the probe and the agent, and wait until the node offers the GPU.
     pub(crate) async fn start(pack: &Pack, driver: &Driver, directory: &Path) -> Result<Rig> {
-        let directory = directory.join("rig");
-        fs::create_dir(&directory)?;
+        // A new one each time: after a check that failed, the agent and its state are new.
+        let mut builder = tempfile::Builder::new();
+        let directory = builder.prefix("rig").rand_bytes(4).tempdir_in(directory)?.keep();
         let api = ApiServer::new(Options::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await?;
         fs::write(directory.join("kubeconfig"), api.kubeconfig_for(listening.addr(), "agent"))?;
