@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use divvy_shadow_testkit::{build, shadow, target};
+use divvy_shadow_testkit::{build, hide, shadow, target};
 use serde_json::Value;
 
 /// Make the directory with the programs.
@@ -110,12 +110,11 @@ fn the_checks_hold_on_the_simulated_driver_and_the_report_has_what_was_measured(
     assert!(killed.contains("SIGKILL"), "{killed}");
 }
 
-/// A guard that holds nothing: the driver's own library in its place.
 #[test]
 fn a_guard_that_does_not_hold_fails_the_check_and_the_others_go_on() {
-    let mut library = fs::read(pack().join("libdivvy_cuda_sim.so")).expect("read");
-    // The paths that the guard has once, so that the check does not stop before it runs anything.
-    library.extend_from_slice(b"/run/divvy/guard\0/run/divvy/share\0");
+    // Without its own function, programs get the driver's.
+    let mut library = shadow("divvy-guard");
+    hide(&mut library, &["cuMemCreate"]);
     let broken = pack_with("libdivvy-guard.so", &library);
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new(broken.path().join("divvy-gpu-check"))
@@ -128,7 +127,7 @@ fn a_guard_that_does_not_hold_fails_the_check_and_the_others_go_on() {
     let status = |index: usize| report["checks"][index]["status"].clone();
     assert_eq!((status(0), status(1)), ("FAIL".into(), "PASS".into()), "{report}");
     let failures = report["checks"][0]["failures"].to_string();
-    assert!(failures.contains("with a share of 4 GiB: success"), "{failures}");
+    assert!(failures.contains("vmm, with a share of 4 GiB: success"), "{failures}");
 }
 
 #[test]
