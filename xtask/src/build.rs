@@ -76,7 +76,7 @@ pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
 }
 
 /// Build the guard's libraries as they ship, and put them next to the other programs, under the names that the agent knows.
-fn guard() -> Result<()> {
+pub(crate) fn guard() -> Result<()> {
     for (package, name) in [
         ("divvy-guard", "libdivvy-guard.so"),
         ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
