@@ -17,6 +17,11 @@
 typedef unsigned long long pointer;
 struct nvml_memory { unsigned long long total, free, used; };
 
+#if defined STATIC && defined __GLIBC__ && __GLIBC_MINOR__ < 35
+/* A newer compiler's libgcc asks the C library for it, to unwind. Nothing unwinds here. */
+int _dl_find_object(void *address, void *result) { return -1; }
+#endif
+
 static void say(const char *name, long long value) { printf("%s %lld\n", name, value); }
 
 static int probe(void *(*in_cuda)(const char *), void *(*in_nvml)(const char *)) {
@@ -39,6 +44,7 @@ static int probe(void *(*in_cuda)(const char *), void *(*in_nvml)(const char *))
     size_t bytes = 0, unused = 0;
     pointer large = 0, small = 0;
     struct nvml_memory described = {0, 0, 0};
+    say("jemalloc", dlsym(RTLD_DEFAULT, "mallctl") != NULL);
     say("cuInit", init(0));
     say("cuDeviceGet", get(&device, 0));
     say("cuDeviceTotalMem", total(&bytes, device));

@@ -97,14 +97,16 @@ impl Container<'_> {
             }
             command.arg("--read-only").arg(&copy).arg(at);
         }
-        command.arg(&root).args(&run.words).env_clear().envs([
+        command.arg(&root);
+        // What the loader reads in the environment is for the program, and not for this machine's programs that start it.
+        command.arg("/usr/bin/env").args(run.environment.iter().map(|(name, value)| format!("{name}={value}")));
+        command.args(&run.words).env_clear().envs([
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
             ("HOME", "/tmp"),
             ("DIVVY_NVML_SIM", MACHINE),
             ("DIVVY_NVML_SIM_LEDGER", LEDGER),
         ]);
-        let output = command.envs(run.environment.iter().copied()).output();
-        Ok(Outcome::of(&output.context("timeout could not be run; it is in the package coreutils")?))
+        Ok(Outcome::of(&command.output().context("timeout could not be run; it is in the package coreutils")?))
     }
 }
 

@@ -12,6 +12,7 @@ use divvy_share::limits::Limits;
 use divvy_share::{DIRECTORY, LIMITS, REAL_CUDA, REAL_NVML, USAGE, usage};
 
 use crate::command::run;
+use crate::probes::for_root;
 use crate::report::progress;
 
 /// What the GPU has, in bytes.
@@ -44,7 +45,10 @@ impl Driver {
             let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
             cargo.args(["rustc", "--quiet", "--lib", "-p", package, "--target-dir"]).arg(&target);
             cargo.args(["--", "-Cstrip=debuginfo", &format!("-Clink-arg=-Wl,-soname,{soname}")]);
-            cargo.arg(format!("-Clink-arg=--sysroot={}", root.display()));
+            cargo.args(for_root(root).map(|flag| format!("-Clink-arg={flag}")));
+            // The real driver's libraries need these, too, also where another library has what they had (glibc 2.34).
+            let needed = "-Wl,--push-state,--no-as-needed,-lm,-ldl,-lpthread,-lrt,--pop-state";
+            cargo.arg(format!("-Clink-arg={needed}"));
             run(&mut cargo)?;
             let file = target.join("debug").join(format!("lib{}.so", package.replace('-', "_")));
             let to = work.join(soname);

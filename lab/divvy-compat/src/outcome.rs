@@ -97,6 +97,9 @@ fn says_out_of_memory(value: &str) -> bool {
 /// the driver alone, so that the comparison says something.
 pub(crate) fn judge(expected: Expected, needs: &[(&str, &str)], plain: &Outcome, guarded: &Outcome) -> Vec<String> {
     let mut differences = Vec::new();
+    if expected == Expected::Held && plain.facts.len() <= 1 {
+        return vec!["the program found nothing with the driver alone, so this shows nothing".to_owned()];
+    }
     for (name, value) in needs {
         if plain.fact(name) != *value && expected == Expected::Held {
             differences.push(format!(

@@ -15,14 +15,24 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("probes")
 }
 
+/// Return the flags with which this machine's compiler uses the C library of a root file system. Without the second and the third one, it finds the files
+/// that lie beside it first.
+pub(crate) fn for_root(image: &Path) -> [String; 3] {
+    let libraries = image.join("usr/lib/x86_64-linux-gnu");
+    [
+        format!("--sysroot={}", image.display()),
+        format!("-B{}/", libraries.display()),
+        format!("-L{}", libraries.display()),
+    ]
+}
+
 /// Compile the programs for a root file system into a directory.
 pub(crate) fn compile(root: &Root, image: &Path, into: &Path) -> Result<PathBuf> {
     fs::create_dir_all(into).with_context(|| format!("{} could not be made", into.display()))?;
     let cc = |flags: &[&str], source: &str, output: &str| {
         let mut command = Command::new(if root.has_glibc() { "gcc" } else { "musl-gcc" });
         if root.has_glibc() {
-            // This machine's compiler, and the C library of the root.
-            command.arg(format!("--sysroot={}", image.display()));
+            command.args(for_root(image));
         }
         command.args(["-O1", "-w"]).arg(sources().join(source));
         command.arg("-o").arg(into.join(output)).arg("-L").arg(into).args(flags).arg("-ldl");
@@ -44,9 +54,9 @@ pub(crate) fn compile(root: &Root, image: &Path, into: &Path) -> Result<PathBuf>
         .and_then(|_| fs::set_permissions(&setuid, fs::Permissions::from_mode(0o4755)))
         .context("the probe could not be made setuid")?;
     fs::copy(sources().join("probe.py"), into.join("probe.py")).context("probe.py could not be copied")?;
-    // The oldest Java among the roots is 11.
+    // The oldest Java among the roots is 10.
     let mut javac = Command::new("javac");
-    javac.args(["--release", "11", "-d"]).arg(into).arg(sources().join("Probe.java"));
+    javac.args(["--release", "8", "-d"]).arg(into).arg(sources().join("Probe.java"));
     run(&mut javac).context("the probe for Java could not be compiled")?;
     Ok(into.to_owned())
 }

@@ -1,6 +1,7 @@
 //! The root file systems.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -151,7 +152,26 @@ fn bootstrap(mirror: &str, release: &str, jemalloc: &str, directory: &Path, cach
     command.arg(format!("--keyring={}", keyring.display()));
     command.arg(format!("--include={}", packages(jemalloc)));
     command.arg(release).arg(directory).arg(mirror).env("PATH", PATH);
-    run(&mut command)
+    if mirror == UBUNTU {
+        // The script of all releases of Ubuntu. An older debootstrap lacks the links to it for newer releases.
+        command.arg("/usr/share/debootstrap/scripts/gutsy");
+    }
+    run(&mut command)?;
+    make_relative(directory)
+}
+
+/// Let the links to libraries, with which programs are compiled, stay in the root file system when this machine's compiler follows them.
+fn make_relative(directory: &Path) -> Result<()> {
+    let libraries = directory.join("usr/lib/x86_64-linux-gnu");
+    for entry in fs::read_dir(&libraries).with_context(|| format!("{} cannot be read", libraries.display()))? {
+        let path = entry?.path();
+        let Ok(target) = fs::read_link(&path) else { continue };
+        let Ok(target) = target.strip_prefix("/") else { continue };
+        fs::remove_file(&path)
+            .and_then(|()| symlink(Path::new("../../..").join(target), &path))
+            .with_context(|| format!("{} could not be changed", path.display()))?;
+    }
+    Ok(())
 }
 
 /// debootstrap is where only root looks for programs.
@@ -192,11 +212,12 @@ fn unpack_packages(packages: &[&str], directory: &Path) -> Result<()> {
     for entry in fs::read_dir(files.path())? {
         run(Command::new("dpkg-deb").arg("-x").arg(entry?.path()).arg(directory))?;
     }
-    // busybox is in /bin, which the packages of a distribution with a merged /usr have in /usr.
-    for (target, link) in [("busybox", "sh"), ("busybox", "grep")] {
-        let shell = ["bin", "usr/bin"].map(|bin| directory.join(bin)).into_iter().find(|bin| bin.join("busybox").exists());
-        let shell = shell.context("the package busybox-static has no busybox in a directory that is known")?;
-        std::os::unix::fs::symlink(target, shell.join(link))?;
+    let busybox = ["bin", "usr/bin"].into_iter().find(|bin| directory.join(bin).join("busybox").exists());
+    let busybox = format!("/{}/busybox", busybox.context("the package busybox-static has no busybox in a directory that is known")?);
+    for link in ["bin/sh", "bin/grep", "usr/bin/env"] {
+        let link = directory.join(link);
+        fs::create_dir_all(link.parent().unwrap_or(directory))?;
+        symlink(&busybox, &link).with_context(|| format!("{} could not be made", link.display()))?;
     }
     fs::create_dir_all(directory.join("tmp"))?;
     Ok(())

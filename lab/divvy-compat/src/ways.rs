@@ -24,9 +24,16 @@ const ALL: &[(&str, &str)] = &[
     ("within-share:256MiB", "0"),
     ("above-share:2GiB", "0"),
 ];
-/// The same, and the loader must have seen a program that is setuid.
+/// The program must be setuid for the loader, and jemalloc must be loaded.
 const SETUID: &[(&str, &str)] = &[
     ("secure", "1"),
+    ("memory:cuda-total", GPU),
+    ("memory:nvml-total", GPU),
+    ("above-share:2GiB", "0"),
+];
+
+const JEMALLOC: &[(&str, &str)] = &[
+    ("jemalloc", "1"),
     ("memory:cuda-total", GPU),
     ("memory:nvml-total", GPU),
     ("above-share:2GiB", "0"),
@@ -62,11 +69,14 @@ pub(crate) const WAYS: [Way; 14] = [
         needs: SETUID,
         ..glibc("setuid", |root| probe(root, &["as-nobody", "/probe/setuid"]))
     },
-    glibc("jemalloc", |root| {
-        let mut run = probe(root, &["dlopen"]);
-        run.environment.push(("LD_PRELOAD", root.jemalloc));
-        run
-    }),
+    Way {
+        needs: JEMALLOC,
+        ..glibc("jemalloc", |root| {
+            let mut run = probe(root, &["dlopen"]);
+            run.environment.push(("LD_PRELOAD", root.jemalloc));
+            run
+        })
+    },
     // It comes after the start of the container, and knows of nothing that was mounted.
     glibc("ldconfig", |root| start(root, "/bin/sh", &["-c", "ldconfig && exec /probe/probe dlopen"])),
     glibc("ctypes", |root| start(root, "/usr/bin/python3", &["/probe/probe.py"])),
