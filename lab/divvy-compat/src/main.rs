@@ -120,9 +120,9 @@ fn third_party(directory: &Path, cache: &Path, driver: &Driver, arguments: &Argu
     for program in programs::PROGRAMS.iter().filter(|program| arguments.wants_program(program)) {
         let packages = program.install(cache)?;
         let mut run = Run::new("/usr/bin/python3", &[&format!("/programs/{}", program.script)]);
-        run.mount(&packages, "/packages");
+        // Where Python of Debian looks for packages, so that they find each other.
+        run.mount(&packages, "/usr/local/lib/python3.11/dist-packages");
         run.mount(&programs::scripts(), "/programs");
-        run.environment.push(("PYTHONPATH", "/packages"));
         progress(&format!("{}: running", program.name));
         let [plain, guarded] = container.both(&run)?;
         let cell = cell(

@@ -160,16 +160,22 @@ fn bootstrap(mirror: &str, release: &str, jemalloc: &str, directory: &Path, cach
     make_relative(directory)
 }
 
-/// Let the links to libraries, with which programs are compiled, stay in the root file system when this machine's compiler follows them.
-fn make_relative(directory: &Path) -> Result<()> {
-    let libraries = directory.join("usr/lib/x86_64-linux-gnu");
-    for entry in fs::read_dir(&libraries).with_context(|| format!("{} cannot be read", libraries.display()))? {
-        let path = entry?.path();
-        let Ok(target) = fs::read_link(&path) else { continue };
-        let Ok(target) = target.strip_prefix("/") else { continue };
-        fs::remove_file(&path)
-            .and_then(|()| symlink(Path::new("../../..").join(target), &path))
-            .with_context(|| format!("{} could not be changed", path.display()))?;
+/// Let the links to the C library, with which programs are compiled, stay in the root file system when this machine's compiler follows them.
+fn make_relative(root: &Path) -> Result<()> {
+    let root = root.canonicalize().context("the root file system was not made")?;
+    for directory in ["usr/lib/x86_64-linux-gnu", "lib64"] {
+        // It may itself be a link, and its depth is that of its place.
+        let place = root.join(directory).canonicalize();
+        let place = place.with_context(|| format!("{directory} is missing in {}", root.display()))?;
+        let up: PathBuf = place.strip_prefix(&root)?.iter().map(|_| "..").collect();
+        for entry in fs::read_dir(&place).with_context(|| format!("{} cannot be read", place.display()))? {
+            let path = entry?.path();
+            let Ok(target) = fs::read_link(&path) else { continue };
+            let Ok(target) = target.strip_prefix("/") else { continue };
+            fs::remove_file(&path)
+                .and_then(|()| symlink(up.join(target), &path))
+                .with_context(|| format!("{} could not be changed", path.display()))?;
+        }
     }
     Ok(())
 }
