@@ -26,5 +26,5 @@ def double(array):
     array[cuda.grid(1)] *= 2
 
 
-step("kernel", lambda: double[1, 8](cuda.to_device(numpy.arange(8))))
+step("kernel", lambda: double[32, 32](cuda.to_device(numpy.arange(1024))))
 step("synchronize", cuda.synchronize)

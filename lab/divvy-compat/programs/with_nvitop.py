@@ -1,5 +1,6 @@
 """nvitop, which shows GPUs and their processes on a terminal."""
 
+import re
 import subprocess
 import sys
 
@@ -20,8 +21,8 @@ step("compute", lambda: gpu.compute_mode())
 
 def screen():
     said = subprocess.run([sys.executable, "-m", "nvitop", "--once", "--no-unicode"], capture_output=True, text=True)
-    shows = [total for total in ("8192MiB", "1024MiB", "8.00GiB", "1.00GiB", "1GiB", "8GiB") if total in said.stdout]
-    return {"8192MiB": 8 << 30, "8.00GiB": 8 << 30, "1024MiB": 1 << 30, "1.00GiB": 1 << 30}.get("".join(shows), f"error {said.stdout}{said.stderr}")
+    found = re.search(r"/ (\d+)MiB", said.stdout)
+    return int(found[1]) << 20 if found else f"error {said.stdout}{said.stderr}"
 
 
 step("memory:screen", screen)

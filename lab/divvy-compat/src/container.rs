@@ -87,26 +87,36 @@ impl Container<'_> {
             command.args(["--link", &target, &path]);
         }
         command.args(["--mount", "/dev", "/dev", "--mount"]).arg(&ledger).arg(LEDGER);
-        command.arg("--read-only").arg(self.driver.directory.join("machine.toml")).arg(MACHINE);
+        command
+            .arg("--read-only")
+            .arg(self.driver.directory.join("machine.toml"))
+            .arg(MACHINE);
         for (directory, at) in &run.mounts {
             command.arg("--read-only").arg(directory).arg(at);
         }
         if let Some(at) = run.copy {
             for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
-                fs::copy(self.driver.directory.join(name), copy.join(name)).context("the driver's library could not be copied")?;
+                fs::copy(self.driver.directory.join(name), copy.join(name))
+                    .context("the driver's library could not be copied")?;
             }
             command.arg("--read-only").arg(&copy).arg(at);
         }
         command.arg(&root);
         // What the loader reads in the environment is for the program, and not for this machine's programs that start it.
-        command.arg("/usr/bin/env").args(run.environment.iter().map(|(name, value)| format!("{name}={value}")));
+        command
+            .arg("/usr/bin/env")
+            .args(run.environment.iter().map(|(name, value)| format!("{name}={value}")));
         command.args(&run.words).env_clear().envs([
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
             ("HOME", "/tmp"),
             ("DIVVY_NVML_SIM", MACHINE),
             ("DIVVY_NVML_SIM_LEDGER", LEDGER),
         ]);
-        Ok(Outcome::of(&command.output().context("timeout could not be run; it is in the package coreutils")?))
+        Ok(Outcome::of(
+            &command
+                .output()
+                .context("timeout could not be run; it is in the package coreutils")?,
+        ))
     }
 }
 

@@ -43,7 +43,9 @@ impl Driver {
         progress("building the simulated driver for the oldest C library");
         for (package, soname) in [("divvy-cuda-sim", "libcuda.so.1"), ("divvy-nvml-sim", "libnvidia-ml.so.1")] {
             let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            cargo.args(["rustc", "--quiet", "--lib", "-p", package, "--target-dir"]).arg(&target);
+            cargo
+                .args(["rustc", "--quiet", "--lib", "-p", package, "--target-dir"])
+                .arg(&target);
             cargo.args(["--", "-Cstrip=debuginfo", &format!("-Clink-arg=-Wl,-soname,{soname}")]);
             cargo.args(for_root(root).map(|flag| format!("-Clink-arg={flag}")));
             // The real driver's libraries need these, too, also where another library has what they had (glibc 2.34).

@@ -97,7 +97,10 @@ fn ways(
 ) -> Result<()> {
     progress(&format!("{}: compiling the probes", root.name));
     let probes = probes::compile(root, directory, &work.join(root.name))?;
-    let container = Container { image: directory, driver };
+    let container = Container {
+        image: directory,
+        driver,
+    };
     for way in ways::WAYS.iter().filter(|way| arguments.wants_way(root, way)) {
         if way.needs_glibc && !root.has_glibc() {
             report.way(root.name, way.name, Cell::None);
@@ -116,7 +119,10 @@ fn ways(
 
 /// Run the third-party programs.
 fn third_party(directory: &Path, cache: &Path, driver: &Driver, arguments: &Arguments, report: &mut Report) -> Result<()> {
-    let container = Container { image: directory, driver };
+    let container = Container {
+        image: directory,
+        driver,
+    };
     for program in programs::PROGRAMS.iter().filter(|program| arguments.wants_program(program)) {
         let packages = program.install(cache)?;
         let mut run = Run::new("/usr/bin/python3", &[&format!("/programs/{}", program.script)]);

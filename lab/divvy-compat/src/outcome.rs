@@ -37,7 +37,10 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     pub(crate) fn of(output: &Output) -> Outcome {
-        let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let (said, errors) = (
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+        );
         let facts = said.lines().filter_map(|line| line.split_once(' '));
         let errors: Vec<&str> = errors.lines().collect();
         Outcome {
@@ -111,7 +114,10 @@ pub(crate) fn judge(expected: Expected, needs: &[(&str, &str)], plain: &Outcome,
     if plain.code != guarded.code {
         differences.push("the program ends differently".to_owned());
     }
-    let names = plain.facts.keys().chain(guarded.facts.keys().filter(|name| !plain.facts.contains_key(*name)));
+    let names = plain
+        .facts
+        .keys()
+        .chain(guarded.facts.keys().filter(|name| !plain.facts.contains_key(*name)));
     for name in names {
         let (before, now) = (plain.fact(name), guarded.fact(name));
         let problem = match expected {
@@ -148,7 +154,8 @@ mod tests {
         })
     }
 
-    const PLAIN: &str = "memory:a 8589934592\nabove-share:b 0\nname A100 x\nmemory:c error 801 not supported\nabove-share:d error E";
+    const PLAIN: &str =
+        "memory:a 8589934592\nabove-share:b 0\nname A100 x\nmemory:c error 801 not supported\nabove-share:d error E";
     const NEEDS: [(&str, &str); 1] = [("memory:a", "8589934592")];
 
     /// The number of differences to the run with the driver.
@@ -158,7 +165,9 @@ mod tests {
 
     #[test]
     fn a_program_is_held_if_only_the_share_differs_and_what_is_above_it_is_refused() {
-        let held = PLAIN.replace("8589934592", "1073741824").replace("b 0", "b error CUDA_ERROR_OUT_OF_MEMORY");
+        let held = PLAIN
+            .replace("8589934592", "1073741824")
+            .replace("b 0", "b error CUDA_ERROR_OUT_OF_MEMORY");
         assert_eq!(differences(Held, 0, &held), 0);
         assert_eq!(differences(Held, 0, &held.replace("error CUDA_ERROR_OUT_OF_MEMORY", "2")), 0);
         let cases = [

@@ -35,7 +35,13 @@ pub(crate) fn compile(root: &Root, image: &Path, into: &Path) -> Result<PathBuf>
             command.args(for_root(image));
         }
         command.args(["-O1", "-w"]).arg(sources().join(source));
-        command.arg("-o").arg(into.join(output)).arg("-L").arg(into).args(flags).arg("-ldl");
+        command
+            .arg("-o")
+            .arg(into.join(output))
+            .arg("-L")
+            .arg(into)
+            .args(flags)
+            .arg("-ldl");
         run(&mut command).context("a probe could not be compiled")
     };
     for (name, flag) in [("libcuda", "-DCUDA"), ("libnvidia-ml", "-DNVML")] {
@@ -56,7 +62,10 @@ pub(crate) fn compile(root: &Root, image: &Path, into: &Path) -> Result<PathBuf>
     fs::copy(sources().join("probe.py"), into.join("probe.py")).context("probe.py could not be copied")?;
     // The oldest Java among the roots is 10.
     let mut javac = Command::new("javac");
-    javac.args(["--release", "8", "-d"]).arg(into).arg(sources().join("Probe.java"));
+    javac
+        .args(["--release", "8", "-d"])
+        .arg(into)
+        .arg(sources().join("Probe.java"));
     run(&mut javac).context("the probe for Java could not be compiled")?;
     Ok(into.to_owned())
 }

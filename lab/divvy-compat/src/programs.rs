@@ -36,25 +36,37 @@ pub(crate) const PROGRAMS: [Program; 5] = [
         name: "nvitop",
         script: "with_nvitop.py",
         packages: "nvml",
-        needs: &[("memory:total", GPU)],
+        needs: &[("memory:total", GPU), ("memory:screen", GPU)],
     },
     Program {
         name: "numba",
         script: "with_numba.py",
         packages: "cuda12",
-        needs: &[],
+        needs: &[
+            ("memory:total", GPU),
+            ("above-share:allocate", "0"),
+            ("kernel", "0"),
+            ("processor", "90"),
+        ],
     },
     Program {
         name: "cupy",
         script: "with_cupy.py",
         packages: "cuda12",
-        needs: &[],
+        // Its CUDA runtime library does not start on the simulated driver.
+        needs: &[("driver", "13000"), ("processor", "45")],
     },
     Program {
         name: "torch",
         script: "with_torch.py",
         packages: "torch",
-        needs: &[],
+        // The same. Only what it asks NVML has an answer.
+        needs: &[
+            ("processor", "30.0"),
+            ("gradient", "6.0"),
+            ("count-by-nvml", "1"),
+            ("available-by-nvml", "True"),
+        ],
     },
 ];
 
@@ -73,7 +85,11 @@ impl Program {
         if fs::read_to_string(&record).is_ok_and(|made| made == wanted) {
             return Ok(directory);
         }
-        progress(&format!("{}: downloading the packages of {} (once)", self.name, list.display()));
+        progress(&format!(
+            "{}: downloading the packages of {} (once)",
+            self.name,
+            list.display()
+        ));
         if directory.exists() {
             fs::remove_dir_all(&directory).with_context(|| format!("{} could not be removed", directory.display()))?;
         }

@@ -97,7 +97,8 @@ impl Root {
             return Ok(Made::Skipped(format!("{url} is not reachable")));
         }
         if directory.exists() {
-            fs::remove_dir_all(&directory).with_context(|| format!("the unfinished {} could not be removed", directory.display()))?;
+            fs::remove_dir_all(&directory)
+                .with_context(|| format!("the unfinished {} could not be removed", directory.display()))?;
         }
         fs::create_dir_all(&directory).with_context(|| format!("{} could not be made", directory.display()))?;
         progress(&format!("{}: downloading and unpacking (once)", self.name));
@@ -189,7 +190,9 @@ fn ubuntu_keyring(cache: &Path) -> Result<PathBuf> {
     const PACKAGE: &str = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb";
     const HASH: &str = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8";
     let directory = cache.join("ubuntu-keyring");
-    let found = [Path::new("/").join(FILE), directory.join(FILE)].into_iter().find(|path| path.exists());
+    let found = [Path::new("/").join(FILE), directory.join(FILE)]
+        .into_iter()
+        .find(|path| path.exists());
     if let Some(found) = found {
         return Ok(found);
     }
@@ -214,12 +217,20 @@ fn download(url: &str, to: &Path, hash: &str) -> Result<()> {
 /// Unpack packages of this machine's distribution, without their scripts.
 fn unpack_packages(packages: &[&str], directory: &Path) -> Result<()> {
     let files = tempfile::tempdir()?;
-    run(Command::new("apt-get").arg("download").args(packages).current_dir(files.path()))?;
+    run(Command::new("apt-get")
+        .arg("download")
+        .args(packages)
+        .current_dir(files.path()))?;
     for entry in fs::read_dir(files.path())? {
         run(Command::new("dpkg-deb").arg("-x").arg(entry?.path()).arg(directory))?;
     }
-    let busybox = ["bin", "usr/bin"].into_iter().find(|bin| directory.join(bin).join("busybox").exists());
-    let busybox = format!("/{}/busybox", busybox.context("the package busybox-static has no busybox in a directory that is known")?);
+    let busybox = ["bin", "usr/bin"]
+        .into_iter()
+        .find(|bin| directory.join(bin).join("busybox").exists());
+    let busybox = format!(
+        "/{}/busybox",
+        busybox.context("the package busybox-static has no busybox in a directory that is known")?
+    );
     for link in ["bin/sh", "bin/grep", "usr/bin/env"] {
         let link = directory.join(link);
         fs::create_dir_all(link.parent().unwrap_or(directory))?;

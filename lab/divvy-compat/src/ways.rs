@@ -78,7 +78,9 @@ pub(crate) const WAYS: [Way; 14] = [
         })
     },
     // It comes after the start of the container, and knows of nothing that was mounted.
-    glibc("ldconfig", |root| start(root, "/bin/sh", &["-c", "ldconfig && exec /probe/probe dlopen"])),
+    glibc("ldconfig", |root| {
+        start(root, "/bin/sh", &["-c", "ldconfig && exec /probe/probe dlopen"])
+    }),
     glibc("ctypes", |root| start(root, "/usr/bin/python3", &["/probe/probe.py"])),
     glibc("java", |root| start(root, "/usr/bin/java", &["-cp", "/probe", "Probe"])),
     // A program with its own copy of the driver's library avoids the guard: the agent reports it.

@@ -93,7 +93,15 @@ mod tests {
         };
         assert_eq!(parsed, Arguments::Run(expected));
         assert_eq!(parse("--check").expect("valid"), Arguments::Check);
-        for line in ["", "/root", "--mount /a", "--mount /a /b", "--link /a", "--image", "--bogus /root /bin/x"] {
+        for line in [
+            "",
+            "/root",
+            "--mount /a",
+            "--mount /a /b",
+            "--link /a",
+            "--image",
+            "--bogus /root /bin/x",
+        ] {
             let error = parse(line).expect_err("refused").to_string();
             assert!(error.contains("usage:"), "{line:?}: {error}");
         }

@@ -53,10 +53,26 @@ pub(crate) fn copy_on_write(image: &Path, at: &Path) -> Result<PathBuf> {
     for directory in [&changes, &work, &root] {
         fs::create_dir(directory).with_context(|| format!("{} could not be made", directory.display()))?;
     }
-    let options = format!("lowerdir={},upperdir={},workdir={}", image.display(), changes.display(), work.display());
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        image.display(),
+        changes.display(),
+        work.display()
+    );
     // Programs of the image may be setuid, as in a container.
-    mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-        .with_context(|| format!("the image {} could not be mounted; a comma or colon in its path is not possible", image.display()))?;
+    mount(
+        Some("overlay"),
+        &root,
+        Some("overlay"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )
+    .with_context(|| {
+        format!(
+            "the image {} could not be mounted; a comma or colon in its path is not possible",
+            image.display()
+        )
+    })?;
     Ok(root)
 }
 
