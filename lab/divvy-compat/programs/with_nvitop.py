@@ -1,10 +1,12 @@
 """nvitop, which shows GPUs and their processes on a terminal."""
 
+import os
 import re
 import subprocess
 import sys
 
 import nvitop
+from allocation import allocate
 from steps import step
 
 step("version", lambda: nvitop.__version__)
@@ -16,6 +18,9 @@ step("memory:total", gpu.memory_total)
 step("used", gpu.memory_used)
 step("percent", gpu.memory_percent)
 step("processes", lambda: len(gpu.processes()))
+step("allocate", allocate)
+step("used-then", gpu.memory_used)
+step("own-process", lambda: gpu.processes()[os.getpid()].gpu_memory())
 step("compute", lambda: gpu.compute_mode())
 
 
@@ -25,4 +30,10 @@ def screen():
     return int(found[1]) << 20 if found else f"error {said.stdout}{said.stderr}"
 
 
+def shows_process():
+    said = subprocess.run([sys.executable, "-m", "nvitop", "--once", "--no-unicode"], capture_output=True, text=True).stdout
+    return bool(re.search(rf"{os.getpid()}.* 556\.?0?MiB", said)) or f"error {said}"
+
+
 step("memory:screen", screen)
+step("shows-process", shows_process)

@@ -108,9 +108,13 @@ fn ways(
         }
         let mut run = (way.run)(root);
         run.mount(&probes, "/probe");
-        let expected = if root.has_glibc() { way.expected } else { Expected::AsDriver };
+        let (expected, needs) = if root.has_glibc() {
+            (way.expected, way.needs)
+        } else {
+            (Expected::AsDriver, &[][..])
+        };
         let [plain, guarded] = container.both(&run)?;
-        let cell = cell(judge(expected, way.needs, &plain, &guarded), expected, &plain, &guarded);
+        let cell = cell(expected, needs, &plain, &guarded);
         progress(&format!("{}: {}: {cell}", root.name, way.name));
         report.way(root.name, way.name, cell);
     }
@@ -131,26 +135,21 @@ fn third_party(directory: &Path, cache: &Path, driver: &Driver, arguments: &Argu
         run.mount(&programs::scripts(), "/programs");
         progress(&format!("{}: running", program.name));
         let [plain, guarded] = container.both(&run)?;
-        let cell = cell(
-            judge(Expected::Held, program.needs, &plain, &guarded),
-            Expected::Held,
-            &plain,
-            &guarded,
-        );
+        let cell = cell(program.expected, program.needs, &plain, &guarded);
         progress(&format!("{}: {cell}", program.name));
         report.program(program, &guarded, cell);
     }
     Ok(())
 }
 
-fn cell(differences: Vec<String>, expected: Expected, plain: &Outcome, guarded: &Outcome) -> Cell {
+fn cell(expected: Expected, needs: &[(&str, &str)], plain: &Outcome, guarded: &Outcome) -> Cell {
+    let differences = judge(expected, needs, plain, guarded);
     if differences.is_empty() {
         return Cell::Good(expected);
     }
-    let said = |outcome: &Outcome| outcome.to_string();
     Cell::Differs {
         differences,
-        plain: said(plain),
-        guarded: said(guarded),
+        plain: plain.to_string(),
+        guarded: guarded.to_string(),
     }
 }

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::command::run;
+use crate::outcome::Expected::{self, AsDriver, Held};
 use crate::report::progress;
 
 /// The root file system in which they run. It has Python 3.11.
@@ -18,6 +19,7 @@ pub(crate) struct Program {
     pub(crate) script: &'static str,
     /// The file that lists its packages, with the hashes of the versions that were tested.
     packages: &'static str,
+    pub(crate) expected: Expected,
     /// What it must find with the driver alone.
     pub(crate) needs: &'static [(&'static str, &'static str)],
 }
@@ -30,18 +32,21 @@ pub(crate) const PROGRAMS: [Program; 5] = [
         name: "pynvml",
         script: "with_pynvml.py",
         packages: "nvml",
-        needs: &[("memory:v1", GPU), ("memory:v2", GPU)],
+        expected: Held,
+        needs: &[("memory:v1", GPU), ("memory:v2", GPU), ("own-process", "583008256")],
     },
     Program {
         name: "nvitop",
         script: "with_nvitop.py",
         packages: "nvml",
-        needs: &[("memory:total", GPU), ("memory:screen", GPU)],
+        expected: Held,
+        needs: &[("memory:total", GPU), ("memory:screen", GPU), ("own-process", "583008256")],
     },
     Program {
         name: "numba",
         script: "with_numba.py",
         packages: "cuda12",
+        expected: Held,
         needs: &[
             ("memory:total", GPU),
             ("above-share:allocate", "0"),
@@ -53,14 +58,16 @@ pub(crate) const PROGRAMS: [Program; 5] = [
         name: "cupy",
         script: "with_cupy.py",
         packages: "cuda12",
-        // Its CUDA runtime library does not start on the simulated driver.
+        // Its CUDA runtime library does not start on the simulated driver, so it cannot show the share.
+        expected: AsDriver,
         needs: &[("driver", "13000"), ("processor", "45")],
     },
     Program {
         name: "torch",
         script: "with_torch.py",
         packages: "torch",
-        // The same. Only what it asks NVML has an answer.
+        // The same. Only what it asks NVML has an answer, and that is not about memory.
+        expected: AsDriver,
         needs: &[
             ("processor", "30.0"),
             ("gradient", "6.0"),

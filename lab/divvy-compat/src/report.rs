@@ -15,6 +15,19 @@ pub(crate) fn progress(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
+/// Return the beginning and the end of a long error, which often says the reason at its end.
+fn short(error: &str) -> String {
+    const BEGIN: usize = 60;
+    const END: usize = 80;
+    let length = error.chars().count();
+    if length <= BEGIN + END {
+        return error.to_owned();
+    }
+    let begin: String = error.chars().take(BEGIN).collect();
+    let end: String = error.chars().skip(length - END).collect();
+    format!("{begin} … {end}")
+}
+
 /// The result of one row.
 #[derive(Debug, Clone)]
 pub(crate) enum Cell {
@@ -67,10 +80,10 @@ impl Report {
     }
 
     pub(crate) fn program(&mut self, program: &Program, outcome: &Outcome, cell: Cell) {
-        let mut text = format!("{} {}: {} facts", program.name, outcome.fact("version"), outcome.len());
-        for (name, error) in outcome.stops() {
-            let short: String = error.chars().take(150).collect();
-            text.push_str(&format!("\n      {name}: {short}"));
+        let version = outcome.fact("version");
+        let mut text = format!("{} {version}: {} facts", program.name, outcome.len());
+        for (error, steps) in outcome.stops() {
+            text.push_str(&format!("\n           stops {}: {}", steps.join(", "), short(error)));
         }
         self.programs.push((program.name, text, cell));
     }
@@ -120,7 +133,7 @@ impl fmt::Display for Report {
         if !self.programs.is_empty() {
             writeln!(
                 f,
-                "         (steps at which the simulated driver stops a program are listed below it; they are the same with the guard)\n"
+                "stops: what the simulated driver does not allow; it is the same with the guard\n"
             )?;
         }
         for (name, reason) in &self.skipped {
@@ -147,5 +160,54 @@ impl fmt::Display for Report {
             count(|cell| matches!(cell, Cell::Differs { .. })),
             self.skipped.len()
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_differs_is_explained_and_makes_the_result_bad() {
+        let mut report = Report::default();
+        report.way("debian-12", "dlopen", Cell::Good(Expected::Held));
+        report.way("musl", "dlopen", Cell::Good(Expected::AsDriver));
+        report.way("musl", "setuid", Cell::None);
+        report.skip_root("alpine", "it is not reachable".to_owned());
+        assert!(report.is_good());
+        report.way(
+            "debian-12",
+            "setuid",
+            Cell::Differs {
+                differences: vec!["the program ends differently".to_owned()],
+                plain: "exit status 0\nsecure 1".to_owned(),
+                guarded: "ended by a signal".to_owned(),
+            },
+        );
+        assert!(!report.is_good());
+        insta::assert_snapshot!(report, @"
+                         debian-12         musl
+        dlopen                held         same
+        setuid             DIFFERS            -
+        held: the program sees its share, and gets no more; same: as with the driver alone; -: not possible there
+
+        skipped: alpine: it is not reachable
+
+        debian-12, setuid differs:
+          the program ends differently
+          with the driver alone: exit status 0
+            secure 1
+          with the guard: ended by a signal
+        2 rows are as expected, 1 differ; 1 root file systems were skipped
+        ");
+    }
+
+    #[test]
+    fn a_long_error_keeps_its_beginning_and_its_end() {
+        let long = format!("error begin{}the reason", " x".repeat(200));
+        let short = short(&long);
+        assert!(short.starts_with("error begin") && short.ends_with("the reason"), "{short}");
+        assert!(short.chars().count() < 150);
+        assert_eq!(super::short("error x"), "error x");
     }
 }

@@ -95,6 +95,7 @@ pub(crate) const WAYS: [Way; 14] = [
     },
     Way {
         expected: AsDriver,
+        needs: &[("libraries", "0")],
         ..way("no-cuda", |root| {
             let count = "echo \"libraries $(grep -c -e libcuda -e divvy -e nvidia /proc/self/maps)\"";
             start(root, "/bin/sh", &["-c", count])
