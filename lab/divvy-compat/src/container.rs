@@ -31,7 +31,7 @@ pub(crate) struct Container<'a> {
     pub(crate) driver: &'a Driver,
 }
 
-/// A program with what it needs beside the driver.
+/// A program with what it needs besides the driver.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
     words: Vec<String>,

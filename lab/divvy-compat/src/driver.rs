@@ -12,13 +12,10 @@ use divvy_share::limits::Limits;
 use divvy_share::{DIRECTORY, LIMITS, REAL_CUDA, REAL_NVML, USAGE, usage};
 
 use crate::command::run;
+use crate::outcome::{GPU, SHARE};
 use crate::probes::for_root;
-use crate::report::progress;
+use crate::progress::progress;
 
-/// What the GPU has, in bytes.
-pub(crate) const GPU: u64 = 8 << 30;
-/// What the pod may use, in bytes.
-pub(crate) const SHARE: u64 = 1 << 30;
 const CONTEXT_MIB: u64 = 300;
 const UUID: &str = "GPU-00010203-0405-4607-8809-0a0b0c0d0e0f";
 /// A driver with CUDA 13.0.

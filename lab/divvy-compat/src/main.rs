@@ -12,6 +12,7 @@ mod driver;
 mod outcome;
 mod probes;
 mod programs;
+mod progress;
 mod report;
 mod roots;
 mod ways;
@@ -25,7 +26,8 @@ use self::arguments::Arguments;
 use self::container::{Container, Run};
 use self::driver::Driver;
 use self::outcome::{Expected, Outcome, judge};
-use self::report::{Cell, Report, progress};
+use self::progress::progress;
+use self::report::{Cell, Report};
 use self::roots::{Made, ROOTS, Root};
 
 fn main() -> ExitCode {

@@ -8,13 +8,16 @@
 //! | `above-share:…` | `0`: success | an error about memory |
 //! | another one | any value | the same value |
 //!
-//! A value that begins with `error` is that of a step that the simulated driver does not allow. It must be the same in both runs, whatever its name is.
+//! A value that begins with `error` is that of a step that the simulated driver does not allow. Such a value must be the same in both runs.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::process::Output;
 
-use crate::driver::{GPU, SHARE};
+/// What the GPU has, in bytes.
+pub(crate) const GPU: u64 = 8 << 30;
+/// What the pod may use, in bytes.
+pub(crate) const SHARE: u64 = 1 << 30;
 
 /// What the guard is expected to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,6 +175,7 @@ mod tests {
         assert_eq!(differences(Held, 0, &held.replace("error CUDA_ERROR_OUT_OF_MEMORY", "2")), 0);
         let cases = [
             ("1073741824", "8589934592"),
+            ("1073741824", "2147483648"),
             ("CUDA_ERROR_OUT_OF_MEMORY", "no driver"),
             ("error CUDA_ERROR_OUT_OF_MEMORY", "0"),
             ("name A100 x", "name A100"),

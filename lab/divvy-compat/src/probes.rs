@@ -15,8 +15,8 @@ fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("probes")
 }
 
-/// Return the flags with which this machine's compiler uses the C library of a root file system. Without the second and the third one, it finds the files
-/// that lie beside it first.
+/// Return the flags with which this machine's compiler uses the C library of a root file system. Without the second and the third one, it first finds
+/// the files in its own directory.
 pub(crate) fn for_root(image: &Path) -> [String; 3] {
     let libraries = image.join("usr/lib/x86_64-linux-gnu");
     [

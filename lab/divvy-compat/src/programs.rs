@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 
 use crate::command::run;
 use crate::outcome::Expected::{self, AsDriver, Held};
-use crate::report::progress;
+use crate::progress::progress;
 
 /// The root file system in which they run. It has Python 3.11.
 pub(crate) const ROOT: &str = "debian-12";

@@ -1,4 +1,4 @@
-//! What is printed: progress on standard error, and the result on standard output.
+//! The result, on standard output.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,12 +8,7 @@ use anyhow::Result;
 
 use crate::outcome::{Expected, Outcome};
 use crate::programs::Program;
-
-/// Print what is being done.
-pub(crate) fn progress(text: &str) {
-    // If standard error is closed, nobody reads it.
-    let _ = writeln!(std::io::stderr(), "{text}");
-}
+use crate::progress::progress;
 
 /// Return the beginning and the end of a long error, which often says the reason at its end.
 fn short(error: &str) -> String {

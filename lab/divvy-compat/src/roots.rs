@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use sha2::{Digest as _, Sha256};
 
 use crate::command::run;
-use crate::report::progress;
+use crate::progress::progress;
 
 const DEBIAN: &str = "http://deb.debian.org/debian";
 const DEBIAN_ARCHIVE: &str = "http://archive.debian.org/debian";
