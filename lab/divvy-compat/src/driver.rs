@@ -32,8 +32,8 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Build the simulated driver for the C library of a root file system: the real one needs only very old functions of it.
-    pub(crate) fn build(root: &Path, work: &Path) -> Result<Driver> {
+    /// Build the simulated driver for the C library of a root file system, or for this machine's: the real one needs only very old functions of it.
+    pub(crate) fn build(root: Option<&Path>, work: &Path) -> Result<Driver> {
         let program = std::env::current_exe().context("the path of this program is unknown")?;
         let built = program.parent().unwrap_or(Path::new(".")).to_owned();
         let target = built.parent().unwrap_or(&built).join("compat");
@@ -44,7 +44,7 @@ impl Driver {
                 .args(["rustc", "--quiet", "--lib", "-p", package, "--target-dir"])
                 .arg(&target);
             cargo.args(["--", "-Cstrip=debuginfo", &format!("-Clink-arg=-Wl,-soname,{soname}")]);
-            cargo.args(for_root(root).map(|flag| format!("-Clink-arg={flag}")));
+            cargo.args(root.into_iter().flat_map(for_root).map(|flag| format!("-Clink-arg={flag}")));
             // The real driver's libraries need these, too, also where another library has what they had (glibc 2.34).
             let needed = "-Wl,--push-state,--no-as-needed,-lm,-ldl,-lpthread,-lrt,--pop-state";
             cargo.arg(format!("-Clink-arg={needed}"));

@@ -20,7 +20,7 @@ mod ways;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 
 use self::arguments::Arguments;
 use self::container::{Container, Run};
@@ -55,12 +55,20 @@ fn run() -> Result<ExitCode> {
             Made::Skipped(reason) => report.skip_root(root.name, reason),
         }
     }
-    // The oldest C library decides what the simulated driver may need. Each later one has all of that.
-    let Some((_, oldest)) = made.iter().find(|(root, _)| root.has_glibc()) else {
-        bail!("no root file system with glibc could be made, so nothing can be tested; what was skipped: {report}");
-    };
-    let work = tempfile::Builder::new().prefix("divvy-compat.").tempdir()?;
-    let driver = Driver::build(oldest, work.path())?;
+    ensure!(
+        !made.is_empty(),
+        "no root file system could be made, so nothing was tested\n{report}"
+    );
+    let work = tempfile::Builder::new()
+        .prefix("divvy-compat.")
+        .disable_cleanup(arguments.keep)
+        .tempdir()?;
+    if arguments.keep {
+        progress(&format!("the working directory is kept: {}", work.path().display()));
+    }
+    // What needs only functions of the oldest C library works with all later ones.
+    let oldest = made.iter().find(|(root, _)| root.has_glibc());
+    let driver = Driver::build(oldest.map(|(_, directory)| directory.as_path()), work.path())?;
     for (root, directory) in &made {
         if arguments.wants_ways(root) {
             ways(root, directory, &driver, work.path(), &arguments, &mut report)?;
@@ -70,9 +78,6 @@ fn run() -> Result<ExitCode> {
         }
     }
     report.print()?;
-    if arguments.keep {
-        progress(&format!("kept: {}", work.keep().display()));
-    }
     Ok(if report.is_good() {
         ExitCode::SUCCESS
     } else {
