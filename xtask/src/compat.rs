@@ -39,8 +39,8 @@ Third-party programs, in debian-12: pynvml, nvitop, numba, cupy, torch
   --only NAME   run only what has this name. A root file system and a way together: only this way in this root file system
   --keep        keep the working directory, with the compiled programs and the simulated driver, and print its path
 
-Needs root, debootstrap, gcc, musl-gcc, javac, curl, and python3 with pip, and the mirrors of Debian, Ubuntu, and Python's package index. A root file system
-whose mirror cannot be reached is skipped, and the output says so. Everything that is downloaded is in ~/.cache/divvy-compat/ (about 15 GB).
+Needs root on Debian or Ubuntu, the packages debootstrap, gcc, musl-tools, default-jdk-headless, curl, and python3-pip, and the mirrors of Debian, Ubuntu, and
+Python's package index. A root file system whose mirror cannot be reached is skipped, and the output says so. Everything that is downloaded is in ~/.cache/divvy-compat/ (about 15 GB).
 
 The exit status is 1 if a row is not as expected.
 

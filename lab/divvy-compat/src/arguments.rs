@@ -102,6 +102,18 @@ mod tests {
     }
 
     #[test]
+    fn the_help_lists_every_name() {
+        let help = include_str!("../../../xtask/src/compat.rs");
+        let roots = ROOTS.map(|root| root.name).join("  ");
+        let programs = PROGRAMS.map(|program| program.name).join(", ");
+        assert!(help.contains(&format!("\n  {roots}\n")), "{roots}");
+        assert!(help.contains(&format!(": {programs}\n")), "{programs}");
+        for way in &WAYS {
+            assert!(help.contains(&format!("\n  {:13} ", way.name)), "{}", way.name);
+        }
+    }
+
+    #[test]
     fn an_unknown_word_is_refused_with_what_there_is() {
         for (line, expected) in [
             ("--only debian-9", "debian-12"),

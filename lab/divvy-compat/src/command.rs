@@ -7,9 +7,9 @@ use anyhow::{Context as _, Result, bail};
 /// Run a command. If it fails, say what it printed last.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .output()
-        .with_context(|| format!("{name} could not be run; install it, for example: apt-get install {name}"))?;
+    let output = command.output().with_context(|| {
+        format!("{name} could not be run; `cargo xtask compat --help` lists the packages that must be installed")
+    })?;
     if output.status.success() {
         return Ok(());
     }
