@@ -144,7 +144,7 @@ fn third_party(directory: &Path, cache: &Path, driver: &Driver, arguments: &Argu
         let [plain, guarded] = container.both(&run)?;
         let cell = cell(program.expected, program.needs, &plain, &guarded);
         progress(&format!("{}: {cell}", program.name));
-        report.program(program, &guarded, cell);
+        report.program(program, &plain, cell);
     }
     Ok(())
 }
