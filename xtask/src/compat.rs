@@ -40,7 +40,8 @@ Third-party programs, in debian-12: pynvml, nvitop, numba, cupy, torch
   --keep        keep the working directory, with the compiled programs and the simulated driver, and print its path
 
 Needs root on Debian or Ubuntu, the packages debootstrap, gcc, musl-tools, default-jdk-headless, curl, and python3-pip, and the mirrors of Debian, Ubuntu, and
-Python's package index. A root file system whose mirror cannot be reached is skipped, and the output says so. Everything that is downloaded is in ~/.cache/divvy-compat/ (10 GB).
+Python's package index. A root file system whose mirror cannot be reached is skipped, and the output says so. Everything that
+is downloaded is in ~/.cache/divvy-compat/ (10 GB).
 
 The exit status is 1 if a row is not as expected.
 
