@@ -8,6 +8,7 @@ mod cycles;
 #[cfg(test)]
 mod doc_tests;
 mod fuzz;
+mod gpu;
 mod image;
 mod krew;
 #[cfg(test)]
@@ -36,6 +37,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
                     PROGRAM, with what they did when they were recorded (needs root)
   torture [FLAGS]   play random histories against the decisions of extender and agent; `cargo xtask torture --help`
   cluster COMMAND   run a real Kubernetes with Divvy on this machine; `cargo xtask cluster --help`
+  gpu [FLAGS]       run every check that needs a real GPU, and write a report; `cargo xtask gpu --help`
+  gpu pack [DIR]    build what these checks need into a directory for another machine
   bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
@@ -74,6 +77,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["test", rest @ ..] => build::test(rest)?,
         ["bench", rest @ ..] => return bench::run(rest),
         ["fuzz", rest @ ..] => return fuzz::run(rest),
+        ["gpu", rest @ ..] => return gpu::run(rest),
         ["compare"] => return build::compare(None),
         ["compare", theirs] => return build::compare(Some(*theirs)),
         ["torture", rest @ ..] => return build::torture(rest),

@@ -302,11 +302,16 @@ pub trait RunsGpuPrograms: Cluster {
     /// # Errors
     /// The container does not run, or the program cannot be started.
     fn start_cuda_program(&self, pod_uid: &str, container: &str, library: &str) -> impl Future<Output = io::Result<CudaProgram>>;
-    /// Return how many bytes of a GPU's memory each process has, as the simulated driver records it, by PID.
+    /// Return how many bytes of a GPU's memory each process has, as the driver says, by PID.
     ///
     /// # Errors
-    /// The driver's record cannot be read.
+    /// The driver cannot be asked.
     fn held(&self, gpu: &str) -> io::Result<BTreeMap<u32, u64>>;
+    /// Return the name of the first machine, and its GPUs' memory in units of 1 GiB.
+    fn gpu_machine(&self) -> io::Result<(String, u64)>;
+    /// Return how many MiB the driver's numbers may differ from the guard's: what it gives in addition for an allocation or for a context need not be a
+    /// whole number of pages.
+    fn rounding_mib(&self) -> u64;
 }
 
 /// A scenario that `divvy demo` can play.

@@ -9,7 +9,7 @@ use divvy_kube::convert;
 use divvy_model::Held;
 
 use super::play::NAMESPACE;
-use super::{Machine, Play, RunsGpuPrograms, Stop};
+use super::{Play, RunsGpuPrograms, Stop};
 use crate::builders::pod;
 use crate::cuda_program::{Answer, CudaProgram, Refused};
 
@@ -46,11 +46,13 @@ pub(super) struct User {
     pub(super) share: u64,
 }
 
-/// The machine has one GPU.
+/// The pods are on the first machine.
 pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("Two pods share a GPU, and the guard enforces their shares: each sees its share as the whole GPU")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let (node, units) = play.cluster.gpu_machine()?;
+    play.cluster.join(&node).await?;
+    play.offers(&node, units).await?;
     let (mut greedy, _) = start(play, &node, "greedy", 3, Library::Usual).await?;
     let (mut neighbor, _) = start(play, &node, "neighbor", 5, Library::Usual).await?;
     let args = ["inspect", "gpushare", "-o", "wide", node.as_str()];
@@ -188,11 +190,12 @@ pub(super) fn held<C: RunsGpuPrograms>(play: &Play<'_, C>, user: &User) -> Resul
 /// Wait until the agent has measured what the program's context takes, which no allocation accounts for.
 pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<(), Stop> {
     let (program, pod, gpu, share) = (&mut user.program, user.pod, &user.gpu, user.share);
+    let rounding = play.cluster.rounding_mib();
     let context = play
         .eventually(&format!("the agent to measure the context of {pod}"), async |play| {
             let answer = program.ask("memory").await?;
             let held = play.cluster.held(gpu)?.get(&program.pid()).copied().unwrap_or_default() / MIB;
-            Ok(match answer.free_mib + held == share {
+            Ok(match (answer.free_mib + held).abs_diff(share) <= rounding {
                 true => Ok(held),
                 false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
             })
@@ -219,8 +222,12 @@ pub(super) async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut
     let text = format!("{} is refused with {OUT_OF_MEMORY}", user.pod);
     play.check(refused.error == OUT_OF_MEMORY, &text, || format!("{refused:?}"))?;
     let held = held(play, user)?;
-    let text = format!("the driver has given {} exactly its share, {} MiB", user.pod, user.share);
-    play.check(held == user.share, &text, || format!("{held} MiB"))?;
+    let (text, rounding) = match play.cluster.rounding_mib() {
+        0 => ("exactly its share".to_owned(), 0),
+        rounding => (format!("its share, within {rounding} MiB"), rounding),
+    };
+    let text = format!("the driver has given {} {text}, {} MiB", user.pod, user.share);
+    play.check(held.abs_diff(user.share) <= rounding, &text, || format!("{held} MiB"))?;
     Ok(refused)
 }
 

@@ -201,7 +201,10 @@ async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_sam
     assert_eq!((limited.len(), &limited[0]["hardMiB"]), (1, &3072.into()));
     let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/limits");
     assert_eq!(limits(&file), Some(3072));
-    let has_guard = container.mounts.iter().any(|mount| mount.container == "/run/divvy/share/GPU-0/limits");
+    let has_guard = container
+        .mounts
+        .iter()
+        .any(|mount| mount.container == "/run/divvy/share/GPU-0/limits");
     assert!(has_guard, "{:?}", container.mounts);
     bed.stop_agent().await;
 }
