@@ -39,8 +39,9 @@ start_agent() { # NODE
   local node=$1 port=$((PORT_BASE + 10 * ${1#n} + 2)) configs=()
   [ "$NODE_CONFIGS" = none ] || configs=(--node-configs "$NODE_CONFIGS")
   make_devices "$node" "$MACHINES"
+  make_driver_state "$MACHINES"
   start "$node.agent" nsenter -t "$(pid_of "$node.holder")" -m -- env \
-    DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
+    DIVVY_NVML_SIM_LEDGER="$CLUSTER_DIR/sim/ledger" DIVVY_NVML_SIM="$MACHINES" DIVVY_NVML_SIM_NODE="$node" DIVVY_NVML_SIM_CONTROL="$CLUSTER_DIR/$node/nvml.sock" \
     "$DIVVY_BIN/divvy" agent --node-name "$node" --memory-unit "$MEMORY_UNIT" --whole-gpus="$WHOLE_GPUS" --mig-strategy "$MIG_STRATEGY" "${configs[@]}" --kubeconfig "$CLUSTER_DIR/agent.kubeconfig" --kubelet-dir /var/lib/kubelet \
     --cdi-dir /var/run/cdi --probe "$DIVVY_BIN/divvy-probe" --nvml-library "$DIVVY_BIN/libdivvy_nvml_sim.so" \
     --metrics "127.0.0.1:$port" --health-recovery 1s --probe-interval 1s

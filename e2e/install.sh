@@ -26,6 +26,8 @@ values() {
 image: {pullPolicy: Never}
 agent:
   migStrategy: mixed
+  # So that the extender may evict pods.
+  onEscape: evict
   extraArgs: [--health-recovery=1s, --probe-interval=1s]
   # Services do not work on this cluster, so pods connect to the API server's own address.
   extraEnv: &api
@@ -47,11 +49,12 @@ probe:
   - {name: DIVVY_NVML_SIM, value: /sim/machines.toml}
   - {name: DIVVY_NVML_SIM_NODE, value: \$(NODE_NAME)}
   - {name: DIVVY_NVML_SIM_CONTROL, value: /control/\$(NODE_NAME)/nvml.sock}
+  - {name: DIVVY_NVML_SIM_LEDGER, value: /sim/ledger}
   extraVolumes:
   - {name: sim, hostPath: {path: $CLUSTER_DIR/sim}}
   - {name: control, hostPath: {path: $CLUSTER_DIR}}
   extraVolumeMounts:
-  - {name: sim, mountPath: /sim, readOnly: true}
+  - {name: sim, mountPath: /sim}
   - {name: control, mountPath: /control}
 END
 }
@@ -78,8 +81,9 @@ up() {
     make_devices "$node" "$MACHINES"
   done
   # Replace the files instead of overwriting them, because a running probe has the old library mapped.
-  rm -rf "$CLUSTER_DIR/sim" && mkdir "$CLUSTER_DIR/sim"
-  cp "$DIVVY_BIN/libdivvy_nvml_sim.so" "$MACHINES" "$CLUSTER_DIR/sim"
+  rm -rf "$CLUSTER_DIR/sim"
+  make_driver_state "$MACHINES"
+  cp "$DIVVY_BIN/libdivvy_nvml_sim.so" "$CLUSTER_DIR/sim"
   values > "$CLUSTER_DIR/install.yaml"
   kube get namespace $NAMESPACE > /dev/null 2>&1 || kube create namespace $NAMESPACE > /dev/null
   for node in $(known_nodes); do

@@ -190,7 +190,8 @@ make_amd_devices() { # NODE MACHINES
 }
 RENDER_GROUP=109   # the group that owns the simulated GPUs' device nodes
 make_nvidia_devices() { # NODE MACHINES
-  make_libraries "$1" $DRIVER
+  # A scene puts libraries there that programs can load.
+  in_node "$1" test -e "/run/nvidia/driver$LIB/libcuda.so.$DRIVER" || make_libraries "$1" $DRIVER
   in_node "$1" bash -c '
     make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
     for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
@@ -205,8 +206,13 @@ simulated_driver_root() { # NODE MACHINES
   for name in libcuda libnvidia-ml; do echo simulated > "$root/usr/lib64/$name.so.$DRIVER"; done
   for ((i = 0; i < $(nvidia_gpus_of "$1" "$2"); i++)); do mknod -m 666 "$root/dev/nvidia$i" c 195 "$i"; done
   mknod -m 666 "$root/dev/nvidiactl" c 195 255; mknod -m 666 "$root/dev/nvidia-uvm" c 511 0
-  cp "$CLUSTER_DIR/sim/$(basename "$2")" "$root/machines.toml"
+  cp "$CLUSTER_DIR/sim/machines.toml" "$root/machines.toml"
   echo "$root"
+}
+# What stands for the driver's kernel module: what the machines have, and which process uses how much of a GPU.
+make_driver_state() { # MACHINES
+  mkdir -p "$CLUSTER_DIR/sim/ledger"
+  cp "$1" "$CLUSTER_DIR/sim/machines.toml"
 }
 has_units() { # NODE: report whether the node offers GPUs
   local amounts; amounts=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.amd\.com/gpu}')

@@ -14,7 +14,8 @@ pub(crate) fn cargo(args: &[&str]) -> Result<()> {
     run_cargo(Command::new(program()).args(args))
 }
 
-fn run_cargo(command: &mut Command) -> Result<()> {
+/// Run a command of cargo. Fail if it fails.
+pub(crate) fn run_cargo(command: &mut Command) -> Result<()> {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
     let words = words.join(" ");
     let status = command.status().with_context(|| format!("cargo {words} could not be run"))?;

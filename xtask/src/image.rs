@@ -41,7 +41,7 @@ Needs musl's gcc wrapper (Debian: apt-get install musl-tools) and the Rust targe
 const MOST_MIB: f64 = 20.0;
 
 /// Parts of glibc to which a driver's library may be linked, although they are empty since glibc 2.34.
-const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
+pub(crate) const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
 
 /// The paths of glibc's loader on x86-64 and on Arm, as glibc programs name it.
 const LOADERS: [&str; 2] = ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"];
@@ -348,7 +348,7 @@ fn files(
 }
 
 /// Return the libraries and the loader that a program is linked to, as the loader resolves them.
-fn linked(program: &Path) -> Result<BTreeSet<PathBuf>> {
+pub(crate) fn linked(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().context("ldd could not be run")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if text.contains("statically linked") || String::from_utf8_lossy(&output.stderr).contains("not a dynamic executable") {

@@ -9,6 +9,7 @@ mod cycles;
 #[cfg(test)]
 mod doc_tests;
 mod fuzz;
+mod gpu;
 mod image;
 mod krew;
 #[cfg(test)]
@@ -38,6 +39,8 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   compat [FLAGS]    run the guard in the root file systems of distributions, and with third-party programs; `cargo xtask compat --help`
   torture [FLAGS]   play random histories against the decisions of extender and agent; `cargo xtask torture --help`
   cluster COMMAND   run a real Kubernetes with Divvy on this machine; `cargo xtask cluster --help`
+  gpu [FLAGS]       run every check that needs a real GPU, and write a report; `cargo xtask gpu --help`
+  gpu pack [DIR]    build what these checks need into a directory for another machine
   bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
@@ -76,6 +79,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["test", rest @ ..] => build::test(rest)?,
         ["bench", rest @ ..] => return bench::run(rest),
         ["fuzz", rest @ ..] => return fuzz::run(rest),
+        ["gpu", rest @ ..] => return gpu::run(rest),
         ["compare"] => return build::compare(None),
         ["compare", theirs] => return build::compare(Some(*theirs)),
         ["compat", rest @ ..] => return compat::run(rest),

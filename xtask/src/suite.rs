@@ -43,6 +43,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
         .map(|pair| pair[1])
         .or_else(|| args.iter().find_map(|arg| arg.strip_prefix("--on=")));
     build::programs()?;
+    build::guard()?;
     if args.contains(&"--list") {
         return Ok(ExitCode::from(play(args, Stdio::inherit())?));
     }

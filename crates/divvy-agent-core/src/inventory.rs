@@ -1,6 +1,6 @@
 //! The inventory: the node annotation with the facts that device ids do not carry.
 
-use divvy_model::limits::{DRIVER_TROUBLE_BYTES, OTHER_UNITS, REASON_BYTES, shortened};
+use divvy_model::limits::{DRIVER_TROUBLE_BYTES, NODE_EVICTIONS, OTHER_UNITS, REASON_BYTES, shortened};
 use divvy_model::{Held, Inventory};
 
 use super::Core;
@@ -27,6 +27,7 @@ impl Core {
                 .driver_trouble
                 .as_ref()
                 .map(|Trouble { text, .. }| shortened(text, DRIVER_TROUBLE_BYTES - "…".len()).into_owned()),
+            evict: self.evict.iter().take(NODE_EVICTIONS).cloned().collect(),
             gpus,
         }
     }

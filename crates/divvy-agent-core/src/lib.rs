@@ -69,8 +69,22 @@ pub struct Guard {
     pub nvml: String,
     /// The directory with the files of each pod and GPU: `<shares>/<pod's UID>/<GPU's UUID>/`.
     pub shares: String,
-    /// Whether the agent kills processes that avoid the guard, so that events say so.
-    pub kills: bool,
+    /// What happens to a pod whose programs do not keep to its share.
+    pub reaction: Reaction,
+}
+
+/// What happens to a pod whose programs do not keep to its share ([`Escape::is_serious`]). In any case it gets an event.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reaction {
+    /// Nothing else.
+    #[default]
+    Event,
+    /// The launches of its programs that use the guard wait, as long as the sign is there.
+    Throttle,
+    /// The extender evicts it.
+    Evict,
+    /// The programs are killed.
+    Kill,
 }
 
 /// The part of a GPU that the agent offers to pods.
@@ -242,6 +256,22 @@ pub enum Escape {
         /// What is wrong with the file.
         text: String,
     },
+    /// The driver lists a process on a GPU that was not granted to the pod.
+    NotGranted {
+        /// The GPU's UUID.
+        uuid: String,
+        /// The process's PID on the host.
+        pid: u32,
+    },
+    /// The pod's processes have more memory of the GPU than its share, and than their contexts explain.
+    Exceeded {
+        /// The GPU's UUID.
+        uuid: String,
+        /// The memory that the driver reports for the pod.
+        used: MiB,
+        /// The pod's share.
+        share: MiB,
+    },
     /// Processes got no memory because all slots of the file of usage have an owner.
     Crowded {
         /// The GPU's UUID.
@@ -257,11 +287,21 @@ pub enum Escape {
 }
 
 impl Escape {
+    /// Report whether a program of the pod uses more than it was granted, or makes that possible. If not, the sign is a limit of Divvy's own.
+    pub fn is_serious(&self) -> bool {
+        match self {
+            Escape::Unguarded { .. } | Escape::Tampered { .. } | Escape::NotGranted { .. } | Escape::Exceeded { .. } => true,
+            Escape::Crowded { .. } | Escape::Untimed { .. } => false,
+        }
+    }
+
     /// Return the GPU's UUID.
     pub fn uuid(&self) -> &str {
         match self {
             Escape::Unguarded { uuid, .. }
             | Escape::Tampered { uuid, .. }
+            | Escape::NotGranted { uuid, .. }
+            | Escape::Exceeded { uuid, .. }
             | Escape::Crowded { uuid }
             | Escape::Untimed { uuid, .. } => uuid,
         }
@@ -358,6 +398,8 @@ pub struct Core {
     registered: bool,
     /// Events that were already posted, by class and pod.
     reported: BTreeSet<(Class, String)>,
+    /// UIDs of pods that the extender is to evict.
+    evict: BTreeSet<String>,
 }
 
 impl Core {
@@ -382,6 +424,7 @@ impl Core {
             driver_trouble: None,
             registered: false,
             reported: BTreeSet::new(),
+            evict: BTreeSet::new(),
         }
     }
 

@@ -61,7 +61,7 @@ pub struct Limits {
     pub gpus: Vec<(String, MiB)>,
     /// The GPUs of which the pod has a share, if the guard enforces it on one of them.
     pub guarded: Vec<Guarded>,
-    /// Whether the container must not start without them.
+    /// Whether the container must not start if the driver does not enforce its part.
     pub are_required: bool,
 }
 
@@ -124,20 +124,26 @@ impl Core {
         let mut limits = self.limits(&key.uid, &booking);
         let mut unguarded = false;
         if !limits.guarded.is_empty() && (handout.grant.is_none() || !self.has_cuda(&booking, &facts.node)) {
-            if limits.are_required {
+            let isolation = self.isolation(&key.uid);
+            let limits_memory = limits
+                .guarded
+                .iter()
+                .all(|of| limits.gpus.iter().any(|(uuid, _)| *uuid == of.uuid));
+            let wanted = match isolation {
+                _ if booking.gpus.iter().any(|share| needs_compute_limit(share, isolation)) => Some(names::GPU_CORES),
+                Some(_) if !limits_memory => Some(names::ISOLATION),
+                _ => None,
+            };
+            if let Some(wanted) = wanted {
                 let text = format!(
-                    "pod {} wants its share of the GPU to be enforced ({}), but {NO_CUDA}",
-                    self.pod_name(&key.uid),
-                    if self.isolation(&key.uid).is_some() {
-                        names::ISOLATION
-                    } else {
-                        names::GPU_CORES
-                    }
+                    "pod {} wants its share of the GPU to be enforced ({wanted}), but {NO_CUDA}",
+                    self.pod_name(&key.uid)
                 );
                 return self.refuse(&key, Reason::GpuUnavailable, text);
             }
             limits.guarded.clear();
-            unguarded = true;
+            limits.are_required = isolation.is_some();
+            unguarded = !limits_memory;
         }
         let mut answer = self.grant(spec, &handout, handouts, booking, limits, facts);
         if let PreStart::Granted { actions, pod, .. } = &mut answer
@@ -472,7 +478,7 @@ impl Core {
             let Some(gpu) = self.gpu(&share.uuid) else { continue };
             let (wanted, lacking) = if let Some(isolation) = isolation.filter(|isolation| !isolation.is_met_by(gpu.enforcement)) {
                 (format!("{}: {}", names::ISOLATION, isolation.name()), "enforces shares")
-            } else if needs_compute_limit(share, isolation) && !gpu.enforcement.is_some_and(Enforcement::limits_compute) {
+            } else if needs_compute_limit(share, isolation) && !gpu.enforcement.is_some_and(Enforcement::has_guard) {
                 (format!("{}: {}", names::GPU_CORES, share.cores), "limits the compute time")
             } else {
                 continue;
@@ -498,10 +504,10 @@ impl Core {
             return Limits::default();
         }
         let shares = || booking.gpus.iter().filter(|share| !share.whole);
-        let is_enforced_by = |uuid: &str, with| self.gpu(uuid).is_some_and(|gpu| gpu.enforcement == Some(with));
-        let cgroup = shares().filter(|share| is_enforced_by(&share.uuid, Enforcement::Cgroup));
+        let enforcement = |share: &GpuShare| self.gpu(&share.uuid)?.enforcement;
+        let cgroup = shares().filter(|share| enforcement(share).is_some_and(Enforcement::has_cgroup));
         // A container has one library for all its GPUs, and the guard refuses a GPU of which it knows no share.
-        let has_guard = shares().any(|share| is_enforced_by(&share.uuid, Enforcement::Guard));
+        let has_guard = shares().any(|share| enforcement(share).is_some_and(Enforcement::has_guard));
         let guarded = shares().filter(|_| has_guard).map(|share| Guarded {
             uuid: share.uuid.clone(),
             memory: share.memory,
@@ -511,7 +517,7 @@ impl Core {
             uid: uid.to_owned(),
             gpus: cgroup.map(|share| (share.uuid.clone(), share.memory)).collect(),
             guarded: guarded.collect(),
-            are_required: isolation.is_some() || shares().any(|share| needs_compute_limit(share, isolation)),
+            are_required: isolation == Some(Isolation::Hard) || (isolation.is_some() && !has_guard),
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_model::{GpuShare, GrantRecord, Held, MiB};
 
 use super::reason::Class;
-use super::{Action, Core, Escape, Facts, Handout, Key, record_in_spec};
+use super::{Action, Core, Escape, Facts, Handout, Key, Reaction, record_in_spec};
 
 /// The result of a reconciliation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -326,6 +326,7 @@ impl Core {
         }
         self.find_strays(facts, records, &mut found);
         self.find_escapes(facts, &mut found);
+        self.mark_for_eviction(facts);
         for (class, uid, text) in found {
             out.count(class);
             out.actions.extend(self.event_once(class, &uid, &text));
@@ -338,6 +339,9 @@ impl Core {
             let Some(gpu) = self.gpu(uuid) else { continue };
             for (uid, used) in pods {
                 // A grant that ends in this very pass was still valid when the driver was queried.
+                if is_reported(facts, uid, uuid) {
+                    continue;
+                }
                 let granted = records
                     .values()
                     .chain(self.records_of(uid))
@@ -368,6 +372,12 @@ impl Core {
         }
     }
 
+    /// Report whether a GPU was granted to a container of the pod.
+    pub fn is_granted(&self, uid: &str, uuid: &str) -> bool {
+        self.records_of(uid)
+            .any(|record| record.gpus.iter().any(|share| share.uuid == uuid))
+    }
+
     /// Report whether all containers of a pod that were granted a GPU have the guard.
     pub fn is_guarded(&self, uid: &str) -> bool {
         self.records_of(uid).all(|record| record.guarded)
@@ -375,11 +385,11 @@ impl Core {
 
     /// Report pods that are not held to their shares.
     fn find_escapes(&self, facts: &Facts, found: &mut Vec<(Class, String, String)>) {
-        let kills = self.settings.guard.as_ref().is_some_and(|guard| guard.kills);
-        let killed = if kills {
-            ". The agent kills such processes (--on-escape kill)"
-        } else {
-            ""
+        let reaction = match self.reaction() {
+            Reaction::Event => "",
+            Reaction::Throttle => ". Until this ends, the pod's other programs on its GPUs wait (--on-escape throttle)",
+            Reaction::Evict => ". The pod is evicted (--on-escape evict)",
+            Reaction::Kill => ". The agent kills such processes (--on-escape kill)",
         };
         for (uid, escape) in facts
             .escapes
@@ -394,14 +404,28 @@ impl Core {
                     format!(
                         "process {pid} of this pod uses GPU {index} without Divvy's guard, so nothing limits the process to the pod's share. A program \
                          avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
-                         its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU{killed}"
+                         its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU{reaction}"
                     ),
                 ),
                 Escape::Tampered { text, .. } => (
                     Class::Tampered,
                     format!(
                         "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {index}, so nothing limits the \
-                         pod to its share: {text}. Delete the pod if you do not know the program{killed}"
+                         pod to its share: {text}. Delete the pod if you do not know the program{reaction}"
+                    ),
+                ),
+                Escape::NotGranted { pid, .. } => (
+                    Class::NotGranted,
+                    format!(
+                        "process {pid} of this pod uses GPU {index}, which was not granted to the pod: its memory may be promised to other pods. Check \
+                         how this pod reaches the GPU: privileged, hostPath, or another device plugin{reaction}"
+                    ),
+                ),
+                Escape::Exceeded { used, share, .. } => (
+                    Class::MemoryExceeded,
+                    format!(
+                        "the pod's processes use {used} of GPU {index}, but {share} were granted: other pods on this GPU may run out of memory. Request \
+                         more, or limit what the program uses{reaction}"
                     ),
                 ),
                 Escape::Crowded { .. } => (
@@ -422,6 +446,22 @@ impl Core {
             };
             found.push((class, uid.clone(), text));
         }
+    }
+
+    fn reaction(&self) -> Reaction {
+        self.settings.guard.as_ref().map(|guard| guard.reaction).unwrap_or_default()
+    }
+
+    /// Mark pods for eviction. A pod stays marked until it ends, because the extender may see the mark later than the program has ended.
+    fn mark_for_eviction(&mut self, facts: &Facts) {
+        if self.reaction() == Reaction::Evict {
+            let escaped = facts.escapes.iter();
+            let escaped = escaped.filter(|(_, all)| all.iter().any(Escape::is_serious));
+            self.evict.extend(escaped.map(|(uid, _)| uid.clone()));
+        }
+        let pods = &self.pods;
+        self.evict
+            .retain(|uid| pods.get(uid).is_some_and(|known| !known.pod.ended() && !known.pod.deleting));
     }
 
     /// Return the pairs of live pods with a device id of one resource in common: the UID of one pod and the name of the other. Two resources
@@ -477,4 +517,11 @@ fn shares_text(record: &GrantRecord) -> String {
         .map(|share| format!("{} of {}", share.memory, share.uuid))
         .collect();
     shares.join(", ")
+}
+
+/// Report whether a sign says that the pod uses the GPU without a grant, or too much of it.
+fn is_reported(facts: &Facts, uid: &str, uuid: &str) -> bool {
+    let all = facts.escapes.get(uid).into_iter().flatten();
+    let mut reports = all.filter(|escape| matches!(escape, Escape::NotGranted { .. } | Escape::Exceeded { .. }));
+    reports.any(|escape| escape.uuid() == uuid)
 }

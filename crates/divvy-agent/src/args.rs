@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use divvy_agent_core::Reaction;
 use divvy_model::{MemoryUnit, MiB};
 use divvy_program::values::duration;
 use serde::{Deserialize, Deserializer};
@@ -92,7 +93,7 @@ pub struct Settings {
     /// Directory with the libraries for --guard shadow: libdivvy-guard.so and libdivvy-guard-nvml.so [default: this program's directory]
     #[arg(long, env = "DIVVY_GUARD_DIR", value_name = "DIR")]
     pub guard_dir: Option<PathBuf>,
-    /// What to do about a program that avoids the guard or changes its files [default: event]
+    /// What to do about a program that avoids the guard, changes its files, or uses more than its pod was granted [default: event]
     #[arg(long, env = "DIVVY_ON_ESCAPE", value_name = "ACTION")]
     pub on_escape: Option<OnEscape>,
     /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match the extender's [default: GiB]
@@ -206,11 +207,27 @@ pub enum GuardMode {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnEscape {
-    /// The pod gets the event GuardAvoided or GuardFileChanged
+    /// The pod gets an event: GuardAvoided, GuardFileChanged, GpuNotGranted, or GpuMemoryExceeded
     #[default]
     Event,
-    /// Its processes on the GPU are killed as well (SIGKILL). If the pod's restartPolicy allows it, the kubelet starts the container again
+    /// The pod's programs that use the guard launch nothing as well, until the program has ended or keeps to the share again
+    Throttle,
+    /// The extender evicts the pod as well, through the API server, which respects PodDisruptionBudgets. The extender needs the right to do so (chart value
+    /// agent.onEscape)
+    Evict,
+    /// The pod's processes on the GPU are killed as well (SIGKILL). If the pod's restartPolicy allows it, the kubelet starts the container again
     Kill,
+}
+
+impl From<OnEscape> for Reaction {
+    fn from(action: OnEscape) -> Reaction {
+        match action {
+            OnEscape::Event => Reaction::Event,
+            OnEscape::Throttle => Reaction::Throttle,
+            OnEscape::Evict => Reaction::Evict,
+            OnEscape::Kill => Reaction::Kill,
+        }
+    }
 }
 
 /// How the agent offers MIG devices. The names are those of NVIDIA's device plugin.

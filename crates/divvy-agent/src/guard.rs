@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use divvy_agent_core::{Guard, Guarded};
+use divvy_agent_core::{Guard, Guarded, Reaction};
 use divvy_model::{ALL_CORES, MiB};
 use divvy_share::compute::Meter;
 use divvy_share::limits::Limits;
@@ -33,7 +33,7 @@ use crate::files::{self, FileError};
 mod compute;
 mod escapes;
 
-pub(crate) use escapes::escaped;
+pub(crate) use escapes::{escaped, processes_of};
 
 /// The libraries as they come with the agent, and the names under which containers know them.
 const LIBRARIES: [(&str, &str); 2] = [
@@ -74,7 +74,7 @@ pub(crate) fn install(state: &Path, from: &Path) -> Result<Guard, FileError> {
         cuda,
         nvml,
         shares: shares(state).display().to_string(),
-        kills: false,
+        reaction: Reaction::Event,
     })
 }
 
@@ -106,6 +106,8 @@ type Share = (String, String);
 #[derive(Debug)]
 pub(crate) struct Shares {
     root: PathBuf,
+    /// Whether pods may be stopped, so that their processes must look before they launch.
+    may_stop: bool,
     known: Mutex<Known>,
 }
 
@@ -156,14 +158,13 @@ impl Shares {
     ///
     /// # Errors
     /// The directories cannot be listed.
-    pub(crate) fn open(state: &Path) -> Result<Shares, FileError> {
+    pub(crate) fn open(state: &Path, may_stop: bool) -> Result<Shares, FileError> {
         let root = shares(state);
         let mut known = Known::default();
         for uid in files::names(&root)? {
             for uuid in files::names(&root.join(&uid))? {
-                let present = std::fs::read(root.join(&uid).join(&uuid).join(LIMITS));
-                let present = present.ok().and_then(|bytes| Limits::from_bytes(&bytes).ok());
-                if let Some((_, limits)) = present.filter(|(_, limits)| limits.context > 0) {
+                let present = limits_in(&root.join(&uid).join(&uuid));
+                if let Some(limits) = present.filter(|limits| limits.context > 0) {
                     // A pod with a small share is charged with less than a context.
                     let most = known.contexts.entry(uuid.clone()).or_default();
                     *most = limits.context.max(*most);
@@ -173,6 +174,7 @@ impl Shares {
         }
         Ok(Shares {
             root,
+            may_stop,
             known: Mutex::new(known),
         })
     }
@@ -217,6 +219,7 @@ impl Shares {
             write_limits(&directory, |limits| {
                 limits.bytes = in_bytes(*memory);
                 limits.rate = rate_of(*cores);
+                limits.may_stop = self.may_stop;
                 if !has_processes {
                     limits.context = context_of(context, limits.bytes);
                 }
@@ -224,6 +227,18 @@ impl Shares {
             known.shares.entry(share).or_default();
         }
         Ok(())
+    }
+
+    /// Stop the launches of these pods on all their GPUs, and of no other pods. By their UIDs.
+    pub(crate) fn stop(&self, pods: &BTreeSet<String>) {
+        let known = self.known();
+        for share in known.shares.keys() {
+            let (uid, uuid) = share;
+            let is_stopped = self.may_stop && pods.contains(uid);
+            if let Err(error) = write_limits(&self.directory(share), |limits| limits.is_stopped = is_stopped) {
+                warn!(uid, gpu = uuid, "{error}");
+            }
+        }
     }
 
     /// Remove the files of pods that are gone.
@@ -401,6 +416,12 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
     }
 }
 
+/// Read the limits in a directory. `None` if they cannot be read; they are written again when a container of the pod starts.
+fn limits_in(directory: &Path) -> Option<Limits> {
+    let bytes = std::fs::read(directory.join(LIMITS)).ok()?;
+    Limits::from_bytes(&bytes).ok().map(|(_, limits)| limits)
+}
+
 /// Read a file of usage: its slots, and how many processes got none.
 fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS], u64), Damage> {
     let unreadable = |error| Damage::Other(format!("the file cannot be read: {error}"));
@@ -507,7 +528,7 @@ mod tests {
         /// One pod with a share of 1,000 MiB.
         pub(super) fn new() -> Bed {
             let state = tempfile::tempdir().expect("temp dir");
-            let shares = Shares::open(state.path()).expect("opened");
+            let shares = Shares::open(state.path(), false).expect("opened");
             shares.hold("a", &share_of(1000)).expect("made");
             Bed { state, shares }
         }
@@ -599,6 +620,38 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_is_stopped_on_all_its_gpus_until_it_is_not_named_any_more_and_only_if_the_agent_stops_pods() {
+        for may_stop in [true, false] {
+            let state = tempfile::tempdir().expect("temp dir");
+            let shares = Shares::open(state.path(), may_stop).expect("opened");
+            let [share] = share_of(1000);
+            let second = Guarded {
+                uuid: "GPU-2".to_owned(),
+                ..share.clone()
+            };
+            shares.hold("a", &[share.clone(), second]).expect("made");
+            shares.hold("b", &[share]).expect("made");
+            let stopped = || {
+                let files = [("a", GPU), ("a", "GPU-2"), ("b", GPU)];
+                files.map(|(pod, gpu)| {
+                    let limits = limits_in(&state.path().join("shares").join(pod).join(gpu)).expect("readable");
+                    assert_eq!(limits.may_stop, may_stop);
+                    limits.is_stopped
+                })
+            };
+            shares.stop(&["a".to_owned()].into());
+            assert_eq!(stopped(), [may_stop, may_stop, false]);
+            // An agent that does not stop pods lets it go on.
+            let later = Shares::open(state.path(), false).expect("opened");
+            later.stop(&["a".to_owned()].into());
+            assert_eq!(stopped(), [false; 3]);
+            shares.stop(&["a".to_owned()].into());
+            shares.stop(&BTreeSet::new());
+            assert_eq!(stopped(), [false; 3]);
+        }
+    }
+
+    #[test]
     fn memory_that_no_process_accounts_for_is_overhead_once_two_measurements_agree() {
         let bed = Bed::new();
         let first = bed.process(0, 100);
@@ -646,7 +699,7 @@ mod tests {
         bed.measure(340);
         assert_eq!(context(&bed.shares), 240);
         assert_eq!(
-            context(&Shares::open(bed.state.path()).expect("opened")),
+            context(&Shares::open(bed.state.path(), false).expect("opened")),
             250,
             "another agent"
         );
@@ -727,7 +780,7 @@ mod tests {
     fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_finds_the_others() {
         let bed = Bed::new();
         bed.shares.hold("b", &share_of(10)).expect("made");
-        let shares = Shares::open(bed.state.path()).expect("opened");
+        let shares = Shares::open(bed.state.path(), false).expect("opened");
         assert_eq!(shares.pods().len(), 2);
         shares.clear(&["a".to_owned()].into());
         assert_eq!(shares.pods(), ["b".to_owned()].into());

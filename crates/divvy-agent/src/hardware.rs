@@ -319,12 +319,14 @@ impl Machine {
         let settings = agent.core().settings().clone();
         let (can_limit, can_guard) = (agent.can_limit_cgroups(), agent.can_guard());
         let enforcement = |facts: &GpuFacts| {
-            if can_limit && facts.memory_limit {
-                return Some(Enforcement::Cgroup);
-            }
             // The guard knows GPUs by the UUID that CUDA reports, which a MIG device does not have.
             let is_guarded = can_guard && facts.vendor == Vendor::Nvidia && facts.partition.is_none();
-            is_guarded.then_some(Enforcement::Guard)
+            match (can_limit && facts.memory_limit, is_guarded) {
+                (true, true) => Some(Enforcement::CgroupAndGuard),
+                (true, false) => Some(Enforcement::Cgroup),
+                (false, true) => Some(Enforcement::Guard),
+                (false, false) => None,
+            }
         };
         let seen = self.seen.values().map(|facts| {
             let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());

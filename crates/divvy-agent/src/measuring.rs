@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_agent_core::Escape;
+use divvy_agent_core::{Escape, Reaction};
 use divvy_hardware::GpuProcesses;
 use divvy_hardware::protocol::Kill;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use crate::agent::Agent;
-use crate::guard::escaped;
+use crate::guard::{escaped, processes_of};
 use crate::memory_in_use::memory_in_use;
 
 /// How long to wait until the probe has killed a process.
@@ -33,8 +33,11 @@ impl Agent {
             if escapes != told && !escapes.is_empty() {
                 self.reconcile(false).await;
             }
-            if self.core().settings().guard.as_ref().is_some_and(|guard| guard.kills) {
-                self.kill(escaped(&escapes, &processes)).await;
+            // Also if pods are not to be stopped any more.
+            let stopped = escaped(&escapes);
+            self.blocking(move |agent| agent.shares().stop(&stopped)).await;
+            if self.core().settings().guard.as_ref().map(|guard| guard.reaction) == Some(Reaction::Kill) {
+                self.kill(processes_of(&escapes, &processes)).await;
             }
             told = escapes;
         }
@@ -55,12 +58,17 @@ impl Agent {
     }
 
     /// Return the signs that pods are not held to their shares, by pod UID. If a container of a pod was started without the guard, processes without the
-    /// guard are no sign.
+    /// guard are no sign. Neither are processes on a GPU that another container of the pod was granted.
     pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
         let mut escapes = self.shares().escapes();
         let core = self.core();
-        for (_, all) in escapes.iter_mut().filter(|(uid, _)| !core.is_guarded(uid)) {
-            all.retain(|escape| !matches!(escape, Escape::Unguarded { .. }));
+        for (uid, all) in &mut escapes {
+            let is_guarded = core.is_guarded(uid);
+            all.retain(|escape| match escape {
+                Escape::Unguarded { .. } => is_guarded,
+                Escape::NotGranted { uuid, .. } => !core.is_granted(uid, uuid),
+                _ => true,
+            });
         }
         escapes.retain(|_, all| !all.is_empty());
         escapes

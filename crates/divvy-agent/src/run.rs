@@ -88,8 +88,8 @@ pub(crate) async fn run_in(
                 origin: "--guard shadow".to_owned(),
                 text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
             })?;
-            let kills = config.on_escape == OnEscape::Kill;
-            Some(Guard { kills, ..guard })
+            let reaction = config.on_escape.into();
+            Some(Guard { reaction, ..guard })
         }
     };
     let settings = Settings {
@@ -127,7 +127,7 @@ pub(crate) async fn run_in(
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
-        shares: Shares::open(&config.state_dir())?,
+        shares: Shares::open(&config.state_dir(), config.on_escape == OnEscape::Throttle)?,
         driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),

@@ -22,6 +22,7 @@
 pub mod answer;
 mod bind;
 mod binding;
+mod evict;
 mod filter;
 mod overcommit;
 mod preempt;
@@ -39,6 +40,7 @@ use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
 use divvy_policy::{Fleet, Limits, Policy};
 
 pub use binding::BindingRequest;
+pub use evict::eviction;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
 pub use preempt::{EVICTIONS_AT_ONCE, Eviction};
 
@@ -174,6 +176,8 @@ pub enum Action {
         pod: PodKey,
         /// The pod's UID.
         uid: String,
+        /// What the extender was doing, one word in CamelCase.
+        action: &'static str,
         /// The event's reason, one word in CamelCase.
         reason: &'static str,
         /// The event's text.
@@ -188,12 +192,19 @@ pub enum Action {
         /// The pod to read.
         pod: PodKey,
     },
+    /// Ask the API server to evict a pod, then call [`Core::evicted`].
+    Evict {
+        /// The pod's UID.
+        uid: String,
+        /// The pod.
+        pod: PodKey,
+    },
 }
 
-/// The API server's answer to a Binding.
+/// The API server's answer to a Binding, or to an eviction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Posted {
-    /// 2xx: the pod is bound.
+    /// 2xx: the pod is bound, or is being deleted.
     Created,
     /// 409: the pod is already bound, is being deleted, or has another UID.
     Conflict(String),
@@ -233,6 +244,12 @@ pub struct Counts {
     pub unknown: u64,
     /// Pods whose allocated memory was found to be allocated to another pod as well.
     pub promised_twice: u64,
+    /// Evictions that the API server accepted.
+    pub evicted: u64,
+    /// Evictions that the API server refused.
+    pub evictions_refused: u64,
+    /// Evictions whose outcome is unknown.
+    pub evictions_unknown: u64,
     /// Departed pods: their objects vanished while a container was last seen running, so their memory was held for a while.
     pub departed: u64,
 }
@@ -276,6 +293,7 @@ pub struct Core {
     lead: Lead,
     /// UIDs of the pods for which a warning event says that their memory was allocated twice.
     told: BTreeSet<String>,
+    evictions: evict::Evictions,
     /// The ledger's version when its GPUs were last searched for memory that was allocated twice.
     looked_at: u64,
     next: u64,
@@ -354,6 +372,7 @@ impl Core {
             settled_ns: 0,
             lead: Lead::Leads,
             told: BTreeSet::new(),
+            evictions: evict::Evictions::default(),
             looked_at: 0,
             next: 0,
             counts: Counts::default(),
@@ -420,10 +439,13 @@ impl Core {
         if matches!(change, Change::Resumed) {
             self.resumed = Some((now.monotonic_ns, "nodes"));
         }
+        self.evictions.node_change(&change);
         self.index.read_node_change(change);
         self.age_departed(now);
         self.fleet.follow(self.index.ledger());
-        self.promised_twice()
+        let mut actions = self.promised_twice();
+        actions.extend(self.evictions(now));
+        actions
     }
 
     /// Apply a change of gpushare's ConfigMaps that name unhealthy GPUs. Readiness does not wait for them: a GPU's health comes

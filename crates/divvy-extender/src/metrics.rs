@@ -177,6 +177,19 @@ fn describe(registry: &mut Registry, scrape: &Scrape) {
             ("unknown", counts.unknown),
         ],
     );
+    counters(
+        registry,
+        (
+            "divvy_extender_evictions",
+            "Evictions of pods that do not keep to their share of a GPU, by the API server's answer",
+        ),
+        "outcome",
+        [
+            ("evicted", counts.evicted),
+            ("refused", counts.evictions_refused),
+            ("unknown", counts.evictions_unknown),
+        ],
+    );
     registry.register(
         "divvy_extender_promised_twice",
         "Pods whose allocated memory is also allocated to another pod; each gets a warning event",

@@ -1,7 +1,7 @@
 //! What the requests, the watches, and the election of one replica share: the core behind one lock, and what this replica knows about the leader.
 
 use crate::clock::boot_ns;
-use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, answer};
+use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, answer, eviction};
 use crate::forward::Forward;
 use crate::metrics::Metrics;
 use crate::recheck::SecondLook;
@@ -14,6 +14,7 @@ use divvy_model::PodKey;
 use futures::{Stream, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -214,14 +215,20 @@ impl Shared {
                 Action::Warn { pod, reason, .. } if !self.leads() => {
                     tracing::debug!(%pod, reason, "the leader publishes the event")
                 }
-                Action::Warn { pod, uid, reason, text } => {
+                Action::Warn {
+                    pod,
+                    uid,
+                    action,
+                    reason,
+                    text,
+                } => {
                     tracing::warn!(%pod, reason, %text, "publishing an event about the pod");
                     let shared = self.clone();
                     self.tasks.spawn(async move {
                         let note = Note {
                             warning: true,
                             reason: reason.to_owned(),
-                            action: "Binding".to_owned(),
+                            action: action.to_owned(),
                             text,
                         };
                         let regarding = pod_reference(&pod.namespace, &pod.name, &uid);
@@ -231,6 +238,19 @@ impl Shared {
                             Ok(Err(error)) => tracing::warn!(%pod, %error, reason, "the event could not be published"),
                             Err(_elapsed) => tracing::warn!(%pod, reason, "the event could not be published: the API server did not answer in time"),
                         }
+                    });
+                }
+                Action::Evict { uid, pod } => {
+                    let shared = self.clone();
+                    self.tasks.spawn(async move {
+                        let outcome = if shared.leads() {
+                            shared.evict(&pod, &uid).await
+                        } else {
+                            Posted::NotSent("this replica of Divvy's extender is no longer the leader".to_owned())
+                        };
+                        tracing::info!(%pod, ?outcome, "eviction of a pod that does not keep to its share");
+                        let actions = shared.core().evicted(&uid, outcome);
+                        shared.perform(actions);
                     });
                 }
                 Action::Check { uid, node, pod } => {
@@ -250,14 +270,23 @@ impl Shared {
             namespace: binding.namespace.clone(),
             name: binding.name.clone(),
         };
-        let path = match answer::path(&pod) {
-            Ok(path) => format!("{path}/binding"),
+        self.post_to(&pod, "binding", &binding.to_json()).await
+    }
+
+    async fn evict(&self, pod: &PodKey, uid: &str) -> Posted {
+        self.post_to(pod, "eviction", &eviction(pod, uid)).await
+    }
+
+    /// Create a subresource of a pod.
+    async fn post_to(&self, pod: &PodKey, subresource: &str, body: &Value) -> Posted {
+        let path = match answer::path(pod) {
+            Ok(path) => format!("{path}/{subresource}"),
             Err(text) => return Posted::NotSent(text),
         };
-        let body = binding.to_json().to_string().into_bytes();
+        let body = body.to_string().into_bytes();
         let request = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
         match self.ask(request.body(body.into()), self.limits.post).await {
-            Ok((code, body)) => answer::posted(code, &body, &pod),
+            Ok((code, body)) => answer::posted(code, &body, pod),
             Err(text) => Posted::Unknown(text),
         }
     }

@@ -347,8 +347,8 @@ impl Gpu {
     }
 }
 
-/// Whether a GPU of the pod has a limit of compute time. The driver knows the GPUs only after `cuInit`, and programs ask for functions before it.
-pub(crate) fn any_limits_compute() -> bool {
+/// Whether launches on a GPU of the pod may have to wait. The driver knows the GPUs only after `cuInit`, and programs ask for functions before it.
+pub(crate) fn any_holds_launches() -> bool {
     let root = ROOT.get();
     sys::any_in(Path::from(&[&root]).as_c_str(), |name| {
         let path = Path::from(&[&root, b"/", name, b"/limits"]);
@@ -358,7 +358,7 @@ pub(crate) fn any_limits_compute() -> bool {
         let Ok(words) = sys::map::<Words>(&file, false) else {
             return false;
         };
-        let limited = read(words).is_ok_and(|(_, limits)| limits.limits_compute());
+        let limited = read(words).is_ok_and(|(_, limits)| limits.holds_launches());
         sys::unmap(words);
         limited
     })

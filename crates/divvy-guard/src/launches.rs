@@ -1,7 +1,7 @@
-//! Launches of kernels and graphs: they wait while the pod has used up its compute time.
+//! Launches of kernels and graphs: they wait while the pod has used up its compute time, or while the agent has stopped the pod.
 //!
 //! Whether a process is held is decided once, when it first launches something or asks for the address of a function that launches. If none of the pod's
-//! GPUs has a limit of compute time then, `cuGetProcAddress` gives it the driver's own functions, so a launch costs nothing. A program that found the guard's
+//! GPUs has a limit of compute time then, and the agent stops no pods, `cuGetProcAddress` gives it the driver's own functions, so a launch costs nothing. A program that found the guard's
 //! functions by `dlsym` pays one branch, which tests whether the driver's function is known.
 //!
 //! A launch counts for the GPU of the current context, where the driver demands the stream of a kernel to be. A launch into a graph that is being
@@ -12,7 +12,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::{Device, Parameters, Uint};
 use crate::driver;
-use crate::gpu::any_limits_compute;
+use crate::gpu::any_holds_launches;
 use crate::hook::Hook;
 use crate::process::process;
 
@@ -38,7 +38,7 @@ pub(crate) fn held() -> bool {
     static STATE: AtomicU32 = AtomicU32::new(UNKNOWN);
     match STATE.load(Ordering::Relaxed) {
         UNKNOWN => {
-            let held = any_limits_compute();
+            let held = any_holds_launches();
             STATE.store(if held { HELD } else { FREE }, Ordering::Relaxed);
             held
         }

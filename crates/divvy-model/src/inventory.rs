@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::limits::{
-    DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, GPU_NODES, INVENTORY_BYTES, NODE_GPUS, NODE_PRODUCTS, OTHER_UNITS,
-    REASON_BYTES, SHORT_TEXT_BYTES, quoted,
+    DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, GPU_NODES, INVENTORY_BYTES, NODE_EVICTIONS, NODE_GPUS, NODE_PRODUCTS,
+    OTHER_UNITS, REASON_BYTES, SHORT_TEXT_BYTES, quoted,
 };
 use crate::{Error, MemoryUnit, MiB, Vendor, WholeKind};
 
@@ -34,6 +34,9 @@ pub struct Inventory {
     /// The reason why containers get no driver libraries, or wrong ones, and what to type on the node. `None` if there is no such
     /// problem.
     pub driver_trouble: Option<String>,
+    /// The UIDs of pods that the extender is to evict from the node, because their programs do not keep to the pods' shares. The extender evicts only
+    /// pods with GPUs of this node.
+    pub evict: BTreeSet<String>,
     /// The GPUs, including failed and lost ones.
     pub gpus: Vec<Gpu>,
 }
@@ -95,17 +98,20 @@ pub enum Enforcement {
     Cgroup,
     /// A library that has the name of CUDA's driver library in the pod's containers refuses allocations above the share. A program can avoid it.
     Guard,
+    /// Both: the driver limits the memory, and the library limits the compute time and shows programs their share.
+    CgroupAndGuard,
 }
 
 impl Enforcement {
     /// All kinds.
-    pub const ALL: [Enforcement; 2] = [Enforcement::Cgroup, Enforcement::Guard];
+    pub const ALL: [Enforcement; 3] = [Enforcement::Cgroup, Enforcement::Guard, Enforcement::CgroupAndGuard];
 
     /// Return the name in the inventory.
     pub fn name(self) -> &'static str {
         match self {
             Enforcement::Cgroup => "cgroup",
             Enforcement::Guard => "guard",
+            Enforcement::CgroupAndGuard => "cgroup+guard",
         }
     }
 
@@ -114,10 +120,19 @@ impl Enforcement {
         Enforcement::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Report whether a pod is held to its share of the GPU's compute time, too. The driver's limit is only on memory.
-    pub fn limits_compute(self) -> bool {
+    /// Report whether the driver limits the memory, which no program can avoid.
+    pub fn has_cgroup(self) -> bool {
         match self {
-            Enforcement::Guard => true,
+            Enforcement::Cgroup | Enforcement::CgroupAndGuard => true,
+            Enforcement::Guard => false,
+        }
+    }
+
+    /// Report whether the pod's containers get the guard. If so, the pod is held to its share of the GPU's compute time, too: the driver's limit is only on
+    /// memory.
+    pub fn has_guard(self) -> bool {
+        match self {
+            Enforcement::Guard | Enforcement::CgroupAndGuard => true,
             Enforcement::Cgroup => false,
         }
     }
@@ -209,6 +224,10 @@ impl Inventory {
         most("GPUs", self.gpus.len(), NODE_GPUS)?;
         let products: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.model.as_str()).collect();
         most("other units", self.other_units.len(), OTHER_UNITS)?;
+        most("pods in evict", self.evict.len(), NODE_EVICTIONS)?;
+        for uid in &self.evict {
+            most("bytes in a UID in evict", uid.len(), SHORT_TEXT_BYTES)?;
+        }
         most("different products", products.len(), NODE_PRODUCTS)?;
         most("bytes in agent", self.agent.len(), SHORT_TEXT_BYTES)?;
         for driver in self.drivers.values() {
@@ -663,6 +682,20 @@ mod tests {
                     ..of(1, 0)
                 },
                 "it has 9 other units; at most 8 are read",
+            ),
+            (
+                Inventory {
+                    evict: (0..33).map(|number| number.to_string()).collect(),
+                    ..of(1, 0)
+                },
+                "it has 33 pods in evict; at most 32 are read",
+            ),
+            (
+                Inventory {
+                    evict: [long()].into(),
+                    ..of(1, 0)
+                },
+                "bytes in a UID in evict",
             ),
             (products, "it has 17 different products; at most 16 are read"),
         ] {

@@ -41,6 +41,8 @@ pub const NODE_PRODUCTS: usize = 16;
 /// The maximum number of units, besides the current one, in which a node's running containers were granted memory. Administrators
 /// change the unit once or twice.
 pub const OTHER_UNITS: usize = 8;
+/// The maximum number of pods of a node that its inventory names for eviction. The agent names the others when these are gone.
+pub const NODE_EVICTIONS: usize = 32;
 /// The maximum size of an inventory in bytes. The inventory of 16 fully connected GPUs has 34 KiB.
 pub const INVENTORY_BYTES: usize = 64 << 10;
 /// The maximum size in bytes of the reason why a GPU is unhealthy. The agent truncates the reason, so a longer one does not come

@@ -52,11 +52,10 @@ impl Isolation {
 
     /// Report whether a share of a GPU is enough on which shares are enforced in this way.
     pub fn is_met_by(self, enforcement: Option<Enforcement>) -> bool {
-        match (self, enforcement) {
-            (Isolation::None, _)
-            | (Isolation::Hard, Some(Enforcement::Cgroup))
-            | (Isolation::Soft, Some(Enforcement::Cgroup | Enforcement::Guard)) => true,
-            (Isolation::Hard, Some(Enforcement::Guard)) | (Isolation::Hard | Isolation::Soft, None) => false,
+        match self {
+            Isolation::Hard => enforcement.is_some_and(Enforcement::has_cgroup),
+            Isolation::Soft => enforcement.is_some(),
+            Isolation::None => true,
         }
     }
 }
@@ -345,7 +344,7 @@ impl GpuRules {
 
     /// Report whether the rules accept a share of a GPU on which shares are enforced in this way.
     pub fn accept_share(&self, enforcement: Option<Enforcement>) -> bool {
-        let limits_compute = enforcement.is_some_and(Enforcement::limits_compute);
+        let limits_compute = enforcement.is_some_and(Enforcement::has_guard);
         self.isolation.is_none_or(|isolation| isolation.is_met_by(enforcement)) && (limits_compute || !self.needs_compute_limit())
     }
 
@@ -573,27 +572,29 @@ mod tests {
 
     #[test]
     fn a_share_must_be_enforced_if_the_pod_says_so_and_need_not_be_otherwise() {
-        for (value, cgroup, guard, nothing) in [
-            ("hard", true, false, false),
-            ("soft", true, true, false),
-            ("none", true, true, true),
+        use Enforcement::{Cgroup, CgroupAndGuard, Guard};
+        let all = [Some(Cgroup), Some(Guard), Some(CgroupAndGuard), None];
+        for (value, cgroup, guard, both, nothing) in [
+            ("hard", true, false, true, false),
+            ("soft", true, true, true, false),
+            ("none", true, true, true, true),
         ] {
             let rules = read(&[("divvy.dev/isolation", value)]).expect("right").expect("some");
-            let found = [Some(Enforcement::Cgroup), Some(Enforcement::Guard), None].map(|with| rules.accept_share(with));
-            assert_eq!(found, [cgroup, guard, nothing], "{value}");
+            let found = all.map(|with| rules.accept_share(with));
+            assert_eq!(found, [cgroup, guard, both, nothing], "{value}");
         }
         // The driver's limit is only on memory.
-        for (isolation, cgroup, guard, nothing) in [
-            (None, false, true, false),
-            (Some("hard"), false, false, false),
-            (Some("soft"), false, true, false),
-            (Some("none"), true, true, true),
+        for (isolation, cgroup, guard, both, nothing) in [
+            (None, false, true, true, false),
+            (Some("hard"), false, false, true, false),
+            (Some("soft"), false, true, true, false),
+            (Some("none"), true, true, true, true),
         ] {
             let mut annotations = vec![("divvy.dev/gpu-cores", "30")];
             annotations.extend(isolation.map(|value| ("divvy.dev/isolation", value)));
             let rules = read(&annotations).expect("right").expect("some");
-            let found = [Some(Enforcement::Cgroup), Some(Enforcement::Guard), None].map(|with| rules.accept_share(with));
-            assert_eq!(found, [cgroup, guard, nothing], "{isolation:?} with gpu-cores");
+            let found = all.map(|with| rules.accept_share(with));
+            assert_eq!(found, [cgroup, guard, both, nothing], "{isolation:?} with gpu-cores");
         }
         assert!(GpuRules::default().accept_share(None));
     }

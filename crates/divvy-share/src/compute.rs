@@ -10,8 +10,9 @@
 //! next measurement corrects it.
 //!
 //! - **If the pod has no limit, no launch waits.** A rate of 0 means no limit. So does the rate of a whole GPU, which cannot be exceeded.
-//! - **No launch waits forever.** The balance has a lower bound, and no launch waits longer than the largest debt lasts ([`patience`]): it may be the
-//!   launch for which a running kernel waits.
+//! - **No launch waits forever for its balance.** The balance has a lower bound, and no launch waits longer than the largest debt lasts ([`patience`]): it
+//!   may be the launch for which a running kernel waits.
+//! - **Launches of a pod that the agent has stopped wait until the agent says otherwise** ([`Limits::is_stopped`]).
 //! - **Without an agent the balance still grows**, so a pod whose agent is gone runs on, at the rate that the estimate allows.
 
 use core::sync::atomic::Ordering;
@@ -31,7 +32,7 @@ const SLICE: u64 = 100_000_000;
 /// What a launch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// This GPU has no limit of compute time.
+    /// This GPU has no limit of compute time, and the agent will not stop the pod.
     Free,
     /// The launch passes, and after it so many others without another look.
     Go(u64),
@@ -42,8 +43,11 @@ pub enum Turn {
 /// Decide about a launch that arrived at the time `since`. `launches` is what [`launches`] returns now.
 #[must_use]
 pub fn turn(limits: &Limits, launches: u64, now: u64, since: u64) -> Turn {
+    if limits.is_stopped {
+        return Turn::Wait(SLICE);
+    }
     if !limits.limits_compute() {
-        return Turn::Free;
+        return if limits.may_stop { Turn::Go(LAUNCHES - 1) } else { Turn::Free };
     }
     let Account {
         balance,

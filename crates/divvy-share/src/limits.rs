@@ -61,6 +61,10 @@ pub struct Limits {
     pub account: Account,
     /// Whether managed memory is refused. Otherwise it is charged as if it were on the GPU.
     pub refuse_managed: bool,
+    /// Whether the agent stops pods on this node (`--on-escape throttle`). If so, processes look at the limits before they launch, also without a rate.
+    pub may_stop: bool,
+    /// Whether all launches of the pod wait until this is false again, because a program of the pod avoids its limits.
+    pub is_stopped: bool,
 }
 
 /// Why no limits could be read.
@@ -92,6 +96,12 @@ impl Limits {
         self.rate > 0 && self.rate < WHOLE
     }
 
+    /// Report whether the processes of the pod must look at the limits before they launch.
+    #[must_use]
+    pub fn holds_launches(&self) -> bool {
+        self.limits_compute() || self.may_stop || self.is_stopped
+    }
+
     /// Return one copy for the file, and its position in bytes. A writer increases the generation by one each time.
     #[must_use]
     pub fn copy(&self, generation: u64) -> (u64, [u8; COPY * 8]) {
@@ -104,7 +114,7 @@ impl Limits {
         words[5] = self.context;
         words[6] = self.rate;
         words[7] = self.priority;
-        words[8] = u64::from(self.refuse_managed);
+        words[8] = flags([self.refuse_managed, self.may_stop, self.is_stopped]);
         words[9] = self.account.balance.cast_unsigned();
         words[10] = self.account.at;
         words[11] = self.account.launches;
@@ -196,6 +206,8 @@ fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
         rate,
         priority,
         refuse_managed: flags & 1 != 0,
+        may_stop: flags & 2 != 0,
+        is_stopped: flags & 4 != 0,
         account: Account {
             balance: balance.cast_signed(),
             at,
@@ -204,6 +216,11 @@ fn copy(words: &[u64]) -> Result<(u64, Limits), Unreadable> {
         },
     };
     Ok((generation, limits))
+}
+
+/// One bit for each flag, from the lowest.
+fn flags(flags: [bool; 3]) -> u64 {
+    flags.into_iter().rev().fold(0, |bits, flag| bits << 1 | u64::from(flag))
 }
 
 /// Distinguishes a complete copy from one that is partly old and partly new. It is no protection against attacks; only root can write the file.

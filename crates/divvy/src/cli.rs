@@ -545,6 +545,8 @@ Examples:
   divvy demo --scenario tutorial    only the two pods
   divvy demo --list                 all scenarios, each with one line about it
   divvy demo --scenario isolation   programs allocate GPU memory, and the guard holds them to their shares
+  divvy demo --scenario isolation --gpus real
+      the same on the NVIDIA GPUs of this machine, which nothing else should use meanwhile
   divvy demo --scenario whole       whole NVIDIA GPUs and shares on one node
   divvy demo --scenario migration   two nodes move from nvidia-device-plugin to the agent, and one back
   divvy demo --keep                 keep the cluster up, to try kubectl on it
@@ -554,7 +556,7 @@ Examples:
 The demo needs no root, no network, and no GPU. The agents, the probes, and the extender are the real programs. The API server, the \
 scheduler, the kubelets, the container runtime, and the NVML library are simulated. In the scenario isolation, containers run programs with the \
 real guard on a simulated CUDA library, in mount namespaces that most machines allow every user. It needs files that \
-`cargo xtask demo --scenario isolation` builds.
+`cargo xtask demo --scenario isolation` builds. With --gpus real, NVML and the CUDA library are the driver's; this has not been tried on a real GPU yet.
 
 Exit status: 0 success; 1 if any step did not end as the scenario says.")]
 pub struct DemoArgs {
@@ -567,6 +569,12 @@ pub struct DemoArgs {
     /// Simulate the nodes of this machine description (TOML)
     #[arg(long, value_name = "FILE")]
     pub nodes: Option<PathBuf>,
+    /// Whose GPUs the scenario isolation uses
+    #[arg(long, value_name = "WHOSE", value_enum, default_value_t, conflicts_with = "nodes")]
+    pub gpus: DemoGpus,
+    /// Directory of libcuda.so.1 and libnvidia-ml.so.1 for --gpus real [default: those that programs find]
+    #[arg(long, value_name = "DIR")]
+    pub driver: Option<PathBuf>,
     /// Keep the cluster up until Ctrl-C, and print how to reach it
     #[arg(long)]
     pub keep: bool,
@@ -579,6 +587,16 @@ pub struct DemoArgs {
     /// Seed for everything that is random in a real cluster
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
+}
+
+/// The GPUs of `divvy demo`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DemoGpus {
+    /// Simulated ones
+    #[default]
+    Simulated,
+    /// Those of this machine, through its NVIDIA driver; only with --scenario isolation
+    Real,
 }
 
 /// Output formats of `divvy demo`.

@@ -12,6 +12,12 @@ use libloading::Library;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Code(c_int);
 
+impl From<c_int> for Code {
+    fn from(code: c_int) -> Code {
+        Code(code)
+    }
+}
+
 impl Code {
     pub(crate) fn is_success(self) -> bool {
         self.0 == 0
@@ -36,8 +42,27 @@ pub(crate) struct Cuda {
     alloc: unsafe extern "C" fn(*mut u64, u64) -> c_int,
     error_name: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
     // The functions are in it.
-    _library: Library,
+    library: Library,
 }
+
+/// Return a function of the library by its name and the types of its arguments.
+macro_rules! function {
+    ($cuda:expr, $name:literal($($type:ty),*)) => {
+        // SAFETY: the types are those of the symbol in cuda.h. Libraries stay loaded until the process ends.
+        unsafe { $cuda.symbol::<unsafe extern "C" fn($($type),*) -> std::ffi::c_int>($name) }
+    };
+}
+pub(crate) use function;
+
+/// Call a function by its name, once. It fails if the library lacks the function or the function returns an error.
+macro_rules! call {
+    ($cuda:expr, $name:literal($($argument:expr => $type:ty),*)) => {{
+        let function = $crate::cuda::function!($cuda, $name($($type),*))?;
+        // SAFETY: the comment at each call says why its arguments are valid.
+        $crate::cuda::Code::from(unsafe { function($($argument),*) }).ok($name, $cuda)
+    }};
+}
+pub(crate) use call;
 
 impl Cuda {
     /// Load the library by its name, or by its path.
@@ -58,8 +83,18 @@ impl Cuda {
             mem_info: function!("cuMemGetInfo_v2"),
             alloc: function!("cuMemAlloc_v2"),
             error_name: function!("cuGetErrorName"),
-            _library: library,
+            library,
         })
+    }
+
+    /// Return a function of the library, for [`function!`].
+    ///
+    /// # Safety
+    /// `F` is the type of the function in cuda.h, and the function is not called after this value was dropped.
+    pub(crate) unsafe fn symbol<F: Copy>(&self, name: &str) -> Result<F> {
+        // SAFETY: this function's contract.
+        let symbol = unsafe { self.library.get::<F>(name.as_bytes()) };
+        Ok(*symbol.with_context(|| format!("the library has no {name}"))?)
     }
 
     pub(crate) fn init(&self) -> Code {
@@ -86,11 +121,11 @@ impl Cuda {
         Ok((free, total))
     }
 
-    /// Allocate memory that is kept until the process ends.
-    pub(crate) fn allocate(&self, bytes: u64) -> Code {
+    /// Allocate memory, and return its address.
+    pub(crate) fn allocate(&self, bytes: u64) -> (Code, u64) {
         let mut pointer = 0;
         // SAFETY: the place for the result is valid.
-        Code(unsafe { (self.alloc)(&raw mut pointer, bytes) })
+        (Code(unsafe { (self.alloc)(&raw mut pointer, bytes) }), pointer)
     }
 
     /// Return the name of a code, such as `CUDA_ERROR_OUT_OF_MEMORY`.

@@ -4,6 +4,7 @@
 //! from the kernel (their cgroups and processes), not from any component under test.
 
 mod cgroups;
+mod gpu_programs;
 mod logs;
 
 use std::collections::BTreeMap;
@@ -164,8 +165,8 @@ impl Cluster for Real {
         Ok(None)
     }
 
-    fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()> {
-        simulated_driver::place(&self.directory.join(node), path, text)
+    fn place(&self, node: &str, path: &str, content: Option<&[u8]>) -> io::Result<()> {
+        simulated_driver::place(&self.directory.join(node), path, content)
     }
 
     fn agents_path(&self, _: &str, path: &str) -> String {

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use divvy_testbed::embedded::{Embedded, Settings};
-use divvy_testbed::programs::Programs;
+use divvy_testbed::programs::{GpuPrograms, Programs};
 use divvy_testbed::scenario::suite::Scene;
-use divvy_testbed::scenario::{BUILT_IN, Churn, Cluster, Play};
+use divvy_testbed::scenario::{BUILT_IN, Churn, Play, RunsGpuPrograms};
 use divvy_testbed::story::{Event, Listener, TimedEvent};
 use futures::StreamExt as _;
 
@@ -91,7 +91,16 @@ enum Outcome {
 impl Leg {
     /// Play each scene on a new embedded cluster, several at once. The story of a scene is printed when the scene has ended.
     pub(crate) async fn embedded(self, scenes: &[Scene], jobs: usize, seed: u64) -> io::Result<Sum> {
-        let programs = Programs::beside(&std::env::current_exe()?.with_file_name("divvy"))?;
+        let divvy = std::env::current_exe()?.with_file_name("divvy");
+        let programs = Programs::beside(&divvy)?;
+        let gpu_programs = match scenes.iter().any(|scene| scene.runs_programs()) {
+            true => Some(GpuPrograms::beside(&divvy)?),
+            false => None,
+        };
+        let refusal = match &gpu_programs {
+            Some(programs) => programs.check().await.err(),
+            None => None,
+        };
         let began = Instant::now();
         let mut sum = Sum {
             cluster: "embedded cluster",
@@ -101,11 +110,18 @@ impl Leg {
             let settings = Settings {
                 seed,
                 drivers: true,
+                gpu_programs: gpu_programs.clone().filter(|_| scene.runs_programs()),
                 audit: false,
                 ..Settings::new(BUILT_IN, programs.clone())
             };
+            let refusal = refusal.as_ref().filter(|_| scene.runs_programs()).map(ToString::to_string);
             async move {
                 let mut teller = Teller::default();
+                if let Some(refusal) = refusal {
+                    teller.add(&format!("{refusal}\n"));
+                    let outcome = Outcome::Skipped("this user may start no programs with mounts of their own");
+                    return Ok((*scene, outcome, teller.text));
+                }
                 let mut cluster = Embedded::start(settings).await?;
                 let outcome = self.play(*scene, &mut cluster, &mut teller).await;
                 cluster.shutdown().await;
@@ -162,7 +178,7 @@ impl Leg {
         Ok(sum)
     }
 
-    async fn play<C: Cluster>(self, scene: Scene, cluster: &mut C, teller: &mut Teller) -> Outcome {
+    async fn play<C: RunsGpuPrograms>(self, scene: Scene, cluster: &mut C, teller: &mut Teller) -> Outcome {
         if scene.needs().iter().any(|machine| cluster.node_of(*machine).is_none()) {
             return Outcome::Skipped("this cluster has no second node");
         }

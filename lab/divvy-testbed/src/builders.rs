@@ -15,6 +15,7 @@ pub fn pod(name: &str) -> PodBuilder {
         selector: None,
         priority_class: None,
         annotations: Vec::new(),
+        host_directory: None,
     }
 }
 
@@ -31,6 +32,8 @@ pub struct PodBuilder {
     selector: Option<String>,
     priority_class: Option<String>,
     annotations: Vec<(String, String)>,
+    /// A directory of the node, and where all containers have it.
+    host_directory: Option<(String, String)>,
 }
 
 /// A container of the manifest.
@@ -178,6 +181,12 @@ impl PodBuilder {
         self
     }
 
+    /// Mount a directory of the node in the pod's containers.
+    pub fn host_directory(mut self, directory: &str, at: &str) -> Self {
+        self.host_directory = Some((directory.to_owned(), at.to_owned()));
+        self
+    }
+
     /// Return the manifest as JSON.
     pub fn build(&self) -> Value {
         let annotations: serde_json::Map<String, Value> =
@@ -192,6 +201,12 @@ impl PodBuilder {
         let spec = &mut pod["spec"];
         if !self.init.is_empty() {
             spec["initContainers"] = self.init.iter().map(ContainerBuilder::build).collect();
+        }
+        if let Some((directory, at)) = &self.host_directory {
+            spec["volumes"] = json!([{"name": "directory", "hostPath": {"path": directory}}]);
+            for container in spec["containers"].as_array_mut().into_iter().flatten() {
+                container["volumeMounts"] = json!([{"name": "directory", "mountPath": at}]);
+            }
         }
         if let Some(seconds) = self.grace_seconds {
             spec["terminationGracePeriodSeconds"] = seconds.into();

@@ -41,8 +41,11 @@ pub struct CudaProgram {
 }
 
 impl CudaProgram {
-    /// Start it. It does nothing before the first request.
-    pub(crate) fn start(mut command: Command) -> io::Result<CudaProgram> {
+    /// Start it with this command. It does nothing before the first request.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub fn start(mut command: Command) -> io::Result<CudaProgram> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -58,6 +61,36 @@ impl CudaProgram {
             output: BufReader::new(child.stdout.take().ok_or_else(ended)?),
             child,
         })
+    }
+
+    /// Set the PID of the program on this machine, if the command that was started is not the program itself.
+    pub fn set_pid(&mut self, pid: u32) {
+        self.pid = pid;
+    }
+
+    /// Report whether the command has ended.
+    ///
+    /// # Errors
+    /// The system does not say it.
+    pub fn has_ended(&mut self) -> io::Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// End a program that has not started as it should. Return what it printed to standard error.
+    pub async fn failed(mut self) -> io::Error {
+        // It may have ended already.
+        let _ = self.child.start_kill();
+        self.last_words().await
+    }
+
+    async fn last_words(&mut self) -> io::Error {
+        let mut text = String::new();
+        if let Some(errors) = &mut self.child.stderr
+            && let Err(error) = errors.read_to_string(&mut text).await
+        {
+            return error;
+        }
+        io::Error::other(format!("the program has ended: {}", text.trim_end()))
     }
 
     /// Return its PID on this machine.
@@ -76,11 +109,7 @@ impl CudaProgram {
             self.output.read_line(&mut line).await?;
         }
         if line.is_empty() {
-            let mut text = String::new();
-            if let Some(errors) = &mut self.child.stderr {
-                errors.read_to_string(&mut text).await?;
-            }
-            return Err(io::Error::other(format!("the program has ended: {}", text.trim_end())));
+            return Err(self.last_words().await);
         }
         Ok(serde_json::from_str(&line)?)
     }

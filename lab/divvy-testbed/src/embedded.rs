@@ -534,8 +534,8 @@ impl Cluster for Embedded {
         }))
     }
 
-    fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()> {
-        simulated_driver::place(&self.node(node)?.paths().sys_root, path, text)
+    fn place(&self, node: &str, path: &str, content: Option<&[u8]>) -> io::Result<()> {
+        simulated_driver::place(&self.node(node)?.paths().sys_root, path, content)
     }
 
     fn agents_path(&self, node: &str, path: &str) -> String {

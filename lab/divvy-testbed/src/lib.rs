@@ -23,6 +23,7 @@ pub mod cuda_program;
 pub mod embedded;
 pub mod node;
 pub mod programs;
+pub mod real_driver;
 pub mod root;
 pub mod scenario;
 pub mod scheduler;

@@ -18,7 +18,7 @@ pub struct Programs {
     pub agent: PathBuf,
     /// The path of `divvy-probe`.
     pub probe: PathBuf,
-    /// The path of `libdivvy_nvml_sim.so`.
+    /// The path of `libdivvy_nvml_sim.so`, or of the driver's own NVML.
     pub nvml_sim: PathBuf,
 }
 
@@ -54,7 +54,7 @@ fn find_beside(divvy: &Path, name: &str, command: &str) -> io::Result<PathBuf> {
 /// What a cluster needs whose containers run programs that use a GPU.
 #[derive(Debug, Clone)]
 pub struct GpuPrograms {
-    /// The path of `libdivvy_cuda_sim.so`.
+    /// The path of `libdivvy_cuda_sim.so`, or of the driver's own library of CUDA.
     pub cuda_sim: PathBuf,
     /// The directory of the guard's libraries, `libdivvy-guard.so` and `libdivvy-guard-nvml.so`.
     pub guard_dir: PathBuf,
@@ -62,6 +62,8 @@ pub struct GpuPrograms {
     pub contain: PathBuf,
     /// The path of `divvy-cuda-program`, which allocates memory of a GPU.
     pub cuda_program: PathBuf,
+    /// Whether the GPUs are those of this machine.
+    pub is_real: bool,
 }
 
 impl GpuPrograms {
@@ -74,6 +76,7 @@ impl GpuPrograms {
             guard_dir: find("libdivvy-guard.so")?.parent().unwrap_or(Path::new(".")).to_owned(),
             contain: find("divvy-contain")?,
             cuda_program: find("divvy-cuda-program")?,
+            is_real: false,
         })
     }
 

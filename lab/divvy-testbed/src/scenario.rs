@@ -22,6 +22,7 @@ use divvy_model::machine::Machines;
 use serde_json::json;
 use tokio::process::Command;
 
+use crate::builders::PodBuilder;
 use crate::cuda_program::CudaProgram;
 use crate::simulated_driver;
 
@@ -213,8 +214,8 @@ pub trait Cluster {
     fn has_gpus(&self, node: &str) -> bool;
     /// Return the report of the newest start of a pod's container, or `None` before the container's first start.
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
-    /// Write a file on a node, as its administrator would, or remove it if `text` is `None`. The file's directory must exist: `/etc/cdi` does.
-    fn place(&self, node: &str, path: &str, text: Option<&str>) -> io::Result<()>;
+    /// Write a file on a node, as its administrator would, or remove it if `content` is `None`. The file's directory must exist: `/etc/cdi` does.
+    fn place(&self, node: &str, path: &str, content: Option<&[u8]>) -> io::Result<()>;
     /// Return the path by which the node's agent finds `/etc/cdi` of the node, or a file in it.
     fn agents_path(&self, node: &str, path: &str) -> String;
     /// Report whether the nodes have cgroups of version 2, as most machines do. Drivers cannot limit those of version 1.
@@ -269,19 +270,48 @@ pub trait Cluster {
     fn divvy(&self, args: &[&str]) -> Command;
 }
 
-/// A cluster whose containers can run programs that use a GPU. Only the embedded cluster can do that, and only with
-/// [`Settings::gpu_programs`](crate::embedded::Settings::gpu_programs).
+/// Where a container has what the simulated driver has in the place of a kernel module.
+pub const DRIVER_STATE: &str = "/run/divvy-sim";
+
+/// The environment variables by which the simulated driver's libraries find it in a container on this node.
+pub fn driver_variables(node: &str) -> [(&'static str, String); 3] {
+    [
+        ("DIVVY_NVML_SIM", format!("{DRIVER_STATE}/machines.toml")),
+        ("DIVVY_NVML_SIM_NODE", node.to_owned()),
+        ("DIVVY_NVML_SIM_LEDGER", format!("{DRIVER_STATE}/ledger")),
+    ]
+}
+
+/// A cluster whose containers can run programs that use a GPU. The embedded cluster needs
+/// [`Settings::gpu_programs`](crate::embedded::Settings::gpu_programs) for it.
 pub trait RunsGpuPrograms: Cluster {
+    /// Install the simulated driver's libraries on a node, or what the node had before. Call this while no pod uses a GPU there.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    fn provide_cuda(&self, node: &str, provide: bool) -> io::Result<()>;
+    /// Return the manifest with what a pod on this node needs so that a program can be started in it.
+    fn for_programs(&self, pod: PodBuilder, node: &str) -> PodBuilder;
+    /// Return the directory, on this machine, of the guard's libraries that agents have by default.
+    ///
+    /// # Errors
+    /// The cluster runs no programs.
+    fn guard_libraries(&self) -> io::Result<PathBuf>;
     /// Start a program in a running container, which loads CUDA's driver library by this name.
     ///
     /// # Errors
     /// The container does not run, or the program cannot be started.
-    fn start_cuda_program(&self, pod_uid: &str, container: &str, library: &str) -> io::Result<CudaProgram>;
-    /// Return how many bytes of a GPU's memory each process has, as the simulated driver records it, by PID.
+    fn start_cuda_program(&self, pod_uid: &str, container: &str, library: &str) -> impl Future<Output = io::Result<CudaProgram>>;
+    /// Return how many bytes of a GPU's memory each process has, as the driver says, by PID.
     ///
     /// # Errors
-    /// The driver's record cannot be read.
+    /// The driver cannot be asked.
     fn held(&self, gpu: &str) -> io::Result<BTreeMap<u32, u64>>;
+    /// Return the name of the first machine, and its GPUs' memory in units of 1 GiB.
+    fn gpu_machine(&self) -> io::Result<(String, u64)>;
+    /// Return how many MiB the driver's numbers may differ from the guard's: what it gives in addition for an allocation or for a context need not be a
+    /// whole number of pages.
+    fn rounding_mib(&self) -> u64;
 }
 
 /// A scenario that `divvy demo` can play.
@@ -289,7 +319,7 @@ pub trait RunsGpuPrograms: Cluster {
 pub enum Scenario {
     /// Two pods on one GPU: the first part of the tour.
     Tutorial,
-    /// The guard holds programs to their shares. It is not a scene of the suite, because the programs run on the embedded cluster only.
+    /// The guard holds programs to their shares: the first part of the scene `programs`.
     Isolation,
     /// A scene of the suite.
     Scene(Scene),

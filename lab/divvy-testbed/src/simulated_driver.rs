@@ -130,11 +130,11 @@ pub fn install(root: &Path, version: &str, libraries: Option<Libraries<'_>>) -> 
     Ok(())
 }
 
-/// Write a file below `root` by its path on the machine, or remove it if `text` is `None`.
-pub fn place(root: &Path, path: &str, text: Option<&str>) -> io::Result<()> {
+/// Write a file below `root` by its path on the machine, or remove it if `content` is `None`.
+pub fn place(root: &Path, path: &str, content: Option<&[u8]>) -> io::Result<()> {
     let path = root.join(path.trim_start_matches('/'));
-    match text {
-        Some(text) => std::fs::write(path, text),
+    match content {
+        Some(content) => std::fs::write(path, content),
         None => std::fs::remove_file(path),
     }
 }

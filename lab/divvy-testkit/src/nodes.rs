@@ -1,6 +1,6 @@
 //! Nodes and pods as values of `divvy-model`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{
@@ -32,6 +32,7 @@ pub fn divvy_node(name: &str, sizes: &[u64]) -> Node {
             other_units: std::collections::BTreeSet::new(),
             unschedulable: false,
             driver_trouble: None,
+            evict: BTreeSet::new(),
             gpus,
         })),
         ..gpushare_node(name, sizes.iter().sum(), sizes.len() as u64)

@@ -333,6 +333,8 @@ impl Extender {
                     self.check_choice(api, &binding)?;
                     What::Post(op, binding)
                 }
+                // No node of the simulation names pods for eviction.
+                Action::Evict { uid, .. } => return Err(format!("{uid} is to be evicted")),
                 Action::Warn { pod, reason, .. } => {
                     story.tell(|| format!("  event {reason} about {pod}"));
                     continue;

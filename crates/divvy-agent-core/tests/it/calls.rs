@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use divvy_agent_core::{Action, Facts, Guard, Guarded, NOT_LIMITED, PreStart, Reason, ResourceSpec, Settings};
+use divvy_agent_core::{Action, Facts, Guard, Guarded, NOT_LIMITED, PreStart, Reaction, Reason, ResourceSpec, Settings};
 use divvy_cdi::Mount;
 use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{ContainerKind, Enforcement, GpuRules, Health, Held, Isolation, MiB, Pod, names};
@@ -312,7 +312,7 @@ fn guarding_node() -> Node {
             cuda: "/state/guard/1/libcuda.so.1".to_owned(),
             nvml: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
             shares: "/state/shares".to_owned(),
-            kills: false,
+            reaction: Reaction::Event,
         }),
         ..settings()
     };
@@ -399,6 +399,53 @@ fn a_pod_that_wants_no_isolation_or_has_the_whole_gpu_gets_the_drivers_own_libra
             mounts(&node),
             ["/usr/lib64/libcuda.so.550.54.15 -> /usr/lib64/libcuda.so.550.54.15"]
         );
+    }
+}
+
+/// The driver limits memory, and the guard limits compute time and shows the share.
+#[test]
+fn where_both_enforce_shares_each_has_its_part_and_the_pod_starts_if_what_it_needs_is_there() {
+    let missing = "the container waits";
+    for (isolation, cores, cuda, expected) in [
+        (None, 0, true, "driver and guard"),
+        (Some(Isolation::Soft), 0, true, "driver and guard"),
+        (Some(Isolation::Hard), 0, true, "driver must, and guard"),
+        (Some(Isolation::Hard), 30, true, "driver must, and guard"),
+        (Some(Isolation::None), 0, true, ""),
+        (None, 0, false, "driver"),
+        (Some(Isolation::Soft), 0, false, "driver must"),
+        (Some(Isolation::Hard), 0, false, "driver must"),
+        (Some(Isolation::Hard), 30, false, missing),
+        (None, 30, false, missing),
+    ] {
+        let mut node = guarding_node();
+        node.set_enforcement(0, Some(Enforcement::CgroupAndGuard));
+        if !cuda {
+            node.node_files.specs[0].container_edits.mounts.clear();
+        }
+        let mut pod = with_cores(isolation);
+        if let Held::Allocation(allocation) = &mut pod.held {
+            allocation.gpus[0].cores = cores;
+        }
+        node.see(pod);
+        node.admit("a").expect("admitted");
+        let found = match node.pre_start("a", "main") {
+            PreStart::Granted { limits, actions, .. } => {
+                let is_event = |action: &Action| matches!(action, Action::Event { reason: NOT_LIMITED, .. });
+                assert!(!actions.iter().any(is_event), "its memory is limited: {actions:?}");
+                match (&limits.gpus[..], &limits.guarded[..], limits.are_required) {
+                    ([(_, MiB(3072))], [guarded], false) if guarded.cores == cores => "driver and guard",
+                    ([(_, MiB(3072))], [guarded], true) if guarded.cores == cores => "driver must, and guard",
+                    ([(_, MiB(3072))], [], false) => "driver",
+                    ([(_, MiB(3072))], [], true) => "driver must",
+                    ([], [], false) => "",
+                    other => panic!("{other:?}"),
+                }
+            }
+            PreStart::Refused { .. } => missing,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(found, expected, "{isolation:?} {cores} {cuda}");
     }
 }
 

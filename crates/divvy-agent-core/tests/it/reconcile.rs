@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Action, Class, Escape, Facts, ResourceSpec, Settings};
+use divvy_agent_core::{Action, Class, Escape, Facts, Guard, Reaction, ResourceSpec, Settings};
+use divvy_model::limits::NODE_EVICTIONS;
 use divvy_model::{MiB, Phase};
 
 use crate::node::{Node, gpu, key, settings, simple};
@@ -308,6 +309,21 @@ fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
             ["the file has 3 bytes", "GPU 0"],
         ),
         (
+            vec![Escape::NotGranted {
+                uuid: "GPU-0".to_owned(),
+                pid: 4711,
+            }],
+            Class::NotGranted,
+            "GpuNotGranted",
+            ["process 4711", "GPU 0, which was not granted"],
+        ),
+        (
+            vec![exceeded()],
+            Class::MemoryExceeded,
+            "GpuMemoryExceeded",
+            ["use 4000 MiB of GPU 0", "3072 MiB were granted"],
+        ),
+        (
             vec![Escape::Crowded {
                 uuid: "GPU-0".to_owned(),
             }],
@@ -343,6 +359,84 @@ fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
             "{said:?}"
         );
     }
+}
+
+fn exceeded() -> Escape {
+    Escape::Exceeded {
+        uuid: "GPU-0".to_owned(),
+        used: MiB(4000),
+        share: MiB(3072),
+    }
+}
+
+/// A node that guards and does this about pods that do not keep to their shares, with pods that have 1 GiB each.
+fn reacting(reaction: Reaction, pods: usize) -> Node {
+    let names: Vec<String> = (0..pods).map(|number| format!("pod-{number:02}")).collect();
+    let of: Vec<(&str, u32, u64)> = names.iter().map(|name| (&**name, 0, 1)).collect();
+    let mut node = running(&[1024 * pods as u64], &of);
+    node.change_settings(|settings| {
+        settings.guard = Some(Guard {
+            cuda: String::new(),
+            nvml: String::new(),
+            shares: String::new(),
+            reaction,
+        });
+    });
+    node.escapes = names.into_iter().map(|name| (name, vec![exceeded()])).collect();
+    node
+}
+
+#[test]
+fn the_event_says_what_happens_to_a_pod_that_has_too_much_and_comes_once() {
+    for (reaction, part) in [
+        (Reaction::Event, "limit what the program uses"),
+        (Reaction::Throttle, "wait (--on-escape throttle)"),
+        (Reaction::Evict, "The pod is evicted (--on-escape evict)"),
+        (Reaction::Kill, "kills such processes (--on-escape kill)"),
+    ] {
+        let mut node = reacting(reaction, 1);
+        // The list of the driver says the same as the sign.
+        node.processes(&[("pod-00", 0, 4000)]);
+        let found = node.reconcile();
+        assert_eq!(found.classes.get(&Class::MemoryExceeded), Some(&1), "counted once");
+        let texts: Vec<_> = node.events.iter().map(|(.., text)| text.clone()).collect();
+        assert!(
+            matches!(&texts[..], [text] if text.ends_with(part)),
+            "{reaction:?}: {texts:?}"
+        );
+    }
+}
+
+#[test]
+fn a_pod_that_is_to_be_evicted_is_in_the_inventory_until_it_ends() {
+    for reaction in [Reaction::Event, Reaction::Throttle, Reaction::Kill] {
+        let mut node = reacting(reaction, 1);
+        node.reconcile();
+        assert_eq!(node.core.inventory().evict, BTreeSet::new(), "{reaction:?}");
+    }
+    let mut node = reacting(Reaction::Evict, 2);
+    let named = |node: &Node| node.core.inventory().evict.into_iter().collect::<Vec<_>>();
+    node.escapes.remove("pod-01");
+    node.reconcile();
+    assert_eq!(named(&node), ["pod-00"]);
+    // Its program has ended since.
+    node.escapes.clear();
+    node.reconcile();
+    assert_eq!(named(&node), ["pod-00"]);
+    node.change("pod-00", |pod| pod.deleting = true);
+    node.reconcile();
+    assert_eq!(named(&node), [""; 0]);
+    // A sign that is a limit of Divvy's own evicts no pod.
+    let uuid = "GPU-0".to_owned();
+    node.escapes = BTreeMap::from([("pod-01".to_owned(), vec![Escape::Crowded { uuid }])]);
+    node.reconcile();
+    assert_eq!(named(&node), [""; 0]);
+    // Readers refuse an inventory that names more.
+    let mut node = reacting(Reaction::Evict, NODE_EVICTIONS + 3);
+    node.reconcile();
+    let inventory = node.core.inventory();
+    assert_eq!(inventory.evict.len(), NODE_EVICTIONS);
+    assert_eq!(divvy_model::Inventory::parse(&inventory.to_json()), Ok(inventory));
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use divvy_share::USAGE;
 use divvy_share::compute::{Meter, total};
 use divvy_share::limits::Limits;
-use divvy_share::{LIMITS, USAGE};
 use tracing::warn;
 
-use super::{Known, Shares, read_slots, write_limits};
+use super::{Known, Shares, limits_in, read_slots, write_limits};
 
 impl Shares {
     /// Return the UUIDs of the GPUs on which the compute time of a pod is limited.
@@ -55,9 +55,7 @@ impl Shares {
 
 /// Return the limits in a directory if they limit the compute time. A file that cannot be read is written again when a container of the pod starts.
 pub(super) fn timed(directory: &Path) -> Option<Limits> {
-    let bytes = std::fs::read(directory.join(LIMITS)).ok()?;
-    let (_, limits) = Limits::from_bytes(&bytes).ok()?;
-    limits.limits_compute().then_some(limits)
+    limits_in(directory).filter(Limits::limits_compute)
 }
 
 #[cfg(test)]
@@ -65,6 +63,7 @@ mod tests {
     use std::fs;
 
     use divvy_agent_core::Guarded;
+    use divvy_share::LIMITS;
     use divvy_share::limits::{Account, WHOLE};
     use divvy_share::usage;
 
@@ -83,7 +82,7 @@ mod tests {
         /// Two pods, of which only the first one has a rate: 30 %.
         fn new() -> Bed {
             let state = tempfile::tempdir().expect("temp dir");
-            let shares = Shares::open(state.path()).expect("opened");
+            let shares = Shares::open(state.path(), false).expect("opened");
             let bed = Bed { state, shares };
             for pod in ["a", "b"] {
                 bed.shares.hold(pod, &share_of(1000)).expect("made");
@@ -159,7 +158,7 @@ mod tests {
             launch_ns: 110 * MS / 20,
         };
         assert_eq!(bed.busy(&bed.shares, 100, 1100), second);
-        let later = Shares::open(bed.state.path()).expect("opened");
+        let later = Shares::open(bed.state.path(), false).expect("opened");
         assert_eq!(later.timed_gpus().len(), 1);
         let third = bed.busy(&later, 80, 1200);
         assert_eq!((third.balance, third.launches), ((10 + 30 - 80) * MS as i64, 27));

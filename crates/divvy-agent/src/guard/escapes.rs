@@ -8,7 +8,8 @@ use divvy_hardware::protocol::Kill;
 use divvy_model::MiB;
 
 use super::compute::timed;
-use super::{Damage, Said, Share, Shares};
+use super::{Damage, Known, Said, Share, Shares, in_bytes, limits_in};
+use crate::memory_in_use::memory_in_use;
 
 /// A sign counts if this many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
 const LASTING: u8 = 3;
@@ -16,8 +17,10 @@ const LASTING: u8 = 3;
 /// What the measurements have shown so far.
 #[derive(Debug, Default)]
 pub(super) struct Signs {
-    /// Processes without a slot, by share and PID on the host: in how many measurements.
+    /// Processes without a slot, by pod, GPU, and PID on the host: in how many measurements. The pod may have no share of this GPU.
     unguarded: BTreeMap<(Share, u32), u8>,
+    /// Shares of which the pod has too much: in how many measurements, how much in bytes, and the share in bytes.
+    exceeded: BTreeMap<Share, (u8, u64, u64)>,
     /// Shares whose file was changed: in how many measurements, and what is wrong with the file.
     changed: BTreeMap<Share, (u8, String)>,
     /// Shares with processes that got no slot.
@@ -48,6 +51,7 @@ impl Signs {
 
     pub(super) fn forget(&mut self, uid: &str) {
         self.unguarded.retain(|((of, _), _), _| of != uid);
+        self.exceeded.retain(|(of, _), _| of != uid);
         self.changed.retain(|(of, _), _| of != uid);
         self.crowded.retain(|(of, _)| of != uid);
     }
@@ -57,6 +61,7 @@ impl Shares {
     /// Compare the driver's processes with the slots. `before` and `after` were read before and after the driver was asked.
     pub(crate) fn watch(&self, gpus: &[GpuProcesses], before: &Said, after: &Said) {
         let mut known = self.known();
+        let pods: BTreeSet<String> = known.shares.keys().map(|(uid, _)| uid.clone()).collect();
         let mut unguarded = BTreeMap::new();
         for gpu in gpus.iter().filter(|gpu| gpu.error.is_none()) {
             for process in gpu.processes.iter().filter(|process| process.used > MiB::ZERO) {
@@ -65,8 +70,11 @@ impl Shares {
                 };
                 let share = (uid.clone(), gpu.uuid.clone());
                 let slots = [before.get(&share), after.get(&share)];
-                let is_read = slots.iter().all(Option::is_some);
-                if is_read && !slots.iter().flatten().any(|slots| slots.pids.contains(&u64::from(own_pid))) {
+                let is_known = match known.shares.contains_key(&share) {
+                    true => slots.iter().all(Option::is_some),
+                    false => pods.contains(uid),
+                };
+                if is_known && !slots.iter().flatten().any(|slots| slots.pids.contains(&u64::from(own_pid))) {
                     let key = (share, process.pid);
                     let times = known.signs.unguarded.get(&key).copied().unwrap_or(0).saturating_add(1);
                     unguarded.insert(key, times);
@@ -74,8 +82,34 @@ impl Shares {
             }
         }
         known.signs.unguarded = unguarded;
+        known.signs.exceeded = self.exceeded(&known, gpus, after);
         let crowded = after.iter().filter(|(_, slots)| slots.is_crowded);
         known.signs.crowded = crowded.map(|(share, _)| share.clone()).collect();
+    }
+
+    /// Return the shares of which pods have more than a twentieth too much. What processes may have taken for contexts before the agent knew how much
+    /// that is does not count.
+    fn exceeded(&self, known: &Known, gpus: &[GpuProcesses], after: &Said) -> BTreeMap<Share, (u8, u64, u64)> {
+        let mut exceeded = BTreeMap::new();
+        for (uuid, pods) in memory_in_use(gpus) {
+            // Without one, what a context takes is not known, and a single process may just have made one.
+            let Some(context) = known.contexts.get(&uuid) else { continue };
+            for (uid, used) in pods {
+                let share = (uid, uuid.clone());
+                let Some(limits) = known.shares.get(&share).and_then(|_| limits_in(&self.directory(&share))) else {
+                    continue;
+                };
+                let processes = after.get(&share).map_or(1, |slots| slots.processes.max(1)) as u64;
+                let not_charged = context.saturating_sub(limits.context).saturating_mul(processes);
+                let most = limits.bytes.saturating_add(limits.bytes / 20).saturating_add(not_charged);
+                let used = in_bytes(used);
+                if used > most {
+                    let times = known.signs.exceeded.get(&share).map_or(0, |(times, ..)| *times);
+                    exceeded.insert(share, (times.saturating_add(1), used, limits.bytes));
+                }
+            }
+        }
+        exceeded
     }
 
     /// Take whether the driver reports the busy time of processes on a GPU; if not, what it says.
@@ -92,8 +126,19 @@ impl Shares {
         let known = self.known();
         let unguarded = known.signs.unguarded.iter().filter(|(_, times)| **times >= LASTING);
         let unguarded = unguarded.map(|(((uid, uuid), pid), _)| {
+            let is_share = known.shares.contains_key(&(uid.clone(), uuid.clone()));
+            let (uuid, pid) = (uuid.clone(), *pid);
+            let escape = match is_share {
+                true => Escape::Unguarded { uuid, pid },
+                false => Escape::NotGranted { uuid, pid },
+            };
+            (uid, escape)
+        });
+        let exceeded = known.signs.exceeded.iter().filter(|(_, (times, ..))| *times >= LASTING);
+        let exceeded = exceeded.map(|((uid, uuid), (_, used, share))| {
+            let [used, share] = [used, share].map(|bytes| MiB(bytes >> 20));
             let uuid = uuid.clone();
-            (uid, Escape::Unguarded { uuid, pid: *pid })
+            (uid, Escape::Exceeded { uuid, used, share })
         });
         let changed = known.signs.changed.iter().filter(|(_, (times, _))| *times >= LASTING);
         let changed = changed.map(|((uid, uuid), (_, text))| {
@@ -110,18 +155,24 @@ impl Shares {
             Some((uid, Escape::Untimed { uuid, text }))
         });
         let mut by_pod: BTreeMap<String, Vec<Escape>> = BTreeMap::new();
-        for (uid, escape) in unguarded.chain(changed).chain(crowded).chain(untimed) {
+        for (uid, escape) in unguarded.chain(exceeded).chain(changed).chain(crowded).chain(untimed) {
             by_pod.entry(uid.clone()).or_default().push(escape);
         }
         by_pod
     }
 }
 
-/// Return the processes that the guard does not hold to their pod's share: those without a slot, and all of a pod that changed its file.
-pub(crate) fn escaped(escapes: &BTreeMap<String, Vec<Escape>>, gpus: &[GpuProcesses]) -> Vec<Kill> {
+/// Return the pods of which a program uses more than it was granted, or can, by their UIDs.
+pub(crate) fn escaped(escapes: &BTreeMap<String, Vec<Escape>>) -> BTreeSet<String> {
+    let serious = escapes.iter().filter(|(_, all)| all.iter().any(Escape::is_serious));
+    serious.map(|(uid, _)| uid.clone()).collect()
+}
+
+/// Return the processes that do this: those without a slot, and on the GPU all processes of a pod that changed its file or has too much memory.
+pub(crate) fn processes_of(escapes: &BTreeMap<String, Vec<Escape>>, gpus: &[GpuProcesses]) -> Vec<Kill> {
     let is_meant = |escape: &Escape, pid: u32| match escape {
-        Escape::Unguarded { pid: unguarded, .. } => pid == *unguarded,
-        Escape::Tampered { .. } => true,
+        Escape::Unguarded { pid: unguarded, .. } | Escape::NotGranted { pid: unguarded, .. } => pid == *unguarded,
+        Escape::Tampered { .. } | Escape::Exceeded { .. } => true,
         Escape::Crowded { .. } | Escape::Untimed { .. } => false,
     };
     let mut pids: BTreeSet<(&str, u32)> = BTreeSet::new();
@@ -158,7 +209,7 @@ mod tests {
         }
 
         fn killed(&self, processes: &[(u32, u32)]) -> Vec<u32> {
-            let killed = escaped(&self.shares.escapes(), &[Self::listed(processes)]);
+            let killed = processes_of(&self.shares.escapes(), &[Self::listed(processes)]);
             assert!(killed.iter().all(|kill| kill.pod == "a"), "{killed:?}");
             killed.into_iter().map(|kill| kill.pid).collect()
         }
@@ -208,6 +259,74 @@ mod tests {
         assert_eq!(bed.watch(&[(4009, 7)]), [unguarded(4009)]);
         bed.shares.clear(&["a".to_owned()].into());
         assert_eq!(bed.shares.escapes(), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_process_on_a_gpu_of_which_its_pod_has_no_share_is_named_and_one_of_a_pod_without_shares_is_not() {
+        let bed = Bed::new();
+        let elsewhere = |pod: &str| GpuProcesses {
+            uuid: "GPU-2".to_owned(),
+            processes: vec![Process {
+                pid: 4711,
+                used: MiB(300),
+                pod: Some(pod.to_owned()),
+                container: None,
+                own_pid: Some(7),
+            }],
+            error: None,
+        };
+        let said = bed.shares.said();
+        for _ in 0..3 {
+            bed.shares.watch(&[elsewhere("a"), elsewhere("monitoring")], &said, &said);
+        }
+        let not_granted = Escape::NotGranted {
+            uuid: "GPU-2".to_owned(),
+            pid: 4711,
+        };
+        let escapes = bed.shares.escapes();
+        assert_eq!(escapes, BTreeMap::from([("a".to_owned(), vec![not_granted])]));
+        assert_eq!(escaped(&escapes), ["a".to_owned()].into());
+        assert_eq!(processes_of(&escapes, &[elsewhere("a")]).len(), 1);
+    }
+
+    /// Pods have 1,000 MiB, of which a context takes 300. At most a quarter of the share is charged for it.
+    #[test]
+    fn a_pod_has_too_much_if_its_contexts_do_not_explain_it() {
+        for (known, processes, used, named) in [
+            (true, 1, 1100, false),
+            (true, 1, 1101, true),
+            (true, 2, 1150, false),
+            (true, 2, 1151, true),
+            (false, 1, 9000, false),
+        ] {
+            let bed = Bed::new();
+            if known {
+                bed.shares.known().contexts.insert(GPU.to_owned(), 300 << 20);
+                bed.shares.hold("a", &share_of(1000)).expect("written");
+            }
+            let slots: Vec<_> = (0..processes).map(|slot| bed.process(slot, 100)).collect();
+            let mut of = Bed::listed(&[(4007, 0)]);
+            of.processes[0].used = MiB(used);
+            let said = bed.shares.said();
+            let mut times = 0;
+            for _ in 0..4 {
+                bed.shares.watch(std::slice::from_ref(&of), &said, &said);
+                let escapes = bed.shares.escapes();
+                times += u32::from(!escapes.is_empty());
+                for escape in escapes.values().flatten() {
+                    let (used, share) = (MiB(used), MiB(1000));
+                    let uuid = GPU.to_owned();
+                    assert_eq!(*escape, Escape::Exceeded { uuid, used, share });
+                }
+            }
+            assert_eq!(times, if named { 2 } else { 0 }, "{known} {processes} {used}");
+            assert_eq!(bed.killed(&[(4007, 0)]), if named { vec![4007] } else { vec![] });
+            // It has less.
+            of.processes[0].used = MiB(1000);
+            bed.shares.watch(&[of], &said, &said);
+            assert_eq!(bed.shares.escapes(), BTreeMap::new());
+            drop(slots);
+        }
     }
 
     #[test]

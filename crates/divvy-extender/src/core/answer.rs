@@ -29,7 +29,7 @@ pub fn path(pod: &PodKey) -> Result<String, String> {
     Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
 }
 
-/// Interpret the answer to the POST of a Binding.
+/// Interpret the answer to the POST of a Binding or an Eviction.
 pub fn posted(code: u16, body: &[u8], pod: &PodKey) -> Posted {
     let Some(status) = status_of(body) else {
         return match code {

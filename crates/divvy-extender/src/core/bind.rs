@@ -540,6 +540,7 @@ fn gpu_count_warning(pod: &Pod) -> Option<Action> {
     Some(Action::Warn {
         pod: pod.key(),
         uid: pod.uid.clone(),
+        action: "Binding",
         reason: "GpuCountHasNoEffect",
         text: format!(
             "the limit {} has no effect on which GPUs a pod gets; request memory with {}: N, or whole GPUs with nvidia.com/gpu: K",

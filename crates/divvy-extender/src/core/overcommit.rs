@@ -43,6 +43,7 @@ impl Core {
                 actions.push(Action::Warn {
                     pod: promise.pod.clone(),
                     uid: promise.uid.clone(),
+                    action: "Binding",
                     reason: "GpuPromisedTwice",
                     text: text(gpu, promise.memory),
                 });

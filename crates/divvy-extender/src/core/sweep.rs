@@ -4,13 +4,14 @@ use super::{Action, Core, Got, Now, check_resurfaced};
 
 impl Core {
     /// Release the memory of departed pods whose time is over, and return checks for reservations that no event has resolved: binds without an
-    /// answer, and pods whose own event never comes (created, bound, and deleted while the watch was broken). The host calls
-    /// this every few seconds.
+    /// answer, and pods whose own event never comes (created, bound, and deleted while the watch was broken). Evict pods again whose eviction was
+    /// refused. The host calls this every few seconds.
     pub fn sweep(&mut self, now: Now) -> Vec<Action> {
         self.age_departed(now);
         let mut actions = self.look_up_unseen(now, self.timing.unseen_ns);
         let resurfaced = self.resurfaced.iter();
         actions.extend(resurfaced.map(|(uid, pod)| check_resurfaced(uid, pod.key())));
+        actions.extend(self.evictions(now));
         actions
     }
 

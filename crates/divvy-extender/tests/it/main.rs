@@ -7,6 +7,7 @@ mod departed;
 mod doors;
 mod doubt;
 mod election;
+mod evicts;
 mod preempts;
 mod protocol;
 mod ranks;

@@ -202,7 +202,7 @@ pub(crate) fn create_pod(api: &ApiServer, name: &str, units: u64) -> Value {
 }
 
 /// A running pod that gpushare placed.
-fn create_placed(api: &ApiServer, name: &str, node: &str, index: u32, units: u64) -> Value {
+pub(crate) fn create_placed(api: &ApiServer, name: &str, node: &str, index: u32, units: u64) -> Value {
     let mut pod = pod_manifest(name, units);
     pod["spec"]["nodeName"] = json!(node);
     pod["metadata"]["annotations"] = json!({

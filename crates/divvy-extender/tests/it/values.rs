@@ -1,6 +1,6 @@
 //! Pods and nodes as values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
 use divvy_model::{
@@ -56,6 +56,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             other_units: std::collections::BTreeSet::new(),
             unschedulable: false,
             driver_trouble: None,
+            evict: BTreeSet::new(),
             gpus,
         })),
         ..Node::default()

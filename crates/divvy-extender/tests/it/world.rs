@@ -147,6 +147,7 @@ impl World {
                 }
                 Action::Get { op, pod, after_ns } => self.gets.push((Look::Bind(op), pod, self.now_ms + after_ns / MS)),
                 Action::Check { uid, node, pod } => self.gets.push((Look::Sweep(uid, node), pod, self.now_ms)),
+                Action::Evict { uid, .. } => prop_assert!(false, "{uid} is to be evicted"),
                 Action::Warn { text, .. } => prop_assert!(false, "nothing to tell: {text}"),
                 Action::Answer { ticket, result } => {
                     let (uid, node) = self.asked.remove(&ticket).expect("asked once");

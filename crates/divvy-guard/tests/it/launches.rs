@@ -193,6 +193,38 @@ fn a_process_that_is_held_notices_a_limit_that_came_later() {
     assert!(sandbox.busy(program.child.id()) <= 7 * 1002);
 }
 
+/// The agent stops a pod, of which one program avoids the guard. Its other programs wait.
+#[test]
+fn launches_of_a_pod_wait_while_it_is_stopped() {
+    let sandbox = Sandbox::new(MEMORY);
+    let going = Limits {
+        may_stop: true,
+        ..limits(MEMORY)
+    };
+    let stopped = Limits {
+        is_stopped: true,
+        ..going
+    };
+    sandbox.give(0, &going);
+    let mut program = sandbox.ready();
+    let kernel = ok(&mut program, "kernel k_7ns");
+    ok(&mut program, &format!("launch cuLaunchKernel {kernel}"));
+    let generation = sandbox.change(&stopped);
+    program.send(&format!("work {kernel} 1"));
+    wait_for_waiter(&sandbox, generation);
+    let busy = sandbox.busy(program.child.id());
+    assert!(busy <= 7 * 20, "{busy} ns: it notices within a few launches");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(sandbox.busy(program.child.id()), busy, "it looks again and again, and waits");
+    let generation = sandbox.change(&going);
+    wake(&sandbox, generation);
+    let end = now() + 10_000 * MS;
+    while sandbox.busy(program.child.id()) == busy {
+        assert!(now() < end, "it still waits");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// What a program in the pod writes into `usage` does not hide its launches from the balance.
 #[test]
 fn a_damaged_file_of_usage_does_not_open_the_gate() {

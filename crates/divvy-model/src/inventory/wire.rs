@@ -33,6 +33,8 @@ pub(super) struct Wire {
     unschedulable: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     driver_trouble: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    evict: BTreeSet<String>,
     gpus: Vec<WireGpu>,
 }
 
@@ -115,6 +117,7 @@ impl Wire {
             other_units: inventory.other_units.clone(),
             unschedulable: inventory.unschedulable,
             driver_trouble: inventory.driver_trouble.clone(),
+            evict: inventory.evict.clone(),
             gpus: match first {
                 Some(minors) => inventory
                     .gpus
@@ -193,6 +196,7 @@ impl Wire {
             other_units: self.other_units,
             unschedulable: self.unschedulable,
             driver_trouble: self.driver_trouble,
+            evict: self.evict,
             gpus,
         })
     }
@@ -359,6 +363,7 @@ mod tests {
             other_units: BTreeSet::new(),
             unschedulable: false,
             driver_trouble: Some("d".repeat(crate::limits::DRIVER_TROUBLE_BYTES)),
+            evict: BTreeSet::new(),
             gpus: (0..NODE_GPUS).map(device).collect(),
         }
     }

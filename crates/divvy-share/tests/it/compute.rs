@@ -344,6 +344,34 @@ fn a_launch_passes_if_the_balance_is_positive_and_otherwise_waits_until_it_is() 
 
 /// Each kernel is longer than what the rate gives in any measurement.
 #[test]
+fn launches_of_a_pod_that_is_stopped_wait_whatever_it_has_left() {
+    for rate in [0, percent(30), WHOLE] {
+        let account = Account {
+            balance: 1,
+            ..Account::default()
+        };
+        let limits = Limits {
+            rate,
+            account,
+            is_stopped: true,
+            ..Limits::default()
+        };
+        for since in [0, u64::MAX] {
+            assert_eq!(turn(&limits, 0, u64::MAX, since), Turn::Wait(SECOND / 10));
+        }
+        let going = Limits {
+            is_stopped: false,
+            may_stop: true,
+            ..limits
+        };
+        assert!(
+            matches!(turn(&going, 0, 0, 0), Turn::Go(more) if more < 20),
+            "it looks again soon"
+        );
+    }
+}
+
+#[test]
 fn a_huge_kernel_leaves_a_debt_that_is_waited_off() {
     let driver = Driver {
         interval: 100 * MS,

@@ -16,6 +16,8 @@ fn limits_of(bytes: u64) -> Limits {
         rate: 500_000_000,
         priority: 7,
         refuse_managed: true,
+        may_stop: false,
+        is_stopped: true,
         account: Account {
             balance: -5,
             at: 6,
@@ -39,6 +41,15 @@ fn limits_are_read_as_they_were_written() {
     assert_eq!(Limits::from_bytes(&file), Ok((2, limits_of(2 << 30))));
     put(&mut file, &Limits::default(), 3);
     assert_eq!(Limits::from_bytes(&file), Ok((3, Limits::default())));
+    for flag in 0..3 {
+        let limits = Limits {
+            refuse_managed: flag == 0,
+            may_stop: flag == 1,
+            is_stopped: flag == 2,
+            ..limits_of(1)
+        };
+        assert_eq!(Limits::from_bytes(&limits.file()), Ok((1, limits)));
+    }
 }
 
 #[test]

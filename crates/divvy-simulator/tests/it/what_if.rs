@@ -1,6 +1,6 @@
 //! Tests of placing a cluster's pods again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodRequest,
@@ -41,6 +41,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         other_units: std::collections::BTreeSet::new(),
         unschedulable: false,
         driver_trouble: None,
+        evict: BTreeSet::new(),
         gpus: (0..).zip(gpus).map(gpu).collect(),
     };
     ClusterNode {

@@ -6,14 +6,17 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::{GpuPrograms, Programs};
+use divvy_testbed::real_driver::RealDriver;
 use divvy_testbed::scenario::{BUILT_IN, Churn, Cluster as _, Play, Scenario};
 use divvy_testbed::story::{Listener, TimedEvent};
 
-use crate::cli::{DemoArgs, DemoOutput};
+use crate::cli::{DemoArgs, DemoGpus, DemoOutput};
 use crate::printer;
 
 /// How long scenarios create and delete random pods.
 const CHURN: Duration = Duration::from_secs(20);
+/// The node's name if the GPUs are those of this machine.
+const REAL: &str = "this-machine";
 
 /// Start a cluster, play the scenario on it, and stop the cluster. Return `Ok(false)` if a step did not end as the scenario says.
 pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
@@ -24,16 +27,27 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
     let stopped = divvy_program::until_stopped(false)?;
     let scenario = chosen(&args)?;
     let own = std::env::current_exe().context("this program's own path is not known")?;
-    let machines = match &args.nodes {
+    let mut machines = match &args.nodes {
         Some(path) => std::fs::read_to_string(path).with_context(|| format!("--nodes {}", path.display()))?,
         None => BUILT_IN.to_owned(),
     };
-    let gpu_programs = match scenario {
+    let mut programs = Programs::beside(&own)?;
+    let mut gpu_programs = match scenario {
         Some(Scenario::Isolation) => Some(GpuPrograms::beside(&own)?),
         _ => None,
     };
     if let Some(programs) = &gpu_programs {
         programs.check().await?;
+    }
+    if args.gpus == DemoGpus::Real {
+        let containers = gpu_programs.as_mut();
+        let containers =
+            containers.context("--gpus real is for --scenario isolation: no other scenario runs programs that use a GPU")?;
+        let driver = RealDriver::find(args.driver.as_deref()).await.context("--gpus real")?;
+        machines = driver.describe(&programs.probe, REAL).await.context("--gpus real")?;
+        containers.is_real = true;
+        containers.cuda_sim = driver.cuda;
+        programs.nvml_sim = driver.nvml;
     }
     // No audit: a demo does not need its history, which would grow for days with `--keep`.
     let settings = Settings {
@@ -41,7 +55,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<bool> {
         drivers: true,
         gpu_programs,
         audit: false,
-        ..Settings::new(machines, Programs::beside(&own)?)
+        ..Settings::new(machines, programs)
     };
     let began = Instant::now();
     let mut cluster = tokio::select! {

@@ -118,13 +118,61 @@ fn programs_are_held_to_their_shares_and_one_that_avoids_the_guard_is_reported_a
             "the driver has given neighbor exactly its share, 5120 MiB",
             "GpuMemoryExceeded: the pod's processes use 3372 MiB of GPU 0, but 2048 MiB were granted",
             "GuardAvoided: process",
-            "All 19 checks hold",
+            "All 18 checks hold",
         ] {
             assert!(text(&output).contains(part), "{part}: {}", text(&output));
         }
     }
     assert_eq!(processes_of(base.path()), Vec::<String>::new());
     assert_eq!(files_of(base.path()), Vec::<String>::new());
+}
+
+/// There is no GPU here, so the simulated libraries are in the place of the driver's. What the demo does with them is what it does with a driver.
+#[test]
+fn the_guard_is_shown_on_the_gpus_of_this_machine_and_without_a_driver_the_error_says_what_to_type() {
+    let base = tempfile::tempdir().expect("a directory");
+    let none = base.path().join("none");
+    let real = |directory: &Path, scenario: &str| {
+        let directory = directory.display().to_string();
+        demo(
+            base.path(),
+            &["--scenario", scenario, "--gpus", "real", "--driver", &directory],
+        )
+    };
+    for (scenario, part) in [
+        ("isolation", "libcuda.so.1 is not there"),
+        ("tutorial", "--gpus real is for --scenario isolation"),
+    ] {
+        let output = real(&none, scenario).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains(part), "{part}: {}", text(&output));
+    }
+    if !has_guard() {
+        return;
+    }
+    let (driver, machine) = (base.path().join("driver"), base.path().join("machine.toml"));
+    std::fs::create_dir(&driver).expect("made");
+    let built = programs().divvy.parent().expect("a directory").to_owned();
+    for (library, name) in [
+        ("libdivvy_cuda_sim.so", "libcuda.so.1"),
+        ("libdivvy_nvml_sim.so", "libnvidia-ml.so.1"),
+    ] {
+        std::os::unix::fs::symlink(built.join(library), driver.join(name)).expect("linked");
+    }
+    let description =
+        "v = 1\n[[node]]\nname = \"n\"\ndriver = \"580.159.03\"\n[[node.gpu]]\nmodel = \"NVIDIA H100\"\nmemory_mib = 81559\n";
+    std::fs::write(&machine, description).expect("written");
+    let output = real(&driver, "isolation")
+        .env("DIVVY_NVML_SIM", &machine)
+        .output()
+        .expect("it runs");
+    for part in [
+        "to node this-machine, GPU 0 (NVIDIA H100): 3072 MiB of 81559 MiB",
+        "the driver has given neighbor its share, within 4 MiB, 5120 MiB",
+        "All 19 checks hold",
+    ] {
+        assert!(text(&output).contains(part), "{part}: {}", text(&output));
+    }
 }
 
 /// The programs in containers are started by another process than the cluster's other programs, and know nothing of its directory.

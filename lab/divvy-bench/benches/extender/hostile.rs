@@ -1,7 +1,7 @@
 //! Measures the longest time for which one call holds the core's lock, for the worst requests of pods, inventories of nodes, and
 //! earlier events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_extender::core::{Action, BindArgs, Core, Eviction, Now, Posted, Timing};
@@ -85,6 +85,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
         other_units: std::collections::BTreeSet::new(),
         unschedulable: false,
         driver_trouble: None,
+        evict: BTreeSet::new(),
         gpus: (0..gpus).map(gpu).collect(),
     };
     Node {

@@ -9,7 +9,7 @@ use divvy_kube::convert;
 use divvy_model::Held;
 
 use super::play::NAMESPACE;
-use super::{Machine, Play, RunsGpuPrograms, Stop};
+use super::{Play, RunsGpuPrograms, Stop};
 use crate::builders::pod;
 use crate::cuda_program::{Answer, CudaProgram, Refused};
 
@@ -29,7 +29,7 @@ const EVENTS: [(&str, &str); 2] = [
 
 /// Which library a program loads.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Library {
+pub(super) enum Library {
     /// CUDA's driver library by its name, as all programs do.
     Usual,
     /// The driver's own file by its path.
@@ -37,20 +37,22 @@ enum Library {
 }
 
 /// A pod with a program that uses the GPU.
-struct User {
-    pod: &'static str,
-    program: CudaProgram,
+pub(super) struct User {
+    pub(super) pod: &'static str,
+    pub(super) program: CudaProgram,
     /// The UUID of its GPU.
     gpu: String,
     /// What the pod's allocation says, in MiB.
-    share: u64,
+    pub(super) share: u64,
 }
 
-/// The machine has one GPU.
+/// The pods are on the first machine.
 pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("Two pods share a GPU, and the guard enforces their shares: each sees its share as the whole GPU")
         .await?;
-    let node = play.ready(Machine::Laptop).await?;
+    let (node, units) = play.cluster.gpu_machine()?;
+    play.cluster.join(&node).await?;
+    play.offers(&node, units).await?;
     let (mut greedy, _) = start(play, &node, "greedy", 3, Library::Usual).await?;
     let (mut neighbor, _) = start(play, &node, "neighbor", 5, Library::Usual).await?;
     let args = ["inspect", "gpushare", "-o", "wide", node.as_str()];
@@ -103,27 +105,27 @@ pub(super) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>) -> Result<(
         user.program.end().await?;
         play.step("ended", &about, "its program", Vec::new())?;
     }
-    let held: u64 = play.cluster.held(&gpu)?.values().sum();
-    play.check(held == 0, "the driver has recorded no memory of any process", || {
-        format!("{held} bytes")
-    })?;
+    play.eventually("the memory of the programs to be free", async |play| {
+        let held: u64 = play.cluster.held(&gpu)?.values().sum();
+        Ok(if held == 0 { Ok(()) } else { Err(format!("{held} bytes")) })
+    })
+    .await?;
+    play.step("freed", &gpu, "the driver has recorded no memory of any process", Vec::new())?;
     play.delete_all().await?;
     play.used(&node, 0).await
 }
 
 /// Create a pod, and start a program in its container that loads a library and makes a context on the GPU. Return what the program then sees.
-async fn start<C: RunsGpuPrograms>(
+pub(super) async fn start<C: RunsGpuPrograms>(
     play: &mut Play<'_, C>,
     node: &str,
     name: &'static str,
     gib: u64,
     library: Library,
 ) -> Result<(User, Answer), Stop> {
-    play.create(
-        &pod(name).gpu_mem(gib).select(node).grace_seconds(1),
-        &format!("asks for {gib} GiB"),
-    )
-    .await?;
+    let manifest = pod(name).gpu_mem(gib).select(node).grace_seconds(1);
+    let manifest = play.cluster.for_programs(manifest, node);
+    play.create(&manifest, &format!("asks for {gib} GiB")).await?;
     let about = format!("{NAMESPACE}/{name}");
     let (object, reports) = play.bound_and_running(NAMESPACE, name).await?;
     let mounts: Vec<String> = reports.into_iter().flat_map(|report| report.mounts).collect();
@@ -145,7 +147,7 @@ async fn start<C: RunsGpuPrograms>(
     let uid = object.metadata.uid.unwrap_or_default();
     let mut user = User {
         pod: name,
-        program: play.cluster.start_cuda_program(&uid, "main", path)?,
+        program: play.cluster.start_cuda_program(&uid, "main", path).await?,
         gpu: share.uuid.clone(),
         share: share.memory.0,
     };
@@ -157,8 +159,21 @@ async fn start<C: RunsGpuPrograms>(
     Ok((user, sees))
 }
 
+/// Start another program in a pod's container, as `kubectl exec` does.
+pub(super) async fn again<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &User) -> Result<User, Stop> {
+    let uid = play.uid(user.pod).await?;
+    let mut second = User {
+        pod: user.pod,
+        program: play.cluster.start_cuda_program(&uid, "main", CUDA).await?,
+        gpu: user.gpu.clone(),
+        share: user.share,
+    };
+    ask(play, &mut second, "start").await?;
+    Ok(second)
+}
+
 /// Send a request to a pod's program, and tell the listener what the program says.
-async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, request: &str) -> Result<Answer, Stop> {
+pub(super) async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, request: &str) -> Result<Answer, Stop> {
     let answer = user.program.ask(request).await?;
     let pid = user.program.pid();
     let about = format!("{NAMESPACE}/{}", user.pod);
@@ -167,19 +182,20 @@ async fn ask<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, reques
 }
 
 /// Return how much the driver has recorded for a pod's program, in MiB.
-fn held<C: RunsGpuPrograms>(play: &Play<'_, C>, user: &User) -> Result<u64, Stop> {
+pub(super) fn held<C: RunsGpuPrograms>(play: &Play<'_, C>, user: &User) -> Result<u64, Stop> {
     let held = play.cluster.held(&user.gpu)?;
     Ok(held.get(&user.program.pid()).copied().unwrap_or_default() / MIB)
 }
 
 /// Wait until the agent has measured what the program's context takes, which no allocation accounts for.
-async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<(), Stop> {
+pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<(), Stop> {
     let (program, pod, gpu, share) = (&mut user.program, user.pod, &user.gpu, user.share);
+    let rounding = play.cluster.rounding_mib();
     let context = play
         .eventually(&format!("the agent to measure the context of {pod}"), async |play| {
             let answer = program.ask("memory").await?;
             let held = play.cluster.held(gpu)?.get(&program.pid()).copied().unwrap_or_default() / MIB;
-            Ok(match answer.free_mib + held == share {
+            Ok(match (answer.free_mib + held).abs_diff(share) <= rounding {
                 true => Ok(held),
                 false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
             })
@@ -190,7 +206,7 @@ async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -
 }
 
 /// Let a program allocate this much, which must succeed.
-async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: u64) -> Result<(), Stop> {
+pub(super) async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: u64) -> Result<(), Stop> {
     let answer = ask(play, user, &format!("allocate {mib}")).await?;
     let text = format!("{} gets {mib} MiB", user.pod);
     play.check(answer.refused.is_none(), &text, || format!("{answer:?}"))?;
@@ -198,7 +214,7 @@ async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: 
 }
 
 /// Let a program allocate until it is refused, which must happen at its share. Return what was refused.
-async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<Refused, Stop> {
+pub(super) async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<Refused, Stop> {
     let answer = ask(play, user, "fill").await?;
     let refused = answer
         .refused
@@ -206,8 +222,12 @@ async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> R
     let text = format!("{} is refused with {OUT_OF_MEMORY}", user.pod);
     play.check(refused.error == OUT_OF_MEMORY, &text, || format!("{refused:?}"))?;
     let held = held(play, user)?;
-    let text = format!("the driver has given {} exactly its share, {} MiB", user.pod, user.share);
-    play.check(held == user.share, &text, || format!("{held} MiB"))?;
+    let (text, rounding) = match play.cluster.rounding_mib() {
+        0 => ("exactly its share".to_owned(), 0),
+        rounding => (format!("its share, within {rounding} MiB"), rounding),
+    };
+    let text = format!("the driver has given {} {text}, {} MiB", user.pod, user.share);
+    play.check(held.abs_diff(user.share) <= rounding, &text, || format!("{held} MiB"))?;
     Ok(refused)
 }
 

@@ -23,7 +23,7 @@ impl Machine {
     }
 
     /// Return the machine's shared GPU memory in units of 1 GiB.
-    pub(crate) fn units(self) -> u64 {
+    pub fn units units(self) -> u64 {
         match self {
             Machine::Laptop => 16,
             Machine::Mixed => 95,

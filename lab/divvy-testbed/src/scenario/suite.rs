@@ -17,6 +17,7 @@ mod node_configs;
 mod outages;
 mod placement;
 mod pods;
+mod programs;
 mod restarts;
 mod time_slicing;
 mod units;
@@ -25,7 +26,7 @@ mod whole;
 
 use super::churn::{self, Churn};
 use super::play::Seen;
-use super::{Cluster, Machine, Play, Stop, tour};
+use super::{Cluster, Machine, Play, RunsGpuPrograms, Stop, tour};
 use crate::builders::pod;
 
 /// A scene of the suite.
@@ -109,11 +110,13 @@ pub enum Scene {
     Limits,
     /// The guard takes the place of CUDA's driver library.
     Guard,
+    /// Programs in containers are held to their shares by the guard.
+    Programs,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 39] = [
+    pub const ALL: [Scene; 40] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -154,6 +157,7 @@ impl Scene {
         Scene::NodeConfigs,
         Scene::Limits,
         Scene::Guard,
+        Scene::Programs,
     ];
 
     /// Return the scene's name on the command line and a one-line description.
@@ -281,6 +285,10 @@ impl Scene {
                 "guard",
                 "containers get the guard in the place of CUDA's driver library; shares of the compute time; another version of the guard; the agent is killed",
             ),
+            Scene::Programs => (
+                "programs",
+                "the guard holds programs to their shares while the agent is killed and the guard replaced; one avoids it and is killed, another is evicted",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -304,6 +312,11 @@ impl Scene {
         }
     }
 
+    /// Report whether programs in containers use the simulated driver.
+    pub fn runs_programs(self) -> bool {
+        self == Scene::Programs
+    }
+
     /// Report whether a node of the scene runs `nvidia-device-plugin`.
     pub fn runs_plugin(self) -> bool {
         matches!(
@@ -314,7 +327,7 @@ impl Scene {
 
     /// Play the scene. The error [`Stop`] means that the scene could not go on; the play counts the checks that failed. The scene may leave pods
     /// behind, which people can look at.
-    pub async fn play<C: Cluster>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
+    pub async fn play<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, churn: Churn) -> Result<(), Stop> {
         match self {
             Scene::Tour => {
                 tour::tutorial(play).await?;
@@ -358,6 +371,7 @@ impl Scene {
             Scene::NodeConfigs => node_configs::node_configs(play).await,
             Scene::Limits => limits::play(play).await,
             Scene::Guard => guard::play(play).await,
+            Scene::Programs => programs::play(play).await,
         }
     }
 }

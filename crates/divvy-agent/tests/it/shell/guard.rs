@@ -30,9 +30,12 @@ async fn bed_with(on_escape: OnEscape) -> Bed {
     bed
 }
 
+fn limits_of(path: &Path) -> Option<Limits> {
+    Limits::from_bytes(&fs::read(path).ok()?).ok().map(|(_, limits)| limits)
+}
+
 fn limits(path: &Path) -> Option<u64> {
-    let (_, limits) = Limits::from_bytes(&fs::read(path).ok()?).ok()?;
-    Some(limits.bytes >> 20)
+    limits_of(path).map(|limits| limits.bytes >> 20)
 }
 
 #[tokio::test]
@@ -82,11 +85,18 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
 }
 
 #[tokio::test]
-async fn a_process_that_avoids_the_guard_is_told_and_killed_only_if_the_agent_is_to_kill() {
-    for (on_escape, kills) in [(OnEscape::Event, false), (OnEscape::Kill, true)] {
+async fn a_process_that_avoids_the_guard_is_told_and_its_pod_has_the_consequence_that_the_agent_was_given() {
+    for (on_escape, consequence) in [
+        (OnEscape::Event, ""),
+        (OnEscape::Throttle, "--on-escape throttle"),
+        (OnEscape::Evict, "--on-escape evict"),
+        (OnEscape::Kill, "--on-escape kill"),
+    ] {
         let mut bed = bed_with(on_escape).await;
         let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
         bed.running("a").await;
+        let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/limits");
+        let is_stopped = || limits_of(&file).is_some_and(|limits| limits.is_stopped);
         let killed = bed.machine.borrow().killed.clone();
         let killed = || killed.lock().expect("no panic").clone();
         bed.machine.send_modify(|machine| machine.process_of = Some(uid.clone()));
@@ -97,14 +107,24 @@ async fn a_process_that_avoids_the_guard_is_told_and_killed_only_if_the_agent_is
         let event = bed.eventually("an event", told).await;
         let text = event["message"].as_str().expect("text");
         assert!(text.contains("process 4711") && text.contains("GPU 0"), "{text}");
-        assert_eq!(text.contains("The agent kills such processes"), kills, "{text}");
-        if kills {
-            bed.eventually("a request to kill", || (!killed().is_empty()).then_some(()))
-                .await;
-            assert_eq!((&killed()[0]["pid"], &killed()[0]["pod"]), (&4711.into(), &uid.into()));
-        } else {
-            assert_eq!(killed(), [Value::Null; 0]);
+        assert_eq!(text.contains("--on-escape"), !consequence.is_empty(), "{text}");
+        assert!(text.contains(consequence), "{text}");
+        match on_escape {
+            OnEscape::Event => {}
+            OnEscape::Throttle => {
+                bed.eventually("the pod is stopped", || is_stopped().then_some(())).await;
+                bed.machine.send_modify(|machine| machine.process_of = None);
+                bed.eventually("the pod goes on", || (!is_stopped()).then_some(())).await;
+            }
+            OnEscape::Evict => drop(bed.inventory(|inventory| inventory.evict.contains(&uid)).await),
+            OnEscape::Kill => {
+                bed.eventually("a request to kill", || (!killed().is_empty()).then_some(()))
+                    .await;
+                assert_eq!((&killed()[0]["pid"], &killed()[0]["pod"]), (&4711.into(), &uid.into()));
+            }
         }
+        assert_eq!(killed().is_empty(), on_escape != OnEscape::Kill, "{on_escape:?}");
+        assert!(!is_stopped());
         bed.stop_agent().await;
     }
 }
@@ -119,8 +139,7 @@ fn change(path: &Path, change: impl FnOnce(&mut Limits)) {
 }
 
 fn account(path: &Path) -> Account {
-    let (_, limits) = Limits::from_bytes(&fs::read(path).expect("read")).expect("readable");
-    limits.account
+    limits_of(path).expect("readable").account
 }
 
 #[tokio::test]
@@ -166,6 +185,27 @@ async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
     bed.machine.send_modify(|machine| machine.refuses_samples = None);
     bed.eventually("a measurement", || (account(&file).at > refused.at).then_some(()))
         .await;
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_same_pod() {
+    let mut bed = bed().await;
+    bed.machine.send_modify(|machine| machine.has_limits = true);
+    bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::CgroupAndGuard))
+        .await;
+    bed.kubelet_has(16).await;
+    let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "hard")]);
+    let container = bed.running("a").await;
+    let limited = bed.machine.borrow().limits.lock().expect("no panic").clone();
+    assert_eq!((limited.len(), &limited[0]["hardMiB"]), (1, &3072.into()));
+    let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/limits");
+    assert_eq!(limits(&file), Some(3072));
+    let has_guard = container
+        .mounts
+        .iter()
+        .any(|mount| mount.container == "/run/divvy/share/GPU-0/limits");
+    assert!(has_guard, "{:?}", container.mounts);
     bed.stop_agent().await;
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use divvy_kube::objects::{NodeObject, PodObject};
+use divvy_model::{Enforcement, Inventory, names};
 use kube::api::{Api, ListParams};
 use tokio::time::Instant;
 
@@ -75,6 +76,22 @@ impl<C: Cluster> Play<'_, C> {
             Ok(match offered == amount.to_string() {
                 true => Ok(()),
                 false => Err(format!("it offers {offered}")),
+            })
+        })
+        .await
+    }
+
+    /// Wait until a node's GPUs have the guard, or have it no longer.
+    pub(in crate::scenario) async fn has_guard(&mut self, node: &str, expected: bool) -> Result<(), Stop> {
+        self.eventually("what enforces shares", async |play| {
+            let nodes = play.nodes().await?;
+            let found = nodes.into_iter().find(|found| found.metadata.name.as_deref() == Some(node));
+            let annotations = found.and_then(|found| found.metadata.annotations).unwrap_or_default();
+            let text = annotations.get(names::INVENTORY).cloned().unwrap_or_default();
+            let enforces = |inventory: Inventory| inventory.gpus.iter().any(|gpu| gpu.enforcement == Some(Enforcement::Guard));
+            Ok(match Inventory::parse(&text).map(enforces) {
+                Ok(enforces) if enforces == expected => Ok(()),
+                _ => Err(text),
             })
         })
         .await

@@ -3,7 +3,7 @@
 //! The libraries are text files here, and no program loads them. The tests of `divvy-guard` and the scenario `isolation` run programs
 //! with the real ones.
 
-use divvy_model::{Enforcement, Inventory, names};
+use divvy_model::names;
 use serde_json::json;
 
 use super::node_configs::configure;
@@ -38,7 +38,7 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     play.scene("The agent gets the guard: the pod starts with it, and so does a pod without the annotation")
         .await?;
     for library in LIBRARIES {
-        play.cluster.place(node, library, Some("the guard"))?;
+        play.cluster.place(node, library, Some(b"the guard"))?;
     }
     let directory = play.cluster.agents_path(node, DIRECTORY);
     configure(play, json!({"default": {"guard": "shadow", "guard-dir": directory}})).await?;
@@ -97,7 +97,7 @@ async fn guarded<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), S
     play.scene("The next agent has another version of the guard, and is then killed: no pod that runs notices")
         .await?;
     let before = play.reports().await?;
-    play.cluster.place(node, LIBRARIES[0], Some("the next guard"))?;
+    play.cluster.place(node, LIBRARIES[0], Some(b"the next guard"))?;
     play.cluster.stop(Part::Agent(node), End::Stopped).await?;
     play.cluster.start(Part::Agent(node)).await?;
     play.step("restarted", &format!("the agent of {node}"), "", Vec::new())?;
@@ -121,18 +121,7 @@ async fn restored<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), 
     for library in LIBRARIES {
         play.cluster.place(node, library, None)?;
     }
-    play.eventually("nothing to enforce shares", async |play| {
-        let nodes = play.nodes().await?;
-        let found = nodes.into_iter().find(|found| found.metadata.name.as_deref() == Some(node));
-        let annotations = found.and_then(|found| found.metadata.annotations).unwrap_or_default();
-        let text = annotations.get(names::INVENTORY).cloned().unwrap_or_default();
-        let enforces = |inventory: &Inventory| inventory.gpus.iter().any(|gpu| gpu.enforcement == Some(Enforcement::Guard));
-        Ok(match Inventory::parse(&text) {
-            Ok(inventory) if !enforces(&inventory) => Ok(()),
-            _ => Err(text),
-        })
-    })
-    .await?;
+    play.has_guard(node, false).await?;
     play.offers(node, Machine::Laptop.units()).await
 }
 

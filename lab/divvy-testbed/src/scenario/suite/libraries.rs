@@ -56,8 +56,8 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
     let uuids = uuids(play, &node).await?;
     let report = runs(play, "first", &node).await?;
     has_loaded(play, "first", &report)?;
-    play.cluster.place(&node, &on_node(OTHER), Some(OTHER))?;
-    play.cluster.place(&node, SPEC, Some(&spec_of(OTHER, &uuids)))?;
+    play.cluster.place(&node, &on_node(OTHER), Some(OTHER.as_bytes()))?;
+    play.cluster.place(&node, SPEC, Some(spec_of(OTHER, &uuids).as_bytes()))?;
     play.step(
         "installed",
         &format!("a CDI spec of driver {OTHER} on node {node}"),

@@ -67,7 +67,7 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
     play.scene("An AMD GPU reports an uncorrectable memory error, and is offered again once it has been quiet")
         .await?;
     let errors = divvy_amd_sim::memory_errors(3);
-    play.cluster.place(&instinct, &errors, Some("ue: 1\nce: 7\n"))?;
+    play.cluster.place(&instinct, &errors, Some(b"ue: 1\nce: 7\n"))?;
     play.step("broken", &instinct, "GPU 3 counts an uncorrectable memory error", Vec::new())?;
     play.event(&instinct, "GpuFailed", "uncorrectable memory error").await?;
     play.event(&instinct, "GpuRecovered", "GPU 3").await?;
