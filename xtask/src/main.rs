@@ -4,6 +4,7 @@ mod bench;
 mod build;
 mod cluster;
 mod codegen;
+mod compat;
 mod cycles;
 #[cfg(test)]
 mod doc_tests;
@@ -35,6 +36,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   suite [ARGS]      play the scenes on the embedded cluster and on a real Kubernetes; `cargo xtask suite --help`
   compare [PROGRAM] play the same scenarios to Divvy and to NVIDIA's device plugin and GPU feature discovery, and compare what they do; without
                     PROGRAM, with what they did when they were recorded (needs root)
+  compat [FLAGS]    run the guard in the root file systems of distributions, and with third-party programs; `cargo xtask compat --help`
   torture [FLAGS]   play random histories against the decisions of extender and agent; `cargo xtask torture --help`
   cluster COMMAND   run a real Kubernetes with Divvy on this machine; `cargo xtask cluster --help`
   gpu [FLAGS]       run every check that needs a real GPU, and write a report; `cargo xtask gpu --help`
@@ -80,6 +82,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["gpu", rest @ ..] => return gpu::run(rest),
         ["compare"] => return build::compare(None),
         ["compare", theirs] => return build::compare(Some(*theirs)),
+        ["compat", rest @ ..] => return compat::run(rest),
         ["torture", rest @ ..] => return build::torture(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
         ["skips", rest @ ..] => return skips::run(rest),

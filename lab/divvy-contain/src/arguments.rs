@@ -7,11 +7,12 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::mounts::Mount;
 
-const USAGE: &str = "usage: divvy-contain [--mount FILE PATH | --read-only FILE PATH]... ROOT PROGRAM [ARGUMENT]...
+const USAGE: &str = "usage: divvy-contain [--image DIRECTORY] [--mount FILE PATH | --read-only FILE PATH | --link TARGET PATH]... ROOT PROGRAM [ARGUMENT]...
        divvy-contain --check
 
 ROOT is an empty directory, which becomes the program's root directory. FILE on the machine, also a directory, is at PATH in the container.
---check reports whether this machine allows that.";
+--link makes a symbolic link. Without --image, PROGRAM is a file of the machine, and the container has only it and its C library. With --image, PROGRAM is in
+the container, which has the files of DIRECTORY; what the container writes is gone when it ends. --check reports whether this machine allows that.";
 
 /// What to do.
 #[derive(Debug, PartialEq)]
@@ -25,7 +26,11 @@ pub(crate) enum Arguments {
 /// A program in a container.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Task {
+    /// The image's root file system; `None`: the program and its C library are the image.
+    pub(crate) image: Option<PathBuf>,
     pub(crate) mounts: Vec<Mount>,
+    /// Symbolic links: the target, and the path in the container.
+    pub(crate) links: Vec<(PathBuf, PathBuf)>,
     pub(crate) root: PathBuf,
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<OsString>,
@@ -34,25 +39,27 @@ pub(crate) struct Task {
 impl Arguments {
     pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Arguments> {
         let mut words = words.into_iter();
-        let mut mounts = Vec::new();
+        let (mut image, mut mounts, mut links) = (None, Vec::new(), Vec::new());
         let root = loop {
             let word = words.next().context(USAGE)?;
-            let read_only = match word.to_str() {
+            let mut path = || words.next().map(PathBuf::from).context(USAGE);
+            match word.to_str() {
                 Some("--check") => return Ok(Arguments::Check),
-                Some("--mount") => false,
-                Some("--read-only") => true,
+                Some("--image") => image = Some(path()?),
+                Some("--link") => links.push((path()?, path()?)),
+                Some(flag @ ("--mount" | "--read-only")) => mounts.push(Mount {
+                    host: path()?,
+                    container: path()?,
+                    read_only: flag == "--read-only",
+                }),
                 Some(flag) if flag.starts_with('-') => bail!("{flag:?} is unknown; {USAGE}"),
                 _ => break word,
-            };
-            let mut path = || words.next().map(PathBuf::from).context(USAGE);
-            mounts.push(Mount {
-                host: path()?,
-                container: path()?,
-                read_only,
-            });
+            }
         };
         Ok(Arguments::Run(Task {
+            image,
             mounts,
+            links,
             root: root.into(),
             program: words.next().context(USAGE)?.into(),
             arguments: words.collect(),
@@ -75,8 +82,10 @@ mod tests {
             container: container.into(),
             read_only,
         };
-        let parsed = parse("--mount /a:1 /b --read-only /c /d /root /bin/x --mount 1").expect("valid");
+        let parsed = parse("--mount /a:1 /b --image /i --read-only /c /d --link t /l /root /bin/x --mount 1").expect("valid");
         let expected = Task {
+            image: Some("/i".into()),
+            links: vec![("t".into(), "/l".into())],
             mounts: vec![mount("/a:1", "/b", false), mount("/c", "/d", true)],
             root: "/root".into(),
             program: "/bin/x".into(),
@@ -84,7 +93,15 @@ mod tests {
         };
         assert_eq!(parsed, Arguments::Run(expected));
         assert_eq!(parse("--check").expect("valid"), Arguments::Check);
-        for line in ["", "/root", "--mount /a", "--mount /a /b", "--bogus /root /bin/x"] {
+        for line in [
+            "",
+            "/root",
+            "--mount /a",
+            "--mount /a /b",
+            "--link /a",
+            "--image",
+            "--bogus /root /bin/x",
+        ] {
             let error = parse(line).expect_err("refused").to_string();
             assert!(error.contains("usage:"), "{line:?}: {error}");
         }

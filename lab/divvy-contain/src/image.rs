@@ -65,17 +65,34 @@ fn name(path: &Path) -> std::borrow::Cow<'_, str> {
 
 /// Let the loader find the libraries, and make their links such as `libcuda.so.1`. NVIDIA's CDI hook `update-ldcache` does the same, with the same program.
 pub(crate) fn find_libraries(root: &Path, image: &Image, mounts: &[Mount]) -> Result<()> {
-    let paths = mounts.iter().map(|mount| &mount.container).chain(&image.files);
+    let paths = mounts.iter().map(|mount| mount.container.as_path());
+    ldconfig(root, "ld.so.conf", paths.chain(image.files.iter().map(PathBuf::as_path)))
+}
+
+/// Let the loader of an image find the libraries of the mounts, if it has a cache of libraries. musl's loader has none.
+pub(crate) fn update_cache(root: &Path, mounts: &[Mount]) -> Result<()> {
+    if !below(root, Path::new("/etc/ld.so.cache")).exists() {
+        return Ok(());
+    }
+    ldconfig(
+        root,
+        "ld.so.conf.d/00-divvy-contain.conf",
+        mounts.iter().map(|mount| mount.container.as_path()),
+    )
+}
+
+/// Run this machine's `ldconfig` on the directories of the libraries among these files, which the file of `/etc` then lists.
+fn ldconfig<'a>(root: &Path, list: &str, paths: impl Iterator<Item = &'a Path>) -> Result<()> {
     let libraries = paths.filter(|path| is_library(&name(path)));
-    let directories: BTreeSet<&Path> = libraries.filter_map(|path| path.parent()).collect();
-    let list: String = directories
+    let directories: BTreeSet<&Path> = libraries.filter_map(Path::parent).collect();
+    let text: String = directories
         .iter()
         .map(|directory| format!("{}\n", directory.display()))
         .collect();
-    let etc = below(root, Path::new("/etc"));
-    fs::create_dir_all(&etc)
-        .and_then(|()| fs::write(etc.join("ld.so.conf"), list))
-        .context("ld.so.conf could not be written")?;
+    let list = below(root, Path::new("/etc")).join(list);
+    fs::create_dir_all(list.parent().unwrap_or(root))
+        .and_then(|()| fs::write(&list, text))
+        .with_context(|| format!("{} could not be written", list.display()))?;
     let ldconfig = LDCONFIG.iter().find(|path| Path::new(path).exists());
     let ldconfig = ldconfig.with_context(|| format!("this machine has no ldconfig; looked for {}", LDCONFIG.join(", ")))?;
     let output = Command::new(ldconfig).arg("-r").arg(root).output();

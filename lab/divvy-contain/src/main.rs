@@ -1,5 +1,5 @@
-//! Starts a program in its own mount namespace. The namespace contains only the program, its C library, and the given mounts, as if a container runtime had
-//! started an image that contains nothing else.
+//! Starts a program in its own mount namespace, as if a container runtime had started it from an image. The namespace contains the given mounts and the
+//! image: a root file system, or only the program and its C library.
 //!
 //! The namespace belongs to root, or to a user namespace, which every user may have on most machines. Nothing on the machine changes, and everything
 //! is gone when the program ends. Only mounts are separate: PIDs, users, and the network are the machine's.
@@ -42,6 +42,29 @@ fn main() -> ExitCode {
 
 /// Replace this process by the program. Return only if that fails.
 fn run(task: &Task) -> Result<Infallible> {
+    match &task.image {
+        Some(directory) => run_in(directory, task),
+        None => run_alone(task),
+    }
+}
+
+/// Run a program of an image.
+fn run_in(image: &Path, task: &Task) -> Result<Infallible> {
+    namespace::enter()?;
+    let root = mounts::copy_on_write(image, &task.root)?;
+    let proc = Mount::same(Path::new("/proc"));
+    for mount in [&proc].into_iter().chain(&task.mounts) {
+        mount.make(&root)?;
+    }
+    links(task, &root)?;
+    image::update_cache(&root, &task.mounts)?;
+    enter(&root)?;
+    let error = Command::new(&task.program).args(&task.arguments).exec();
+    Err(error).with_context(|| format!("{} could not be started in the container", task.program.display()))
+}
+
+/// Run a program of this machine, with its C library and nothing else.
+fn run_alone(task: &Task) -> Result<Infallible> {
     let image = Image::of(&task.program)?;
     namespace::enter()?;
     let root = &task.root;
@@ -51,12 +74,24 @@ fn run(task: &Task) -> Result<Infallible> {
     for mount in of_image.chain([proc]).chain(task.mounts.iter().cloned()) {
         mount.make(root)?;
     }
+    links(task, root)?;
     image::find_libraries(root, &image, &task.mounts)?;
-    nix::unistd::chroot(root).with_context(|| format!("chroot to {} failed", root.display()))?;
-    nix::unistd::chdir("/").context("chdir to the container's / failed")?;
+    enter(root)?;
     // The loader starts the program: a program names its loader by a path that may be a link, and the container has no links but those of libraries.
     let mut command = Command::new(&image.loader);
     command.arg(&task.program).args(&task.arguments);
     let error = command.exec();
     Err(error).with_context(|| format!("{} could not be started in the container", task.program.display()))
+}
+
+fn links(task: &Task, root: &Path) -> Result<()> {
+    for (target, path) in &task.links {
+        mounts::link(target, root, path).with_context(|| format!("the link {} could not be made", path.display()))?;
+    }
+    Ok(())
+}
+
+fn enter(root: &Path) -> Result<()> {
+    nix::unistd::chroot(root).with_context(|| format!("chroot to {} failed", root.display()))?;
+    nix::unistd::chdir("/").context("chdir to the container's / failed")
 }

@@ -1,6 +1,7 @@
 //! The mounts of the container.
 
 use std::fs::{self, File};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
@@ -43,6 +44,45 @@ impl Mount {
 pub(crate) fn empty(root: &Path) -> Result<()> {
     mount(Some("tmpfs"), root, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=755"))
         .with_context(|| format!("a tmpfs could not be mounted at {}", root.display()))
+}
+
+/// Mount an image's files so that what is written to them stays in memory. Return the directory.
+pub(crate) fn copy_on_write(image: &Path, at: &Path) -> Result<PathBuf> {
+    empty(at)?;
+    let [changes, work, root] = ["changes", "work", "root"].map(|name| at.join(name));
+    for directory in [&changes, &work, &root] {
+        fs::create_dir(directory).with_context(|| format!("{} could not be made", directory.display()))?;
+    }
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={}",
+        image.display(),
+        changes.display(),
+        work.display()
+    );
+    // Programs of the image may be setuid, as in a container.
+    mount(
+        Some("overlay"),
+        &root,
+        Some("overlay"),
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )
+    .with_context(|| {
+        format!(
+            "the image {} could not be mounted; a comma or colon in its path is not possible",
+            image.display()
+        )
+    })?;
+    Ok(root)
+}
+
+/// Make a symbolic link in the container.
+pub(crate) fn link(target: &Path, root: &Path, path: &Path) -> std::io::Result<()> {
+    let at = below(root, path);
+    if let Some(directory) = at.parent() {
+        fs::create_dir_all(directory)?;
+    }
+    symlink(target, at)
 }
 
 /// Return where a path of the container is on the machine.

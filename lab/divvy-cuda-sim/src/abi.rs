@@ -6,6 +6,7 @@ mod copy;
 mod device;
 mod entry;
 mod graph;
+mod library;
 mod memory;
 mod pointer;
 mod pool;

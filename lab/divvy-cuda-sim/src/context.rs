@@ -1,14 +1,15 @@
 //! Contexts, and which one is current in a thread.
 
-use std::cell::RefCell;
+use std::ffi::c_void;
+use std::ptr::from_mut;
+use std::sync::OnceLock;
 
 use crate::codes::{Code, INVALID_CONTEXT};
 use crate::slab::Slabs;
 
-thread_local! {
-    /// The stack of contexts of this thread, by handle.
-    static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
-}
+/// The key under which each thread has its stack of contexts, by handle. It is a key of pthread and not a `thread_local`, because glibc's loader makes no
+/// thread-local variables for a library that a statically linked program loads.
+static KEY: OnceLock<libc::pthread_key_t> = OnceLock::new();
 
 /// A context that exists.
 #[derive(Debug)]
@@ -21,24 +22,51 @@ pub(crate) struct Context {
     pub(crate) slabs: Slabs,
 }
 
+/// Free the stack of a thread that ends.
+extern "C" fn free(stack: *mut c_void) {
+    // SAFETY: the key has only pointers that `with_stack` has made from boxes, and pthread calls this once for each of them.
+    drop(unsafe { Box::from_raw(stack.cast::<Vec<usize>>()) });
+}
+
+/// Do something with this thread's stack.
+fn with_stack<T>(body: impl FnOnce(&mut Vec<usize>) -> T) -> T {
+    let key = *KEY.get_or_init(|| {
+        let mut key = 0;
+        // SAFETY: the place for the key is valid, and so is the function.
+        let code = unsafe { libc::pthread_key_create(&raw mut key, Some(free)) };
+        assert_eq!(code, 0, "the process has no more keys");
+        key
+    });
+    // SAFETY: the key exists.
+    let mut stack = unsafe { libc::pthread_getspecific(key) }.cast::<Vec<usize>>();
+    if stack.is_null() {
+        stack = from_mut(Box::leak(Box::default()));
+        // SAFETY: the key exists. `free` frees what it gets.
+        let code = unsafe { libc::pthread_setspecific(key, stack.cast()) };
+        assert_eq!(code, 0, "there is no memory");
+    }
+    // SAFETY: it is this thread's, and no function here calls another one with it.
+    body(unsafe { &mut *stack })
+}
+
 /// Return this thread's current context, which may have been destroyed.
 pub(crate) fn top() -> Option<usize> {
-    STACK.with_borrow(|stack| stack.last().copied())
+    with_stack(|stack| stack.last().copied())
 }
 
 /// Make a context current.
 pub(crate) fn push(handle: usize) {
-    STACK.with_borrow_mut(|stack| stack.push(handle));
+    with_stack(|stack| stack.push(handle));
 }
 
 /// Make the context below the current one current.
 pub(crate) fn pop() -> Result<usize, Code> {
-    STACK.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)
+    with_stack(Vec::pop).ok_or(INVALID_CONTEXT)
 }
 
 /// Replace the current context; 0 removes it.
 pub(crate) fn set(handle: usize) {
-    STACK.with_borrow_mut(|stack| {
+    with_stack(|stack| {
         stack.pop();
         if handle != 0 {
             stack.push(handle);

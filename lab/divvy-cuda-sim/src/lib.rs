@@ -19,8 +19,9 @@
 //!
 //! `cuGetProcAddress` finds the functions of the driver's version, in the variant of the program's version. `dlsym` finds all symbols, because one
 //! file has one set of them. The program `divvy-cuda-sim` writes a copy of the library that has only the symbols of a version, for `dlsym` as well.
-//! The library has 201 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there.
-//! It has no `cuGetExportTable`, so NVIDIA's runtime library does not start on it.
+//! The library has 208 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there.
+//! It has no `cuGetExportTable`, whose tables are undocumented, so NVIDIA's runtime library does not start on it. Programs that use the driver's library
+//! directly do: numba launches kernels on it.
 //!
 //! # Memory
 //!

@@ -4,7 +4,7 @@
 /// the default stream of its thread. From cudaTypedefs.h of CUDA 11.7 to 13.5, whose types have the names `PFN_<function>_v<version>`, and for
 /// cuGraphInstantiate of 11.4 from what NVIDIA's cuda-python asks for (cydriver.pyx).
 #[rustfmt::skip]
-pub(crate) const TABLE: [(&str, i32, &str, bool); 202] = [
+pub(crate) const TABLE: [(&str, i32, &str, bool); 209] = [
     ("cuArray3DCreate", 2000, "cuArray3DCreate", false),
     ("cuArray3DCreate", 3020, "cuArray3DCreate_v2", false),
     ("cuArrayCreate", 2000, "cuArrayCreate", false),
@@ -72,6 +72,7 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 202] = [
     ("cuEventRecordWithFlags", 11010, "cuEventRecordWithFlags_ptsz", true),
     ("cuEventSynchronize", 2000, "cuEventSynchronize", false),
     ("cuExternalMemoryGetMappedBuffer", 10000, "cuExternalMemoryGetMappedBuffer", false),
+    ("cuFuncGetAttribute", 2020, "cuFuncGetAttribute", false),
     ("cuGetErrorName", 6000, "cuGetErrorName", false),
     ("cuGetErrorString", 6000, "cuGetErrorString", false),
     ("cuGetProcAddress", 11030, "cuGetProcAddress", false),
@@ -104,6 +105,8 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 202] = [
     ("cuIpcGetMemHandle", 4010, "cuIpcGetMemHandle", false),
     ("cuIpcOpenMemHandle", 4010, "cuIpcOpenMemHandle", false),
     ("cuIpcOpenMemHandle", 11000, "cuIpcOpenMemHandle_v2", false),
+    ("cuKernelGetAttribute", 12000, "cuKernelGetAttribute", false),
+    ("cuKernelGetFunction", 12000, "cuKernelGetFunction", false),
     ("cuLaunch", 2000, "cuLaunch", false),
     ("cuLaunchCooperativeKernel", 9000, "cuLaunchCooperativeKernel", false),
     ("cuLaunchCooperativeKernel", 9000, "cuLaunchCooperativeKernel_ptsz", true),
@@ -114,6 +117,10 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 202] = [
     ("cuLaunchKernel", 7000, "cuLaunchKernel_ptsz", true),
     ("cuLaunchKernelEx", 11060, "cuLaunchKernelEx", false),
     ("cuLaunchKernelEx", 11060, "cuLaunchKernelEx_ptsz", true),
+    ("cuLibraryGetKernel", 12000, "cuLibraryGetKernel", false),
+    ("cuLibraryGetModule", 12000, "cuLibraryGetModule", false),
+    ("cuLibraryLoadData", 12000, "cuLibraryLoadData", false),
+    ("cuLibraryUnload", 12000, "cuLibraryUnload", false),
     ("cuMemAddressFree", 10020, "cuMemAddressFree", false),
     ("cuMemAddressReserve", 10020, "cuMemAddressReserve", false),
     ("cuMemAlloc", 2000, "cuMemAlloc", false),
@@ -190,8 +197,8 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 202] = [
     ("cuModuleUnload", 2000, "cuModuleUnload", false),
     ("cuPointerGetAttribute", 4000, "cuPointerGetAttribute", false),
     ("cuStreamBeginCapture", 10000, "cuStreamBeginCapture", false),
-    ("cuStreamBeginCapture", 10010, "cuStreamBeginCapture_v2", false),
     ("cuStreamBeginCapture", 10000, "cuStreamBeginCapture_ptsz", true),
+    ("cuStreamBeginCapture", 10010, "cuStreamBeginCapture_v2", false),
     ("cuStreamBeginCapture", 10010, "cuStreamBeginCapture_v2_ptsz", true),
     ("cuStreamCreate", 2000, "cuStreamCreate", false),
     ("cuStreamCreateWithPriority", 5050, "cuStreamCreateWithPriority", false),

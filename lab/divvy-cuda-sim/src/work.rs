@@ -12,6 +12,8 @@ pub(crate) struct Work {
     /// When the work before each event ends; `None` if the event has not been recorded.
     pub(crate) events: BTreeMap<usize, Option<u64>>,
     pub(crate) modules: BTreeMap<usize, ()>,
+    /// The module of each library.
+    pub(crate) libraries: BTreeMap<usize, usize>,
     /// How long a launch of each function takes, in nanoseconds.
     pub(crate) functions: BTreeMap<usize, u64>,
 }

@@ -9,6 +9,7 @@ mod mig;
 mod process;
 mod system;
 mod topology;
+mod unsupported;
 mod utilization;
 
 use std::ffi::{CStr, c_char, c_uint};

@@ -54,7 +54,8 @@
 //! `sample_ms` of the description, and returns the latest one of each process that had at least half a percent. Real drivers take one each 1/6 s to
 //! 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). If there are several since the time that the caller names, they seem to return the mean. A process that has ended has no samples.
 //! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here.
-//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. There are no power, fan, or ECC readings, and settings cannot be changed. PCI device ids
+//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. Power, fans, ECC,
+//! current clocks, displays, and the like are NOT_SUPPORTED, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 
 #![allow(

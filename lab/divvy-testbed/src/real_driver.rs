@@ -96,7 +96,7 @@ fn found(name: &str, listed: &str) -> io::Result<PathBuf> {
     path.ok_or_else(|| {
         let text = format!(
             "this machine has no {name}, so it has no NVIDIA driver: it is neither in the list of `ldconfig -p` nor in {}. Run this on a machine with an \
-             NVIDIA GPU, name the directory of the driver's libraries with --driver, or use the simulated driver",
+             NVIDIA GPU, name the directory of the driver's libraries with --driver, or use the simulated driver: leave out --gpus real",
             DIRECTORIES.join(", ")
         );
         io::Error::new(io::ErrorKind::NotFound, text)

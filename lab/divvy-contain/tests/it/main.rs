@@ -122,6 +122,59 @@ fn a_library_gets_the_link_by_which_programs_load_it() {
     assert!(found.contains(&"link: libgcc_s.so.1.2.3".to_owned()), "{found:?}");
 }
 
+/// The image has a shell and its libraries from this machine. The program writes to its files, and makes a mount's library known to the loader.
+#[test]
+fn a_program_of_an_image_has_its_files_and_what_it_writes_is_not_in_the_image() {
+    if !allowed() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let [image, root] = ["image", "root"].map(|name| directory.path().join(name));
+    fs::create_dir(&root).expect("made");
+    let output = Command::new("ldd").arg("/bin/sh").output().expect("it runs");
+    let libraries = String::from_utf8_lossy(&output.stdout).into_owned();
+    let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+    let maps = fs::read_to_string("/proc/self/maps").expect("there");
+    let library = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let library = library
+        .into_iter()
+        .find(|path| path.contains("/libgcc_s"))
+        .expect("this program needs it");
+    for file in libraries.chain(["/bin/sh"]) {
+        let to = image.join(&file[1..]);
+        fs::create_dir_all(to.parent().expect("a directory")).expect("made");
+        fs::copy(file, to).expect("copied");
+    }
+    let cache = image.join("etc/ld.so.cache");
+    fs::create_dir_all(image.join("etc")).expect("made");
+    // As distributions have it.
+    fs::write(image.join("etc/ld.so.conf"), "include /etc/ld.so.conf.d/*.conf\n").expect("written");
+    let script =
+        "echo changed > /file; for path in /file /link /etc/ld.so.cache /opt/libgcc_s.so.1; do test -s $path && echo $path; done";
+    let run = |has_cache: bool| {
+        match has_cache {
+            // NVIDIA's hook looks only whether there is one.
+            true => fs::write(&cache, "").expect("written"),
+            false => assert!(!cache.exists()),
+        }
+        let output = Command::new(CONTAIN)
+            .args(["--image", text(&image), "--read-only", library, "/opt/libgcc_s.so.1.2.3"])
+            .args(["--link", "/file", "/link", text(&root), "/bin/sh", "-c", script])
+            .output()
+            .expect("it runs");
+        assert!(!image.join("file").exists() && !image.join("link").exists() && !image.join("opt").exists());
+        format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        )
+    };
+    // Another loader than glibc's has no cache, and nothing is made for it.
+    assert_eq!(run(false), "/file\n/link\n");
+    assert_eq!(run(true), "/file\n/link\n/etc/ld.so.cache\n/opt/libgcc_s.so.1\n");
+    assert_eq!(fs::read(&cache).expect("there"), b"");
+}
+
 #[test]
 fn a_mount_or_a_program_that_does_not_exist_is_named() {
     if !allowed() {

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use super::pointer::{Out, Text};
 use super::symbols::{Address, symbols};
-use super::{array, context, copy, device, entry, graph, memory, pool, share, vmm, work};
+use super::{array, context, copy, device, entry, graph, library, memory, pool, share, vmm, work};
 use crate::codes::{Code, INVALID_VALUE, NOT_FOUND};
 use crate::driver;
 use crate::lookup::{Found, find};
@@ -46,6 +46,7 @@ fn every_symbol() -> Vec<(&'static str, Address)> {
         pool::all(),
         array::all(),
         graph::all(),
+        library::all(),
         work::all(),
         share::all(),
     ]

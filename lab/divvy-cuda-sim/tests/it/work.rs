@@ -36,6 +36,33 @@ fn launches_of_all_processes_run_one_after_the_other() {
 }
 
 #[test]
+fn a_kernel_of_a_library_is_launched_like_a_function_until_the_library_is_unloaded() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    let arguments = [Out, Words(vec![0]), Num(0), Num(0), Num(0), Num(0), Num(0), Num(0)];
+    let library = process.ok("cuLibraryLoadData", &arguments);
+    let kernel = process.ok("cuLibraryGetKernel", &[Out, Num(library), Text("gemm_7ns")]);
+    let module = process.ok("cuLibraryGetModule", &[Out, Num(library)]);
+    process.ok("cuModuleGetFunction", &[Out, Num(module), Text("gemm")]);
+    let function = process.ok("cuKernelGetFunction", &[Out, Num(kernel)]);
+    launch(&mut process, kernel);
+    launch(&mut process, function);
+    assert_eq!(bed.usage(0)[0].busy_ns, 14);
+    assert_eq!(process.ok("cuFuncGetAttribute", &[Out, Num(0), Num(function)]), 1024);
+    assert_eq!(process.ok("cuKernelGetAttribute", &[Out, Num(0), Num(kernel), Num(0)]), 1024);
+    assert_eq!(process.code("cuFuncGetAttribute", &[Out, Num(99), Num(function)]), 1);
+    process.ok("cuLibraryUnload", &[Num(library)]);
+    for (name, arguments) in [
+        ("cuLibraryUnload", vec![Num(library)]),
+        ("cuLibraryGetModule", vec![Out, Num(library)]),
+        ("cuLibraryGetKernel", vec![Out, Num(library), Text("gemm")]),
+        ("cuModuleGetFunction", vec![Out, Num(module), Text("gemm")]),
+    ] {
+        assert_eq!(process.code(name, &arguments), 400, "{name}");
+    }
+}
+
+#[test]
 fn an_event_is_ready_when_the_work_before_it_is_done() {
     let bed = Bed::new();
     let mut process = bed.user();

@@ -1,0 +1,117 @@
+//! The ways in which programs load CUDA's driver library.
+
+use crate::container::Run;
+use crate::driver::LIBRARIES;
+use crate::outcome::Expected::{self, AsDriver, Held};
+use crate::roots::Root;
+
+/// A way of loading.
+pub(crate) struct Way {
+    pub(crate) name: &'static str,
+    pub(crate) run: fn(&Root) -> Run,
+    /// What is expected in a root file system with glibc. With another C library neither the driver's library nor the guard can be loaded.
+    pub(crate) expected: Expected,
+    /// What the program must find with the driver alone.
+    pub(crate) needs: &'static [(&'static str, &'static str)],
+    pub(crate) needs_glibc: bool,
+}
+
+const GPU: &str = "8589934592";
+const ALL: &[(&str, &str)] = &[
+    ("memory:cuda-total", GPU),
+    ("memory:cuda-info", GPU),
+    ("memory:nvml-total", GPU),
+    ("within-share:256MiB", "0"),
+    ("above-share:2GiB", "0"),
+];
+/// The program must be setuid for the loader, and jemalloc must be loaded.
+const SETUID: &[(&str, &str)] = &[
+    ("secure", "1"),
+    ("memory:cuda-total", GPU),
+    ("memory:nvml-total", GPU),
+    ("above-share:2GiB", "0"),
+];
+
+const JEMALLOC: &[(&str, &str)] = &[
+    ("jemalloc", "1"),
+    ("memory:cuda-total", GPU),
+    ("memory:nvml-total", GPU),
+    ("above-share:2GiB", "0"),
+];
+
+const fn way(name: &'static str, run: fn(&Root) -> Run) -> Way {
+    Way {
+        name,
+        run,
+        expected: Held,
+        needs: ALL,
+        needs_glibc: false,
+    }
+}
+
+const fn glibc(name: &'static str, run: fn(&Root) -> Run) -> Way {
+    Way {
+        needs_glibc: true,
+        ..way(name, run)
+    }
+}
+
+/// All ways.
+pub(crate) const WAYS: [Way; 14] = [
+    way("dlopen", |root| probe(root, &["dlopen"])),
+    way("plain-name", |root| probe(root, &["plain-name"])),
+    way("proc-address", |root| probe(root, &["proc-address"])),
+    glibc("deepbind", |root| probe(root, &["deepbind"])),
+    glibc("dlmopen", |root| probe(root, &["dlmopen"])),
+    way("linked", |root| start(root, "/probe/linked", &[])),
+    glibc("static", |root| start(root, "/probe/static", &["dlopen"])),
+    Way {
+        needs: SETUID,
+        ..glibc("setuid", |root| probe(root, &["as-nobody", "/probe/setuid"]))
+    },
+    Way {
+        needs: JEMALLOC,
+        ..glibc("jemalloc", |root| {
+            let mut run = probe(root, &["dlopen"]);
+            run.environment.push(("LD_PRELOAD", root.jemalloc));
+            run
+        })
+    },
+    // It comes after the start of the container, and knows of nothing that was mounted.
+    glibc("ldconfig", |root| {
+        start(root, "/bin/sh", &["-c", "ldconfig && exec /probe/probe dlopen"])
+    }),
+    glibc("ctypes", |root| start(root, "/usr/bin/python3", &["/probe/probe.py"])),
+    glibc("java", |root| start(root, "/usr/bin/java", &["-cp", "/probe", "Probe"])),
+    // A program with its own copy of the driver's library avoids the guard: the agent reports it.
+    Way {
+        expected: AsDriver,
+        ..glibc("private-copy", |root| {
+            let mut run = probe(root, &["dlopen"]);
+            run.copy = Some("/opt/private");
+            run.environment.push(("LD_LIBRARY_PATH", "/opt/private"));
+            run
+        })
+    },
+    Way {
+        expected: AsDriver,
+        needs: &[("libraries", "0")],
+        ..way("no-cuda", |root| {
+            let count = "echo \"libraries $(grep -c -e libcuda -e divvy -e nvidia /proc/self/maps)\"";
+            start(root, "/bin/sh", &["-c", count])
+        })
+    },
+];
+
+fn probe(root: &Root, arguments: &[&str]) -> Run {
+    start(root, "/probe/probe", arguments)
+}
+
+fn start(root: &Root, program: &str, arguments: &[&str]) -> Run {
+    let mut run = Run::new(program, arguments);
+    // musl's loader has no cache, in which the container runtime could put the driver's directory. So the image's author must name it.
+    if !root.has_glibc() {
+        run.environment.push(("LD_LIBRARY_PATH", LIBRARIES));
+    }
+    run
+}

@@ -1,0 +1,38 @@
+//! Symbols for what the simulated GPUs do not have: power, fans, ECC, displays, and the like. Programs that show GPUs ask for them, and must not take the driver
+//! for an old one.
+
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use super::{NOT_SUPPORTED, answer, device_call};
+
+/// Define symbols that check the device and have no answer.
+macro_rules! unsupported {
+    ($($name:ident($($type:ty),*);)*) => {$(
+        #[unsafe(no_mangle)]
+        extern "C" fn $name(device: ffi::nvmlDevice_t $(, _: $type)*) -> ffi::nvmlReturn_t {
+            answer(|| device_call(device, |_, _, _| Err(NOT_SUPPORTED)))
+        }
+    )*};
+}
+
+// By nvml.h.
+unsupported! {
+    nvmlDeviceGetBAR1MemoryInfo(*mut ffi::nvmlBAR1Memory_t);
+    nvmlDeviceGetClockInfo(ffi::nvmlClockType_t, *mut c_uint);
+    nvmlDeviceGetDecoderUtilization(*mut c_uint, *mut c_uint);
+    nvmlDeviceGetDisplayActive(*mut ffi::nvmlEnableState_t);
+    nvmlDeviceGetDisplayMode(*mut ffi::nvmlEnableState_t);
+    nvmlDeviceGetDriverModel(*mut ffi::nvmlDriverModel_t, *mut ffi::nvmlDriverModel_t);
+    nvmlDeviceGetDriverModel_v2(*mut ffi::nvmlDriverModel_t, *mut ffi::nvmlDriverModel_t);
+    nvmlDeviceGetEncoderUtilization(*mut c_uint, *mut c_uint);
+    nvmlDeviceGetFanSpeed(*mut c_uint);
+    nvmlDeviceGetFieldValues(c_int, *mut ffi::nvmlFieldValue_t);
+    nvmlDeviceGetPcieThroughput(ffi::nvmlPcieUtilCounter_t, *mut c_uint);
+    nvmlDeviceGetPerformanceState(*mut ffi::nvmlPstates_t);
+    nvmlDeviceGetPowerManagementLimit(*mut c_uint);
+    nvmlDeviceGetPowerUsage(*mut c_uint);
+    nvmlDeviceGetSerial(*mut c_char, c_uint);
+    nvmlDeviceGetTotalEccErrors(ffi::nvmlMemoryErrorType_t, ffi::nvmlEccCounterType_t, *mut c_ulonglong);
+}
