@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{GrantRecord, Vendor};
-use divvy_share::{REAL_CUDA, REAL_NVML};
+use divvy_share::{GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML};
 
 use super::{Core, NodeFiles, vendor};
 
@@ -57,13 +57,17 @@ impl Core {
             });
             paths.collect()
         };
-        let library = |name, file: &String, real| Library {
+        let library = |name, file: &String, real, at| Library {
             name,
             file: file.clone(),
             real,
+            at,
         };
         Some(Shadow {
-            libraries: vec![library(CUDA, &guard.cuda, REAL_CUDA), library(NVML, &guard.nvml, REAL_NVML)],
+            libraries: vec![
+                library(CUDA, &guard.cuda, REAL_CUDA, GUARD_CUDA),
+                library(NVML, &guard.nvml, REAL_NVML, GUARD_NVML),
+            ],
             read_only: files(divvy_share::LIMITS),
             writable: files(divvy_share::USAGE),
         })

@@ -24,6 +24,8 @@ pub struct Library {
     pub file: String,
     /// Where the container has the driver's own file.
     pub real: &'static str,
+    /// Where the container has the file that takes its place, in addition to the driver's paths.
+    pub at: &'static str,
 }
 
 /// CUDA's driver library.
@@ -43,11 +45,16 @@ impl Edits {
                 container_path: library.real.to_owned(),
                 ..real.clone()
             };
+            let guard = Mount {
+                host_path: library.file.clone(),
+                container_path: library.at.to_owned(),
+                ..real.clone()
+            };
             // A node may provide the library in several directories. All of them are the same driver, so one real library is enough.
             for mount in self.mounts.iter_mut().filter(|mount| has(mount, library.name)) {
                 mount.host_path.clone_from(&library.file);
             }
-            self.mounts.push(real);
+            self.mounts.extend([real, guard]);
             is_changed = true;
         }
         if !is_changed {
@@ -120,11 +127,13 @@ mod tests {
                     name: CUDA,
                     file: "/state/guard/1/libcuda.so.1".to_owned(),
                     real: "/run/divvy/guard/libcuda.so.real",
+                    at: "/run/divvy/guard/libcuda.so.1",
                 },
                 Library {
                     name: NVML,
                     file: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
                     real: "/run/divvy/guard/libnvidia-ml.so.real",
+                    at: "/run/divvy/guard/libnvidia-ml.so.1",
                 },
             ],
             read_only: vec![pair("/state/limits", "/run/limits")],
@@ -139,7 +148,9 @@ mod tests {
         /drv/usr/lib/i386-linux-gnu/libcuda.so.550.54.15 -> /usr/lib/i386-linux-gnu/libcuda.so.550.54.15 ro
         /state/guard/1/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.550.54.15 ro
         /drv/usr/lib64/libcuda.so.550.54.15 -> /run/divvy/guard/libcuda.so.real ro
+        /state/guard/1/libcuda.so.1 -> /run/divvy/guard/libcuda.so.1 ro
         /drv/usr/lib64/libnvidia-ml.so.550.54.15 -> /run/divvy/guard/libnvidia-ml.so.real ro
+        /state/guard/1/libnvidia-ml.so.1 -> /run/divvy/guard/libnvidia-ml.so.1 ro
         /state/limits -> /run/limits ro,nosuid,nodev,noexec,bind
         /state/usage -> /run/usage rw,nosuid,nodev,noexec,bind
         ");

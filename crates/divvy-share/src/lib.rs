@@ -35,6 +35,11 @@ pub const USAGE: &str = "usage";
 pub const REAL_CUDA: &str = "/run/divvy/guard/libcuda.so.real";
 /// Where a container has the real NVML. Its shadow needs it by this path.
 pub const REAL_NVML: &str = "/run/divvy/guard/libnvidia-ml.so.real";
+/// Where a container has the guard, whatever the driver's library is called and wherever it lies. What puts the guard in the place of another copy of the
+/// driver's library finds it here.
+pub const GUARD_CUDA: &str = "/run/divvy/guard/libcuda.so.1";
+/// The same for the shadow of NVML.
+pub const GUARD_NVML: &str = "/run/divvy/guard/libnvidia-ml.so.1";
 
 pub mod claim;
 pub mod compute;

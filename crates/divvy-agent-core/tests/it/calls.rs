@@ -359,6 +359,7 @@ fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its
         [
             "/state/guard/1/libcuda.so.1 -> /usr/lib64/libcuda.so.550.54.15",
             "/usr/lib64/libcuda.so.550.54.15 -> /run/divvy/guard/libcuda.so.real",
+            "/state/guard/1/libcuda.so.1 -> /run/divvy/guard/libcuda.so.1",
             "/state/shares/a/GPU-0/limits -> /run/divvy/share/GPU-0/limits",
             "/state/shares/a/GPU-0/usage -> /run/divvy/share/GPU-0/usage",
         ]
