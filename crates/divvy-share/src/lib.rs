@@ -41,6 +41,9 @@ pub const GUARD_CUDA: &str = "/run/divvy/guard/libcuda.so.1";
 /// The same for the shadow of NVML.
 pub const GUARD_NVML: &str = "/run/divvy/guard/libnvidia-ml.so.1";
 
+/// Where a container has the library that makes the dynamic loader use the guard for other copies of the driver's libraries (`divvy-guard-audit`).
+pub const AUDIT: &str = "/run/divvy/guard/libdivvy-guard-audit.so";
+
 pub mod claim;
 pub mod compute;
 pub mod limits;
