@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{GrantRecord, Vendor};
-use divvy_share::{GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML};
+use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML};
 
 use super::{Core, NodeFiles, vendor};
 
@@ -70,6 +70,7 @@ impl Core {
             ],
             read_only: files(divvy_share::LIMITS),
             writable: files(divvy_share::USAGE),
+            audit: guard.audit.clone().map(|file| (file, AUDIT.to_owned())),
         })
     }
 }

@@ -13,6 +13,8 @@ pub struct Shadow {
     pub read_only: Vec<(String, String)>,
     /// Files that the container can also write.
     pub writable: Vec<(String, String)>,
+    /// The library that the loader asks about each library that it finds (`LD_AUDIT`, ld.so(8)): the path on the node, and the path in the container.
+    pub audit: Option<(String, String)>,
 }
 
 /// A library in the place of one of the driver's.
@@ -69,6 +71,9 @@ impl Edits {
             };
             files.iter().map(mount).collect()
         };
+        let audit = shadow.audit.as_slice();
+        self.env.extend(audit.iter().map(|(_, path)| format!("LD_AUDIT={path}")));
+        self.mounts.extend(files(audit, &["ro", "nosuid", "nodev", "bind"]));
         self.mounts
             .extend(files(&shadow.read_only, &["ro", "nosuid", "nodev", "noexec", "bind"]));
         self.mounts
@@ -138,10 +143,12 @@ mod tests {
             ],
             read_only: vec![pair("/state/limits", "/run/limits")],
             writable: vec![pair("/state/usage", "/run/usage")],
+            audit: Some(pair("/state/guard/1/audit.so", "/run/audit.so")),
         };
         edits.shadow(&shadow);
         let mounts = edits.mounts.iter();
         let lines = mounts.map(|mount| format!("{} -> {} {}", mount.host_path, mount.container_path, mount.options.join(",")));
+        assert_eq!(edits.env, ["LD_AUDIT=/run/audit.so"]);
         insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"), @"
         /state/guard/1/libcuda.so.1 -> /usr/lib64/libcuda.so.550.54.15 ro
         /drv/usr/lib64/libcudadebugger.so.550.54.15 -> /usr/lib64/libcudadebugger.so.550.54.15 ro
@@ -151,6 +158,7 @@ mod tests {
         /state/guard/1/libcuda.so.1 -> /run/divvy/guard/libcuda.so.1 ro
         /drv/usr/lib64/libnvidia-ml.so.550.54.15 -> /run/divvy/guard/libnvidia-ml.so.real ro
         /state/guard/1/libnvidia-ml.so.1 -> /run/divvy/guard/libnvidia-ml.so.1 ro
+        /state/guard/1/audit.so -> /run/audit.so ro,nosuid,nodev,bind
         /state/limits -> /run/limits ro,nosuid,nodev,noexec,bind
         /state/usage -> /run/usage rw,nosuid,nodev,noexec,bind
         ");
@@ -167,6 +175,7 @@ mod tests {
                     ..Library::default()
                 }],
                 read_only: vec![pair("/state/limits", "/run/limits")],
+                audit: Some(pair("/state/guard/1/audit.so", "/run/audit.so")),
                 ..Shadow::default()
             });
             assert_eq!(edits, before);

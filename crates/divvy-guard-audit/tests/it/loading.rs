@@ -58,7 +58,6 @@ fn the_guard_in_the_place_of_the_drivers_own_library_has_the_drivers_behind_it()
         (&["open", "DIR/libcuda.so.1"], "DIR/copy"),
         // One library of the two is in the process, the first one.
         (&["open", "libcuda.so.1", "open", "DIR/copy/libcuda.so.1"], "DIR/"),
-        // In another namespace, the copy is not behind it any more.
         (&["namespace", "libcuda.so.1"], "DIR/"),
     ];
     for way in ways {
@@ -66,6 +65,18 @@ fn the_guard_in_the_place_of_the_drivers_own_library_has_the_drivers_behind_it()
     }
     let both: Way<'_> = (&["open", "DIR/copy/libcuda.so.1", "open", "libcuda.so.1"], "DIR/");
     assert_eq!(load(&sandbox, both), held(COPY));
+    // In another namespace, the copy is not behind it any more.
+    let both: Way<'_> = (&["open", "DIR/copy/libcuda.so.1", "namespace", "libcuda.so.1"], "DIR/");
+    let got = load(&sandbox, both);
+    assert_eq!(
+        (got.code, got.libraries),
+        (
+            2,
+            [COPY, "libcuda.so.1", "node/libcuda.so.575.51.03"]
+                .map(str::to_owned)
+                .to_vec()
+        )
+    );
 }
 
 #[test]
@@ -170,14 +181,12 @@ fn a_copy_of_nvml_is_behind_its_shadow_and_cudas_is_its_own() {
         "libnvidia-ml.so.1",
         &["-Wl,--no-as-needed", &stub],
     );
-    compile(
-        "#include <dlfcn.h>\nint main(int count, char **words) {
-            void *cuda = dlopen(words[1], RTLD_NOW), *nvml = dlopen(words[2], RTLD_NOW);
-            return !cuda || !nvml || !dlsym(cuda, \"cuInit\") ? 100 : ((int (*)()) dlsym(nvml, \"shadow\"))() + ((int (*)()) dlsym(nvml, \"real\"))();
-        }",
-        &sandbox.path("two"),
-        &[],
-    );
+    let program = "#define _GNU_SOURCE\n#include <dlfcn.h>\nint main(int count, char **words) {
+            void *cuda = count > 1 ? dlopen(words[1], RTLD_NOW) : RTLD_DEFAULT, *nvml = count > 1 ? dlopen(words[2], RTLD_NOW) : RTLD_DEFAULT;
+            if (!dlsym(cuda, \"cuInit\") || !dlsym(nvml, \"real\")) return 100;
+            return ((int (*)()) dlsym(nvml, \"shadow\"))() + ((int (*)()) dlsym(nvml, \"real\"))();
+        }";
+    compile(program, &sandbox.path("two"), &[]);
     for (cuda, nvml, expected) in [
         ("copy/libcuda.so.1", "copy/libnvidia-ml.so.1", 17),
         ("libcuda.so.1", "copy/libnvidia-ml.so.1", 17),
@@ -187,6 +196,16 @@ fn a_copy_of_nvml_is_behind_its_shadow_and_cudas_is_its_own() {
         let status = command.arg(sandbox.path(cuda)).arg(sandbox.path(nvml)).status();
         assert_eq!(status.unwrap().code(), Some(expected), "{cuda} {nvml}");
     }
+    // The loader finds both before it looks for what the first one needs.
+    let copies = ["copy/libcuda.so.1", "copy/libnvidia-ml.so.1"].map(|name| sandbox.text(name));
+    compile(
+        program,
+        &sandbox.path("linked"),
+        &["-Wl,--no-as-needed", &copies[0], &copies[1]],
+    );
+    let mut command = sandbox.command(sandbox.path("linked"));
+    let status = command.env("LD_LIBRARY_PATH", sandbox.path("copy")).status();
+    assert_eq!(status.unwrap().code(), Some(17));
 }
 
 #[test]
