@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{GrantRecord, Vendor};
-use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML};
+use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML, TUNABLES};
 
 use super::{Core, NodeFiles, vendor};
 
@@ -63,6 +63,7 @@ impl Core {
             real,
             at,
         };
+        let audit = guard.audit.iter();
         Some(Shadow {
             libraries: vec![
                 library(CUDA, &guard.cuda, REAL_CUDA, GUARD_CUDA),
@@ -70,7 +71,11 @@ impl Core {
             ],
             read_only: files(divvy_share::LIMITS),
             writable: files(divvy_share::USAGE),
-            audit: guard.audit.clone().map(|file| (file, AUDIT.to_owned())),
+            loaded: audit.map(|file| (file.clone(), AUDIT.to_owned())).collect(),
+            env: match guard.audit {
+                Some(_) => vec![("LD_AUDIT", AUDIT), ("GLIBC_TUNABLES", TUNABLES)],
+                None => Vec::new(),
+            },
         })
     }
 }

@@ -13,8 +13,10 @@ pub struct Shadow {
     pub read_only: Vec<(String, String)>,
     /// Files that the container can also write.
     pub writable: Vec<(String, String)>,
-    /// The library that the loader asks about each library that it finds (`LD_AUDIT`, ld.so(8)): the path on the node, and the path in the container.
-    pub audit: Option<(String, String)>,
+    /// Other libraries, which the container can load: the path on the node, and the path in the container.
+    pub loaded: Vec<(String, String)>,
+    /// Environment variables: name and value.
+    pub env: Vec<(&'static str, &'static str)>,
 }
 
 /// A library in the place of one of the driver's.
@@ -71,9 +73,9 @@ impl Edits {
             };
             files.iter().map(mount).collect()
         };
-        let audit = shadow.audit.as_slice();
-        self.env.extend(audit.iter().map(|(_, path)| format!("LD_AUDIT={path}")));
-        self.mounts.extend(files(audit, &["ro", "nosuid", "nodev", "bind"]));
+        self.env
+            .extend(shadow.env.iter().map(|(name, value)| format!("{name}={value}")));
+        self.mounts.extend(files(&shadow.loaded, &["ro", "nosuid", "nodev", "bind"]));
         self.mounts
             .extend(files(&shadow.read_only, &["ro", "nosuid", "nodev", "noexec", "bind"]));
         self.mounts
@@ -143,7 +145,8 @@ mod tests {
             ],
             read_only: vec![pair("/state/limits", "/run/limits")],
             writable: vec![pair("/state/usage", "/run/usage")],
-            audit: Some(pair("/state/guard/1/audit.so", "/run/audit.so")),
+            loaded: vec![pair("/state/guard/1/audit.so", "/run/audit.so")],
+            env: vec![("LD_AUDIT", "/run/audit.so")],
         };
         edits.shadow(&shadow);
         let mounts = edits.mounts.iter();
@@ -175,7 +178,8 @@ mod tests {
                     ..Library::default()
                 }],
                 read_only: vec![pair("/state/limits", "/run/limits")],
-                audit: Some(pair("/state/guard/1/audit.so", "/run/audit.so")),
+                loaded: vec![pair("/state/guard/1/audit.so", "/run/audit.so")],
+                env: vec![("LD_AUDIT", "/run/audit.so")],
                 ..Shadow::default()
             });
             assert_eq!(edits, before);

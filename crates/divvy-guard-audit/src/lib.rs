@@ -18,12 +18,17 @@
 //!
 //! # What it does not reach
 //!
-//! - glibc before 2.35 sends every call between libraries through a slow path if there is an audit library (sourceware bug 15533), and on ARM loses arguments
-//!   there (bug 26643). It is told by [`la_version`] not to use this one.
+//! - On ARM, glibc before 2.35 loses arguments of functions if there is an audit library (sourceware bug 26643). It is told by [`la_version`] not to use this one.
 //! - Programs that are static, use musl, or are setuid, and programs that remove `LD_AUDIT` from their environment.
 //! - `dlmopen` of an absolute path into a new namespace, and paths with `$ORIGIN`: the loader does not ask about them.
 //!
 //! The agent sees all of these in the driver's numbers.
+//!
+//! # What it costs
+//!
+//! glibc before 2.35 sends calls between libraries through a slow path if there is an audit library (sourceware bug 15533). With any audit library, thread-local
+//! variables that a program's libraries need at fixed places must fit into a reserve ([`divvy_share::TUNABLES`]), or the program does not start. The reserve is
+//! fixed in glibc before 2.33, where it is too small for jemalloc, and no reserve is large enough for ThreadSanitizer.
 //!
 //! # Rules for this code
 //!
@@ -46,11 +51,17 @@ use text::Text;
 
 /// The version of the interface since glibc 2.35.
 const VERSION: c_uint = 2;
+/// The first version with which programs work. On x86, glibc 2.27 would crash if it were told not to use the library.
+const FIRST: c_uint = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
 
 /// The loader says which version of the interface it has. 0: it must not use this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn la_version(version: c_uint) -> c_uint {
-    if version < VERSION { 0 } else { VERSION }
+    match version {
+        VERSION.. => VERSION,
+        FIRST.. => version,
+        _ => 0,
+    }
 }
 
 /// The loader is about to look for a library in this file, or, with a name without a slash, in directories. It uses the name that is returned.

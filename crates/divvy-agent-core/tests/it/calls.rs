@@ -390,9 +390,13 @@ fn a_guarded_container_is_told_of_the_library_for_its_loader_and_another_one_is_
         node.admit("a").expect("admitted");
         node.start("a", "main").expect("started");
         let mount = "/state/guard/1/libdivvy-guard-audit.so -> /run/divvy/guard/libdivvy-guard-audit.so".to_owned();
-        let variable = "LD_AUDIT=/run/divvy/guard/libdivvy-guard-audit.so".to_owned();
         assert_eq!(mounts(&node).contains(&mount), expected, "{isolation:?}");
-        assert_eq!(edits(&node).env.contains(&variable), expected, "{isolation:?}");
+        for variable in [
+            "LD_AUDIT=/run/divvy/guard/libdivvy-guard-audit.so",
+            "GLIBC_TUNABLES=glibc.rtld.optional_static_tls=8192",
+        ] {
+            assert_eq!(edits(&node).env.contains(&variable.to_owned()), expected, "{isolation:?}");
+        }
     }
 }
 

@@ -28,16 +28,17 @@ fn it_is_small() {
     assert!(audit().len() <= 16 << 10, "{} bytes", audit().len());
 }
 
-/// Before glibc 2.35, whose interface has version 2, an audit library makes each call between libraries slow.
+/// glibc 2.35 has version 2. On ARM, older versions lose arguments of functions; on x86, glibc 2.27 crashes if it is told not to use a library.
 #[test]
 #[allow(unsafe_code, reason = "it calls the library")]
-fn a_loader_before_version_2_of_the_interface_does_not_use_it() {
+fn a_loader_uses_it_where_programs_then_work() {
     let sandbox = Sandbox::new();
     // SAFETY: the library has no code that runs at loading.
     let library = unsafe { Library::open(Some(sandbox.path("libdivvy-guard-audit.so")), RTLD_NOW | RTLD_LOCAL) }.unwrap();
     // SAFETY: the type is that of link.h.
     let version = unsafe { library.get::<unsafe extern "C" fn(u32) -> u32>(b"la_version") }.unwrap();
-    for (loader, expected) in [(0, 0), (1, 0), (2, 2), (3, 2)] {
+    let first = if cfg!(target_arch = "aarch64") { 0 } else { 1 };
+    for (loader, expected) in [(0, 0), (1, first), (2, 2), (3, 2)] {
         // SAFETY: the function only compares numbers.
         assert_eq!(unsafe { version(loader) }, expected, "{loader}");
     }

@@ -103,15 +103,17 @@ fn a_copy_with_which_a_program_or_its_library_is_linked_is_behind_the_guard() {
     assert_eq!(sandbox.got(&mut command), held(COPY));
 }
 
-/// jemalloc is one, and many tools replace `dlopen`.
+/// As many tools, it replaces `dlopen`. It has as many thread-local variables at fixed places as jemalloc 5.3, which is why the container has
+/// [`divvy_share::TUNABLES`].
 #[test]
 fn a_program_with_a_preloaded_library_has_both() {
     const PRELOADED: &str = "
         #define _GNU_SOURCE
         #include <dlfcn.h>
         #include <unistd.h>
+        __thread char variables[2632] __attribute__((tls_model(\"initial-exec\")));
         void *dlopen(const char *name, int flags) {
-            write(1, \"replaced\\n\", 9);
+            variables[0] = write(1, \"replaced\\n\", 9);
             return ((void *(*)(const char *, int)) dlsym(RTLD_NEXT, \"dlopen\"))(name, flags);
         }";
     let sandbox = Sandbox::new();
@@ -119,9 +121,27 @@ fn a_program_with_a_preloaded_library_has_both() {
     let preloaded = sandbox.path("preloaded.so");
     compile(PRELOADED, &preloaded, &["-shared", "-fPIC"]);
     let mut command = sandbox.command(sandbox.path("program"));
-    command.arg("open").arg(sandbox.path(COPY)).env("LD_PRELOAD", preloaded);
+    command.arg("open").arg(sandbox.path(COPY)).env("LD_PRELOAD", &preloaded);
     assert!(command.output().unwrap().stdout.starts_with(b"replaced\n"));
     assert_eq!(sandbox.got(&mut command), held(COPY));
+}
+
+/// Threads with the smallest stack that POSIX has allowed for long.
+#[test]
+fn a_thread_with_a_small_stack_starts() {
+    const PROGRAM: &str = "
+        #include <pthread.h>
+        static void *run(void *value) { return value; }
+        int main(void) {
+            pthread_attr_t attributes;
+            pthread_t thread;
+            return pthread_attr_init(&attributes) || pthread_attr_setstacksize(&attributes, 16384)
+                || pthread_create(&thread, &attributes, run, 0) || pthread_join(thread, 0);
+        }";
+    let sandbox = Sandbox::new();
+    compile(PROGRAM, &sandbox.path("threads"), &["-pthread"]);
+    let status = sandbox.command(sandbox.path("threads")).status();
+    assert!(status.unwrap().success());
 }
 
 #[test]

@@ -192,6 +192,7 @@ impl Sandbox {
             .current_dir(self.path(""))
             .env_remove("LD_LIBRARY_PATH")
             .env("LD_AUDIT", self.path("libdivvy-guard-audit.so"))
+            .env("GLIBC_TUNABLES", divvy_share::TUNABLES)
             .env("DIVVY_NVML_SIM", self.path("machine.toml"))
             .env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));
         command
