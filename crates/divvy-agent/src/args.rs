@@ -201,8 +201,8 @@ pub enum GuardMode {
     /// In containers, libraries of Divvy take the place of CUDA's driver library and of NVML. They refuse allocations above the share, and show the
     /// share as the size of the GPU. They have not been tested on a real GPU yet
     Shadow,
-    /// As with shadow. In addition, they take the place of copies of these libraries that an image has or a program brings. For this, the variable LD_AUDIT of
-    /// the containers names another library of Divvy. It needs glibc 2.35 or newer in the image
+    /// As with shadow. In addition, they take the place of copies of these libraries that an image has or a program brings. For this, containers get the
+    /// variables LD_AUDIT and GLIBC_TUNABLES. Some programs do not start with them: see docs/operate.md
     Both,
 }
 
