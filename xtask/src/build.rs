@@ -81,6 +81,7 @@ pub(crate) fn guard() -> Result<()> {
     for (package, name) in [
         ("divvy-guard", "libdivvy-guard.so"),
         ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
+        ("divvy-guard-audit", "libdivvy-guard-audit.so"),
     ] {
         // Each is built alone, because other packages enable features of its dependencies that need the standard library.
         cargo(&[

@@ -3,7 +3,7 @@
 //! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
 //! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). The driver's own programs, which NVIDIA's
 //! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard's
-//! libraries are in the directory of the agent, which copies them to the node for `--guard shadow`. For the node itself it contains the static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
+//! libraries are in the directory of the agent, which copies them to the node for `--guard`. For the node itself it contains the static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
 //! `ctr install` copies the directory `/bin` onto a node.
 //!
 //! The same sources, toolchain, and libc produce the same bytes: source paths are remapped, files are sorted, and times are 0. The format is the
@@ -199,7 +199,7 @@ impl Machine {
         )?;
         // The libraries run in other programs, so a fast image has the same ones. Each is built alone, because other packages enable features of its
         // dependencies that need the standard library.
-        for library in ["divvy-guard", "divvy-guard-nvml"] {
+        for library in ["divvy-guard", "divvy-guard-nvml", "divvy-guard-audit"] {
             let what = ["--profile", "node", "--package", library, "--features", "shadow"];
             self.cargo(&dynamic_target, &flags, &what)?;
         }
@@ -210,7 +210,8 @@ impl Machine {
             nvidia: built,
             probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
             guard: directory.join(&dynamic_target).join("node/libdivvy_guard.so"),
-            guard_nvml: directory.join(dynamic_target).join("node/libdivvy_guard_nvml.so"),
+            guard_nvml: directory.join(&dynamic_target).join("node/libdivvy_guard_nvml.so"),
+            guard_audit: directory.join(dynamic_target).join("node/libdivvy_guard_audit.so"),
             runtime: in_static("node/divvy-runtime"),
             hook: in_static("node/divvy-hook"),
         })
@@ -277,6 +278,8 @@ struct Programs {
     guard: PathBuf,
     /// What containers get in the place of NVML.
     guard_nvml: PathBuf,
+    /// What has the loaders of containers take these two.
+    guard_audit: PathBuf,
     runtime: PathBuf,
     hook: PathBuf,
 }
@@ -290,6 +293,7 @@ fn files(
         probe,
         guard,
         guard_nvml,
+        guard_audit,
         runtime,
         hook,
     }: &Programs,
@@ -314,6 +318,7 @@ fn files(
         // Where the agent expects them: in the directory of its program.
         ("usr/bin/libdivvy-guard.so".to_owned(), guard.clone()),
         ("usr/bin/libdivvy-guard-nvml.so".to_owned(), guard_nvml.clone()),
+        ("usr/bin/libdivvy-guard-audit.so".to_owned(), guard_audit.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
         // For `divvy configure` and `divvy doctor` on the node; the same file as above.

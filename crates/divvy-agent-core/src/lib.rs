@@ -67,6 +67,8 @@ pub struct Guard {
     pub cuda: String,
     /// The library that containers get in the place of NVML.
     pub nvml: String,
+    /// The library that has the loader take these for other copies of the driver's libraries. `None` if such copies are left alone.
+    pub audit: Option<String>,
     /// The directory with the files of each pod and GPU: `<shares>/<pod's UID>/<GPU's UUID>/`.
     pub shares: String,
     /// What happens to a pod whose programs do not keep to its share.

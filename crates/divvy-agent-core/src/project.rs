@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{GrantRecord, Vendor};
-use divvy_share::{REAL_CUDA, REAL_NVML};
+use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML, TUNABLES};
 
 use super::{Core, NodeFiles, vendor};
 
@@ -57,15 +57,25 @@ impl Core {
             });
             paths.collect()
         };
-        let library = |name, file: &String, real| Library {
+        let library = |name, file: &String, real, at| Library {
             name,
             file: file.clone(),
             real,
+            at,
         };
+        let audit = guard.audit.iter();
         Some(Shadow {
-            libraries: vec![library(CUDA, &guard.cuda, REAL_CUDA), library(NVML, &guard.nvml, REAL_NVML)],
+            libraries: vec![
+                library(CUDA, &guard.cuda, REAL_CUDA, GUARD_CUDA),
+                library(NVML, &guard.nvml, REAL_NVML, GUARD_NVML),
+            ],
             read_only: files(divvy_share::LIMITS),
             writable: files(divvy_share::USAGE),
+            loaded: audit.map(|file| (file.clone(), AUDIT.to_owned())).collect(),
+            env: match guard.audit {
+                Some(_) => vec![("LD_AUDIT", AUDIT), ("GLIBC_TUNABLES", TUNABLES)],
+                None => Vec::new(),
+            },
         })
     }
 }

@@ -90,7 +90,8 @@ pub struct Settings {
     /// How to hold pods to their share of an NVIDIA GPU where the driver cannot do it itself [default: off]
     #[arg(long, env = "DIVVY_GUARD", value_name = "MODE")]
     pub guard: Option<GuardMode>,
-    /// Directory with the libraries for --guard shadow: libdivvy-guard.so and libdivvy-guard-nvml.so [default: this program's directory]
+    /// Directory with the libraries for --guard: libdivvy-guard.so, libdivvy-guard-nvml.so, and libdivvy-guard-audit.so (only for --guard both) [default: this
+    /// program's directory]
     #[arg(long, env = "DIVVY_GUARD_DIR", value_name = "DIR")]
     pub guard_dir: Option<PathBuf>,
     /// What to do about a program that avoids the guard, changes its files, or uses more than its pod was granted [default: event]
@@ -201,6 +202,9 @@ pub enum GuardMode {
     /// In containers, libraries of Divvy take the place of CUDA's driver library and of NVML. They refuse allocations above the share, and show the
     /// share as the size of the GPU. They have not been tested on a real GPU yet
     Shadow,
+    /// As with shadow. In addition, they take the place of copies of these libraries that an image has or a program brings. For this, containers get the
+    /// variables LD_AUDIT and GLIBC_TUNABLES. Some programs do not start with them: see docs/operate.md
+    Both,
 }
 
 /// What the agent does about a program that the guard does not hold to its pod's share.

@@ -2,7 +2,7 @@
 //!
 //! | file in the state directory | content |
 //! |---|---|
-//! | `guard/<digest>/libcuda.so.1`, `libnvidia-ml.so.1` | the libraries. Another version has another directory, so the files of a running container never change |
+//! | `guard/<digest>/libcuda.so.1`, `libnvidia-ml.so.1`, `libdivvy-guard-audit.so` | the libraries. Another version has another directory, so the files of a running container never change |
 //! | `shares/<pod's UID>/<GPU's UUID>/limits` | the pod's share ([`divvy_share::limits`]), which only the agent writes |
 //! | `shares/<pod's UID>/<GPU's UUID>/usage` | what the processes use ([`divvy_share::usage`]), which the pod writes |
 //!
@@ -28,6 +28,7 @@ use rustix::fs::OFlags;
 use sha2::{Digest as _, Sha256};
 use tracing::{debug, warn};
 
+use crate::args::GuardMode;
 use crate::files::{self, FileError};
 
 mod compute;
@@ -40,17 +41,20 @@ const LIBRARIES: [(&str, &str); 2] = [
     ("libdivvy-guard.so", "libcuda.so.1"),
     ("libdivvy-guard-nvml.so", "libnvidia-ml.so.1"),
 ];
+/// The library for [`GuardMode::Both`], which has one name.
+const AUDIT: &str = "libdivvy-guard-audit.so";
 /// A library that is larger is not the guard.
 const LIBRARY_LIMIT: u64 = 1024 * 1024;
 
-/// Copy the libraries from a directory to the state directory, where containers can have them mounted. Return the paths of the guard's files.
+/// Copy the libraries for a mode from a directory to the state directory, where containers can have them mounted. Return the paths of the guard's files.
 ///
 /// # Errors
 /// A library cannot be read, or a copy cannot be written.
-pub(crate) fn install(state: &Path, from: &Path) -> Result<Guard, FileError> {
+pub(crate) fn install(state: &Path, from: &Path, mode: GuardMode) -> Result<Guard, FileError> {
     let mut contents = Vec::new();
     let mut digest = Sha256::new();
-    for (file, name) in LIBRARIES {
+    let has_audit = mode == GuardMode::Both;
+    for (file, name) in LIBRARIES.into_iter().chain(has_audit.then_some((AUDIT, AUDIT))) {
         let content = read_library(&from.join(file))?;
         digest.update(&content);
         contents.push((name, content));
@@ -73,6 +77,7 @@ pub(crate) fn install(state: &Path, from: &Path) -> Result<Guard, FileError> {
     Ok(Guard {
         cuda,
         nvml,
+        audit: has_audit.then(|| directory.join(AUDIT).display().to_string()),
         shares: shares(state).display().to_string(),
         reaction: Reaction::Event,
     })
@@ -581,7 +586,8 @@ mod tests {
         let mut copies = Vec::new();
         for content in ["one", "two", "two"] {
             write("libdivvy-guard.so", content.as_bytes());
-            let guard = install(state.path(), libraries.path()).expect("installed");
+            let guard = install(state.path(), libraries.path(), GuardMode::Shadow).expect("installed");
+            assert_eq!(guard.audit, None);
             assert_eq!(std::fs::read_to_string(&guard.cuda).expect("read"), content);
             assert_eq!(std::fs::read_to_string(&guard.nvml).expect("read"), "nvml");
             assert!(guard.cuda.ends_with("/libcuda.so.1") && guard.nvml.ends_with("/libnvidia-ml.so.1"));
@@ -589,8 +595,21 @@ mod tests {
         }
         assert_eq!(std::fs::read_to_string(&copies[0]).expect("still there"), "one");
         assert_eq!(copies[1], copies[2]);
+        let both = || install(state.path(), libraries.path(), GuardMode::Both);
+        let text = both().expect_err("one is missing").to_string();
+        assert!(text.contains("libdivvy-guard-audit.so"), "{text}");
+        write("libdivvy-guard-audit.so", b"audit");
+        let guard = both().expect("installed");
+        let audit = guard.audit.expect("it has one");
+        assert_eq!(std::fs::read_to_string(&audit).expect("read"), "audit");
+        assert!(
+            guard.cuda != copies[2] && audit.ends_with("/libdivvy-guard-audit.so"),
+            "{audit}"
+        );
         write("libdivvy-guard.so", &vec![0; 2 << 20]);
-        let text = install(state.path(), libraries.path()).expect_err("too large").to_string();
+        let text = install(state.path(), libraries.path(), GuardMode::Shadow)
+            .expect_err("too large")
+            .to_string();
         assert!(
             text.contains("libdivvy-guard.so") && text.contains("not Divvy's guard"),
             "{text}"

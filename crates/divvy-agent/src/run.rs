@@ -83,9 +83,9 @@ pub(crate) async fn run_in(
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
     let guard = match config.guard {
         GuardMode::Off => None,
-        GuardMode::Shadow => {
-            let guard = guard::install(&config.state_dir(), &config.guard_dir()?).map_err(|error| Error::Config {
-                origin: "--guard shadow".to_owned(),
+        mode @ (GuardMode::Shadow | GuardMode::Both) => {
+            let guard = guard::install(&config.state_dir(), &config.guard_dir()?, mode).map_err(|error| Error::Config {
+                origin: "--guard".to_owned(),
                 text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
             })?;
             let reaction = config.on_escape.into();

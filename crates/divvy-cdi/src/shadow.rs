@@ -13,6 +13,10 @@ pub struct Shadow {
     pub read_only: Vec<(String, String)>,
     /// Files that the container can also write.
     pub writable: Vec<(String, String)>,
+    /// Other libraries, which the container can load: the path on the node, and the path in the container.
+    pub loaded: Vec<(String, String)>,
+    /// Environment variables: name and value.
+    pub env: Vec<(&'static str, &'static str)>,
 }
 
 /// A library in the place of one of the driver's.
@@ -24,6 +28,8 @@ pub struct Library {
     pub file: String,
     /// Where the container has the driver's own file.
     pub real: &'static str,
+    /// Where the container has the file that takes its place, in addition to the driver's paths.
+    pub at: &'static str,
 }
 
 /// CUDA's driver library.
@@ -43,11 +49,16 @@ impl Edits {
                 container_path: library.real.to_owned(),
                 ..real.clone()
             };
+            let guard = Mount {
+                host_path: library.file.clone(),
+                container_path: library.at.to_owned(),
+                ..real.clone()
+            };
             // A node may provide the library in several directories. All of them are the same driver, so one real library is enough.
             for mount in self.mounts.iter_mut().filter(|mount| has(mount, library.name)) {
                 mount.host_path.clone_from(&library.file);
             }
-            self.mounts.push(real);
+            self.mounts.extend([real, guard]);
             is_changed = true;
         }
         if !is_changed {
@@ -62,6 +73,9 @@ impl Edits {
             };
             files.iter().map(mount).collect()
         };
+        self.env
+            .extend(shadow.env.iter().map(|(name, value)| format!("{name}={value}")));
+        self.mounts.extend(files(&shadow.loaded, &["ro", "nosuid", "nodev", "bind"]));
         self.mounts
             .extend(files(&shadow.read_only, &["ro", "nosuid", "nodev", "noexec", "bind"]));
         self.mounts
@@ -120,26 +134,34 @@ mod tests {
                     name: CUDA,
                     file: "/state/guard/1/libcuda.so.1".to_owned(),
                     real: "/run/divvy/guard/libcuda.so.real",
+                    at: "/run/divvy/guard/libcuda.so.1",
                 },
                 Library {
                     name: NVML,
                     file: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
                     real: "/run/divvy/guard/libnvidia-ml.so.real",
+                    at: "/run/divvy/guard/libnvidia-ml.so.1",
                 },
             ],
             read_only: vec![pair("/state/limits", "/run/limits")],
             writable: vec![pair("/state/usage", "/run/usage")],
+            loaded: vec![pair("/state/guard/1/audit.so", "/run/audit.so")],
+            env: vec![("LD_AUDIT", "/run/audit.so")],
         };
         edits.shadow(&shadow);
         let mounts = edits.mounts.iter();
         let lines = mounts.map(|mount| format!("{} -> {} {}", mount.host_path, mount.container_path, mount.options.join(",")));
+        assert_eq!(edits.env, ["LD_AUDIT=/run/audit.so"]);
         insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"), @"
         /state/guard/1/libcuda.so.1 -> /usr/lib64/libcuda.so.550.54.15 ro
         /drv/usr/lib64/libcudadebugger.so.550.54.15 -> /usr/lib64/libcudadebugger.so.550.54.15 ro
         /drv/usr/lib/i386-linux-gnu/libcuda.so.550.54.15 -> /usr/lib/i386-linux-gnu/libcuda.so.550.54.15 ro
         /state/guard/1/libnvidia-ml.so.1 -> /usr/lib64/libnvidia-ml.so.550.54.15 ro
         /drv/usr/lib64/libcuda.so.550.54.15 -> /run/divvy/guard/libcuda.so.real ro
+        /state/guard/1/libcuda.so.1 -> /run/divvy/guard/libcuda.so.1 ro
         /drv/usr/lib64/libnvidia-ml.so.550.54.15 -> /run/divvy/guard/libnvidia-ml.so.real ro
+        /state/guard/1/libnvidia-ml.so.1 -> /run/divvy/guard/libnvidia-ml.so.1 ro
+        /state/guard/1/audit.so -> /run/audit.so ro,nosuid,nodev,bind
         /state/limits -> /run/limits ro,nosuid,nodev,noexec,bind
         /state/usage -> /run/usage rw,nosuid,nodev,noexec,bind
         ");
@@ -156,6 +178,8 @@ mod tests {
                     ..Library::default()
                 }],
                 read_only: vec![pair("/state/limits", "/run/limits")],
+                loaded: vec![pair("/state/guard/1/audit.so", "/run/audit.so")],
+                env: vec![("LD_AUDIT", "/run/audit.so")],
                 ..Shadow::default()
             });
             assert_eq!(edits, before);

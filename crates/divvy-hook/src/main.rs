@@ -92,18 +92,21 @@ fn run(hook: Hook) -> Result<()> {
         } => {
             let state = state::read()?;
             let root = Root::open(&state.root)?;
-            let first = match &host_driver {
-                Some(driver) => compat::is_wanted(&root, &compat, driver).and_then(|wanted| {
-                    let first = wanted.then_some(compat);
-                    // Without directories this is NVIDIA's enable-cuda-compat. A later update-ldcache must find its decision.
-                    match directories.is_empty() {
-                        true => compat::remember(&root, first.as_deref()).map(|()| first),
-                        false => Ok(first),
-                    }
-                }),
-                None => compat::remembered(&root),
+            let (first, held) = match &host_driver {
+                Some(driver) => match compat::choose(&root, &state.mounts, compat, driver) {
+                    Ok((first, held)) => (Ok(first), held),
+                    Err(error) => (Err(error), Ok(())),
+                },
+                None => (compat::remembered(&root), Ok(())),
             };
-            let done = first.and_then(|first| cache::update(&root, &state.mounts, &directories, first.as_deref()));
+            let done = first.and_then(|first| {
+                // Without directories this is NVIDIA's enable-cuda-compat. A later update-ldcache must find its decision.
+                if host_driver.is_some() && directories.is_empty() {
+                    compat::remember(&root, first.as_deref())?;
+                }
+                cache::update(&root, &state.mounts, &directories, first.as_deref())?;
+                held
+            });
             (done, on_failure)
         }
         Hook::DisableDeviceNodeModification { on_failure } => {

@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, Dir, Mode, OFlags, ResolveFlags, StatxFlags, fstat, mkdirat, openat, openat2, readlinkat, renameat, statx,
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, StatxFlags, fstat, mkdirat, openat, openat2, readlinkat, renameat, statx,
     symlinkat, unlinkat,
 };
 use rustix::io::Errno;
@@ -33,6 +33,26 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY);
 #[derive(Debug)]
 pub(crate) struct Root {
     at: OwnedFd,
+}
+
+/// A file of the container, as an identity and as a place where another file can be mounted.
+#[derive(Debug)]
+pub(crate) struct Place {
+    file: OwnedFd,
+    path: String,
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    /// Mount the file of another place over this one. The current mount namespace, which is the container's, is changed.
+    pub(crate) fn cover_with(&self, other: &Place) -> Result<()> {
+        let clone = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        let both = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+        open_tree(&other.file, "", clone)
+            .and_then(|tree| move_mount(&tree, "", &self.file, "", both))
+            .map_err(|error| Error::image("mount Divvy's guard over", &self.path, error))
+    }
 }
 
 /// Whether a path may cross into mounts of the container.
@@ -139,6 +159,46 @@ impl Root {
             opened = Some(file);
         }
         Ok(opened)
+    }
+
+    /// Find a regular file of the image itself, which is not on another mount. The result is `None` if it is one of these.
+    pub(crate) fn place(&self, path: &str) -> Result<Option<Place>> {
+        match self.resolve(path, OFlags::PATH, Mounts::Refused) {
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV) => Ok(None),
+            found => self.place_of(path, found),
+        }
+    }
+
+    /// Find a regular file that the container runtime has mounted at this path. The result is `None` if there is none.
+    pub(crate) fn mounted(&self, path: &str) -> Result<Option<Place>> {
+        // No component is a link of the image, which could lead to a file that the kernel or another program trusts.
+        match self.walk(path, OFlags::PATH, Mounts::Crossed) {
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            found => self.place_of(path, found),
+        }
+    }
+
+    /// Report whether a path leads to the same file as a place.
+    pub(crate) fn has(&self, path: &str, place: &Place) -> Result<bool> {
+        match self.resolve(path, OFlags::PATH, Mounts::Crossed) {
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
+            found => Ok(self
+                .place_of(path, found)?
+                .is_some_and(|found| (found.device, found.inode) == (place.device, place.inode))),
+        }
+    }
+
+    fn place_of(&self, path: &str, found: rustix::io::Result<OwnedFd>) -> Result<Option<Place>> {
+        let failed = |error: Errno| Error::image("open", path, error);
+        let file = found.map_err(failed)?;
+        let stat = fstat(&file).map_err(failed)?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        Ok(is_file.then(|| Place {
+            file,
+            path: path.to_owned(),
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        }))
     }
 
     /// Create or replace a file atomically.

@@ -1,4 +1,4 @@
-//! How a shadow is linked: its name, its one needed library, and nothing else. For build scripts.
+//! How a library for containers is linked: its name, its one needed library if it has one, and nothing else. For build scripts.
 
 #![allow(clippy::print_stdout, reason = "Cargo reads what a build script prints")]
 
@@ -8,8 +8,7 @@ use std::process::Command;
 /// Print what Cargo needs to link a library with this name over the real library at this absolute path. The loader looks nowhere else for it. Without the
 /// package's feature `shadow`, it is an ordinary library.
 pub fn shadow(name: &str, real: &str) {
-    println!("cargo::rerun-if-changed=build.rs");
-    if std::env::var_os("CARGO_FEATURE_SHADOW").is_none() {
+    if !alone(name) {
         return;
     }
     let file = Path::new(real).file_name().expect("the real library has a name");
@@ -26,19 +25,30 @@ pub fn shadow(name: &str, real: &str) {
         Ok(status) if status.success() => {}
         other => panic!("{} could not make {}: {other:?}", linker.to_string_lossy(), stub.display()),
     }
+    // A program that closes the library and opens it again must find the same state.
+    for argument in ["-Wl,-z,nodelete", "-Wl,--no-as-needed"] {
+        println!("cargo::rustc-cdylib-link-arg={argument}");
+    }
+    println!("cargo::rustc-cdylib-link-arg={}", stub.display());
+}
+
+/// Print what Cargo needs to link a library with this name that needs no other. Without the package's feature `shadow`, it is an ordinary library, and the
+/// result is `false`.
+pub fn alone(name: &str) -> bool {
+    println!("cargo::rerun-if-changed=build.rs");
+    if std::env::var_os("CARGO_FEATURE_SHADOW").is_none() {
+        return false;
+    }
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,{name}");
     for argument in [
         "-nostartfiles",
         "-nodefaultlibs",
-        // A program that closes the library and opens it again must find the same state.
-        "-Wl,-z,nodelete",
         "-Wl,-z,now",
         "-Wl,-s",
-        // The shadow's own functions, also in a program that has others of these names.
+        // The library's own functions, also in a program that has others of these names.
         "-Wl,-Bsymbolic",
-        "-Wl,--no-as-needed",
     ] {
         println!("cargo::rustc-cdylib-link-arg={argument}");
     }
-    println!("cargo::rustc-cdylib-link-arg={}", stub.display());
+    true
 }

@@ -106,12 +106,17 @@ fn open_any(path: &CStr, flags: u32) -> Result<File, Errno> {
     i32::try_from(file).map(File).map_err(|_| EINVAL)
 }
 
-fn status(file: &File) -> Result<stat, Errno> {
-    let mut stat = MaybeUninit::<stat>::zeroed();
+/// Read something from a file's status. The structure stays where it is: to move or clear it, the compiler would call the C library, which not every user has.
+fn status<T>(file: &File, read: impl FnOnce(&stat) -> T) -> Result<T, Errno> {
+    let mut stat = MaybeUninit::<stat>::uninit();
     // SAFETY: the kernel writes one `struct stat`.
     unsafe { call(__NR_fstat, [file.0 as usize, stat.as_mut_ptr().expose_provenance()]) }?;
-    // SAFETY: it is all numbers, and began as zeros.
-    Ok(unsafe { stat.assume_init() })
+    // SAFETY: the call has succeeded, so the kernel has written all of it, which is numbers.
+    Ok(read(unsafe { stat.assume_init_ref() }))
+}
+
+fn is_regular(stat: &stat) -> bool {
+    stat.st_mode & S_IFMT == S_IFREG
 }
 
 /// Open a regular file of exactly this size, and no link to one.
@@ -121,9 +126,22 @@ pub fn open(path: &CStr, write: bool, size: usize) -> Result<File, Errno> {
         path,
         if write { O_RDWR } else { O_RDONLY } | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY,
     )?;
-    let stat = status(&file)?;
-    let fits = stat.st_mode & S_IFMT == S_IFREG && u64::try_from(stat.st_size) == Ok(size as u64);
-    if fits { Ok(file) } else { Err(EINVAL) }
+    let fits = status(&file, |stat| {
+        is_regular(stat) && u64::try_from(stat.st_size) == Ok(size as u64)
+    });
+    if fits? { Ok(file) } else { Err(EINVAL) }
+}
+
+/// Open a regular file for reading, also through links.
+pub fn open_linked(path: &CStr) -> Result<File, Errno> {
+    // NONBLOCK: a pipe under this name must not stop the program.
+    let file = open_any(path, O_RDONLY | O_NONBLOCK | O_NOCTTY)?;
+    if status(&file, is_regular)? { Ok(file) } else { Err(EINVAL) }
+}
+
+/// What two open files have in common if they are the same file: the file system's number and the inode's.
+pub fn identity(file: &File) -> Result<(u64, u64), Errno> {
+    status(file, |stat| (stat.st_dev, stat.st_ino))
 }
 
 /// Whether something is there.
@@ -176,8 +194,8 @@ pub fn pid() -> u64 {
 pub fn pid_namespace() -> u64 {
     // Not read as the link that it is: the link's target is a file whose inode number is that of the namespace (namespaces(7)).
     open_any(c"/proc/self/ns/pid", O_PATH)
-        .and_then(|file| status(&file))
-        .map_or(0, |stat| stat.st_ino)
+        .and_then(|file| status(&file, |stat| stat.st_ino))
+        .unwrap_or(0)
 }
 
 /// Read a `T` from the start of a file. It fails if the file is shorter.

@@ -35,6 +35,18 @@ pub const USAGE: &str = "usage";
 pub const REAL_CUDA: &str = "/run/divvy/guard/libcuda.so.real";
 /// Where a container has the real NVML. Its shadow needs it by this path.
 pub const REAL_NVML: &str = "/run/divvy/guard/libnvidia-ml.so.real";
+/// Where a container has the guard, whatever the driver's library is called and wherever it lies. What puts the guard in the place of another copy of the
+/// driver's library finds it here.
+pub const GUARD_CUDA: &str = "/run/divvy/guard/libcuda.so.1";
+/// The same for the shadow of NVML.
+pub const GUARD_NVML: &str = "/run/divvy/guard/libnvidia-ml.so.1";
+
+/// Where a container has the library that makes the dynamic loader use the guard for other copies of the driver's libraries (`divvy-guard-audit`).
+pub const AUDIT: &str = "/run/divvy/guard/libdivvy-guard-audit.so";
+/// The value of `GLIBC_TUNABLES` with which a program with an audit library starts if it needs jemalloc. With an audit library, glibc allots the memory for
+/// thread-local variables before it knows the program's other libraries. So what they need at fixed places must fit into what is kept for libraries that come
+/// later: 1.7 KB by default, where jemalloc needs 2.6 KB. Each thread has this memory on its stack, and stacks can be as small as 16 KB.
+pub const TUNABLES: &str = "glibc.rtld.optional_static_tls=8192";
 
 pub mod claim;
 pub mod compute;

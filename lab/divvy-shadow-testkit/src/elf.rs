@@ -34,10 +34,15 @@ impl<'a> Elf<'a> {
         self.symbols(true)
     }
 
+    /// The names of all symbols that it takes from others.
+    pub fn undefined(&self) -> Vec<&'a str> {
+        self.symbols(false)
+    }
+
     /// The names of the symbols that it takes from others, without what the compiler puts in place of loops over bytes.
     pub fn imports(&self) -> Vec<&'a str> {
         const LOOPS: [&str; 5] = ["memcpy", "memmove", "memset", "memcmp", "bcmp"];
-        let mut names = self.symbols(false);
+        let mut names = self.undefined();
         names.retain(|name| !LOOPS.contains(name));
         names
     }

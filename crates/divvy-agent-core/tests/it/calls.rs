@@ -307,8 +307,14 @@ fn a_pod_that_wants_isolation_does_not_start_where_nothing_enforces_shares_any_m
 
 /// Return a node whose containers can get the guard, and whose driver's spec provides CUDA's library.
 fn guarding_node() -> Node {
+    guarding_node_with(None)
+}
+
+/// The same, and perhaps with this library for the loaders of containers.
+fn guarding_node_with(audit: Option<&str>) -> Node {
     let settings = Settings {
         guard: Some(Guard {
+            audit: audit.map(str::to_owned),
             cuda: "/state/guard/1/libcuda.so.1".to_owned(),
             nvml: "/state/guard/1/libnvidia-ml.so.1".to_owned(),
             shares: "/state/shares".to_owned(),
@@ -328,11 +334,17 @@ fn guarding_node() -> Node {
     node
 }
 
-/// Return the mounts in a grant's spec.
-fn mounts(node: &Node) -> Vec<String> {
+/// Return the edits in a grant's spec.
+fn edits(node: &Node) -> divvy_cdi::Edits {
     let spec = node.specs.values().next().expect("a spec");
     let spec = divvy_cdi::Spec::parse(spec).expect("valid");
-    let mounts = spec.devices[0].container_edits.mounts.iter();
+    spec.devices[0].container_edits.clone()
+}
+
+/// Return the mounts in a grant's spec.
+fn mounts(node: &Node) -> Vec<String> {
+    let edits = edits(node);
+    let mounts = edits.mounts.iter();
     mounts
         .map(|mount| format!("{} -> {}", mount.host_path, mount.container_path))
         .collect()
@@ -359,6 +371,7 @@ fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its
         [
             "/state/guard/1/libcuda.so.1 -> /usr/lib64/libcuda.so.550.54.15",
             "/usr/lib64/libcuda.so.550.54.15 -> /run/divvy/guard/libcuda.so.real",
+            "/state/guard/1/libcuda.so.1 -> /run/divvy/guard/libcuda.so.1",
             "/state/shares/a/GPU-0/limits -> /run/divvy/share/GPU-0/limits",
             "/state/shares/a/GPU-0/usage -> /run/divvy/share/GPU-0/usage",
         ]
@@ -367,6 +380,24 @@ fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its
     let specs = std::mem::take(&mut node.specs);
     node.reconcile();
     assert_eq!(node.specs, specs);
+}
+
+#[test]
+fn a_guarded_container_is_told_of_the_library_for_its_loader_and_another_one_is_not() {
+    for (isolation, expected) in [(None, true), (Some(Isolation::None), false)] {
+        let mut node = guarding_node_with(Some("/state/guard/1/libdivvy-guard-audit.so"));
+        node.see(isolated("a", isolation, &[("main", App, 3)]));
+        node.admit("a").expect("admitted");
+        node.start("a", "main").expect("started");
+        let mount = "/state/guard/1/libdivvy-guard-audit.so -> /run/divvy/guard/libdivvy-guard-audit.so".to_owned();
+        assert_eq!(mounts(&node).contains(&mount), expected, "{isolation:?}");
+        for variable in [
+            "LD_AUDIT=/run/divvy/guard/libdivvy-guard-audit.so",
+            "GLIBC_TUNABLES=glibc.rtld.optional_static_tls=8192",
+        ] {
+            assert_eq!(edits(&node).env.contains(&variable.to_owned()), expected, "{isolation:?}");
+        }
+    }
 }
 
 #[test]

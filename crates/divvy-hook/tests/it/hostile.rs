@@ -12,7 +12,7 @@ const CUDA: &str = "/usr/lib64/libcuda.so.1";
 const UPDATE: [&str; 3] = ["update-ldcache", "--folder", "/usr/lib64"];
 
 /// Run a script in a mount namespace, which needs root. If the script cannot mount a file system, record a skip and return `None`.
-fn in_namespace(image: &Image, script: &str) -> Option<std::process::Output> {
+pub(crate) fn in_namespace(image: &Image, script: &str) -> Option<std::process::Output> {
     let mut command = Command::new("unshare");
     command.args(["-m", "sh", "-c"]).arg(script);
     let output = image.run_by(&mut command);

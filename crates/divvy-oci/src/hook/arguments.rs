@@ -41,7 +41,8 @@ Usage: divvy-hook update-ldcache --folder DIR... [--host-driver-version VERSION]
   enable-cuda-compat
                     Let the loader find the image's own libcuda (/usr/local/cuda/compat) before the host's, if it was made for the
                     host's driver version or, where it does not say, if it is newer. This is CUDA's forward compatibility, which only
-                    data center GPUs support. Call update-ldcache afterwards
+                    data center GPUs support. In a container with Divvy's guard, mount the guard over this libcuda. Call update-ldcache
+                    afterwards
   create-symlinks   Create these links in the container, with the directories that they need
   update-application-profile
                     Limit EGL to the container's GPUs (/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf)

@@ -71,6 +71,22 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
     bed.ready_is(200, "").await;
     assert_eq!(limits(&limits_file), Some(3072));
 
+    // With the library for the loaders of containers, only what starts from now on has it.
+    assert!(!container.env.contains_key("LD_AUDIT"), "{:?}", container.env);
+    bed.stop_agent().await;
+    fs::write(bed.config.kubelet_dir.join("libdivvy-guard-audit.so"), "audit").expect("written");
+    bed.config.guard = GuardMode::Both;
+    bed.start_agent();
+    bed.ready_is(200, "").await;
+    bed.create_with("b", Some(0), 3, &[]);
+    let other = bed.running("b").await;
+    let path = other.env.get("LD_AUDIT").expect("the variable");
+    let file = other.mounts.iter().find(|mount| mount.container == *path).expect("mounted");
+    assert_eq!(
+        (file.read_only, fs::read_to_string(&file.host).expect("there").as_str()),
+        (true, "audit")
+    );
+
     // The files of a pod are removed when it ends, also by an agent without the guard.
     bed.stop_agent().await;
     bed.config.guard = GuardMode::Off;

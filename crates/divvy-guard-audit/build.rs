@@ -1,0 +1,5 @@
+//! Links the library.
+
+fn main() {
+    divvy_shadow::link::alone("libdivvy-guard-audit.so");
+}
