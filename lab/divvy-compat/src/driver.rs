@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{Edits, Mount};
 use divvy_share::limits::Limits;
-use divvy_share::{DIRECTORY, LIMITS, REAL_CUDA, REAL_NVML, USAGE, usage};
+use divvy_share::{DIRECTORY, GUARD_CUDA, GUARD_NVML, LIMITS, REAL_CUDA, REAL_NVML, USAGE, usage};
 
 use crate::command::run;
 use crate::outcome::{GPU, SHARE};
@@ -108,15 +108,18 @@ impl Driver {
                     name: CUDA,
                     file: file("libdivvy-guard.so"),
                     real: REAL_CUDA,
+                    at: GUARD_CUDA,
                 },
                 Library {
                     name: NVML,
                     file: file("libdivvy-guard-nvml.so"),
                     real: REAL_NVML,
+                    at: GUARD_NVML,
                 },
             ],
             read_only: vec![(limits_file.display().to_string(), at(LIMITS))],
             writable: vec![(usage_file.display().to_string(), at(USAGE))],
+            ..Shadow::default()
         });
         Ok(())
     }

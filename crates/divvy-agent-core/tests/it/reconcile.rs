@@ -379,6 +379,7 @@ fn reacting(reaction: Reaction, pods: usize) -> Node {
             cuda: String::new(),
             nvml: String::new(),
             shares: String::new(),
+            audit: None,
             reaction,
         });
     });
