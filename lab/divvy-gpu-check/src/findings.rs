@@ -48,7 +48,6 @@ impl Findings {
             with_guard: None,
             without_guard: None,
         });
-        self.has_checked = true;
     }
 
     /// Add what was measured with the guard, and without it.
@@ -59,7 +58,6 @@ impl Findings {
             with_guard: Some(with.to_string()),
             without_guard: Some(without.to_string()),
         });
-        self.has_checked = true;
     }
 
     /// Add a failure unless this is so.
@@ -75,12 +73,13 @@ impl Findings {
         self.skipped.push(text.into());
     }
 
-    /// Return how the check ended.
+    /// Return how the check ended. A check that only measures passes if it has measured everything.
     pub(crate) fn status(&self) -> Status {
-        match (self.failures.is_empty(), self.has_checked) {
-            (false, _) => Status::Fail,
-            (true, true) => Status::Pass,
-            (true, false) => Status::Skipped,
+        let has_measured = !self.rows.is_empty() && self.skipped.is_empty();
+        match self.failures.is_empty() {
+            false => Status::Fail,
+            true if self.has_checked || has_measured => Status::Pass,
+            true => Status::Skipped,
         }
     }
 }
@@ -92,9 +91,11 @@ mod tests {
     #[test]
     fn a_check_that_found_nothing_is_skipped_and_one_failure_is_enough_to_fail() {
         let mut findings = Findings::default();
-        findings.skip("there is no torch");
         assert_eq!(findings.status(), Status::Skipped);
         findings.value("a", 1);
+        assert_eq!(findings.status(), Status::Pass);
+        findings.skip("there is no torch");
+        assert_eq!(findings.status(), Status::Skipped);
         findings.expect(true, || "never".to_owned());
         assert_eq!(findings.status(), Status::Pass);
         findings.expect(false, || "it is not so".to_owned());

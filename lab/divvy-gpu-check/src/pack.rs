@@ -53,6 +53,11 @@ impl Pack {
         Ok(())
     }
 
+    /// Report whether the programs start with the machine's own C library.
+    pub(crate) fn is_native(&self) -> bool {
+        self.native
+    }
+
     /// Say which C library the programs run with.
     pub(crate) fn c_library(&self) -> &'static str {
         match self.native {
