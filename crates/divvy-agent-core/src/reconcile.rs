@@ -391,6 +391,12 @@ impl Core {
             Reaction::Evict => ". The pod is evicted (--on-escape evict)",
             Reaction::Kill => ". The agent kills such processes (--on-escape kill)",
         };
+        let has_audit = self.settings.guard.as_ref().is_some_and(|guard| guard.audit.is_some());
+        let both = if has_audit {
+            ""
+        } else {
+            " (with --guard both, the guard takes its place)"
+        };
         for (uid, escape) in facts
             .escapes
             .iter()
@@ -404,7 +410,7 @@ impl Core {
                     format!(
                         "process {pid} of this pod uses GPU {index} without Divvy's guard, so nothing limits the process to the pod's share. A program \
                          avoids the guard if it loads the driver's library by another path than the usual one, if the image has a CUDA driver library of \
-                         its own, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU{reaction}"
+                         its own{both}, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU{reaction}"
                     ),
                 ),
                 Escape::Tampered { text, .. } => (

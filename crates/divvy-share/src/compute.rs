@@ -26,6 +26,8 @@ pub const DEBT: u64 = 5_000_000_000;
 const BURST: u64 = 300_000_000;
 /// How many launches pass at most until the balance is looked at again.
 const LAUNCHES: u64 = 16;
+/// The same while the time of a launch is not known. Only a measurement changes the balance then, and each launch may be a long one.
+const UNKNOWN: u64 = 4;
 /// The longest wait until the balance is looked at again.
 const SLICE: u64 = 100_000_000;
 
@@ -60,8 +62,7 @@ pub fn turn(limits: &Limits, launches: u64, now: u64, since: u64) -> Turn {
         .saturating_add_unsigned(grown(limits.rate, now.saturating_sub(at)))
         .saturating_sub_unsigned(estimate);
     if balance > 0 {
-        // Without a known time of a launch, each one is decided.
-        let fits = balance.unsigned_abs().checked_div(launch_ns).unwrap_or(0);
+        let fits = balance.unsigned_abs().checked_div(launch_ns).unwrap_or(UNKNOWN);
         return Turn::Go(fits.min(LAUNCHES).saturating_sub(1));
     }
     let left = patience(limits.rate).saturating_sub(now.saturating_sub(since));

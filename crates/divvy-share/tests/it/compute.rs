@@ -315,7 +315,7 @@ fn a_launch_passes_if_the_balance_is_positive_and_otherwise_waits_until_it_is() 
         (0, account(-1000, 1), 7, Turn::Free),
         (WHOLE, account(-1000, 1), 7, Turn::Free),
         // The balance grows by 5 ms until now.
-        (half, account(0, 0), 7, Turn::Go(0)),
+        (half, account(0, 0), 7, Turn::Go(3)),
         (half, account(0, MS), 7, Turn::Go(4)),
         (half, account(0, 1000), 7, Turn::Go(15)),
         (half, account(0, 50 * MS), 7, Turn::Go(0)),
