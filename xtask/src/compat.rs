@@ -19,20 +19,21 @@ Root file systems, made by debootstrap, each with all ways of loading:
   ubuntu-18.04  debian-10  ubuntu-20.04  debian-11  ubuntu-22.04  debian-12  ubuntu-24.04  debian-13  musl  alpine
 
 Ways of loading:
-  dlopen        dlopen(\"libcuda.so.1\"), as the CUDA runtime library does it
-  plain-name    dlopen(\"libcuda.so\")
-  proc-address  the functions by cuGetProcAddress and not by dlsym
-  deepbind      dlopen with RTLD_DEEPBIND
-  dlmopen       a namespace of its own
-  linked        linked with -lcuda
-  static        a program with a static glibc, which loads the library
-  setuid        a program that is setuid, started by another user
-  jemalloc      with a preloaded malloc
-  ldconfig      after ldconfig in the container
-  ctypes        Python
-  java          a library for Java, which loads it
-  private-copy  a copy of the driver's library, which avoids the guard
-  no-cuda       a program that does not use CUDA
+  dlopen            dlopen(\"libcuda.so.1\"), as the CUDA runtime library does it
+  plain-name        dlopen(\"libcuda.so\")
+  proc-address      the functions by cuGetProcAddress and not by dlsym
+  deepbind          dlopen with RTLD_DEEPBIND
+  dlmopen           a namespace of its own
+  linked            linked with -lcuda
+  static            a program with a static glibc, which loads the library
+  setuid            a program that is setuid, started by another user
+  jemalloc          with a preloaded malloc
+  ldconfig          after ldconfig in the container
+  ctypes            Python
+  java              a library for Java, which loads it
+  private-copy      a copy of the driver's library, which avoids the guard
+  private-copy-both the same with --guard both, which holds it
+  no-cuda           a program that does not use CUDA
 
 Third-party programs, in debian-12: pynvml, nvitop, numba, cupy, torch
 

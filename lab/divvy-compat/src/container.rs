@@ -40,6 +40,8 @@ pub(crate) struct Run {
     mounts: Vec<(PathBuf, &'static str)>,
     /// Where the container has the driver's own libraries a second time, in a directory of its own.
     pub(crate) copy: Option<&'static str>,
+    /// Whether the guard also takes the place of such copies (`--guard both`).
+    pub(crate) with_copies: bool,
 }
 
 impl Run {
@@ -50,6 +52,7 @@ impl Run {
             environment: Vec::new(),
             mounts: Vec::new(),
             copy: None,
+            with_copies: false,
         }
     }
 
@@ -77,7 +80,7 @@ impl Container<'_> {
         let (root, ledger, account, copy) = (root?, ledger?, account?, copy?);
         let mut edits = self.driver.edits();
         if libraries == Libraries::Guard {
-            self.driver.shadow(&mut edits, &account)?;
+            self.driver.shadow(&mut edits, &account, run.with_copies)?;
         }
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", SECONDS]).arg(self.driver.contain());
@@ -105,6 +108,7 @@ impl Container<'_> {
         // What the loader reads in the environment is for the program, and not for this machine's programs that start it.
         command
             .arg("/usr/bin/env")
+            .args(&edits.env)
             .args(run.environment.iter().map(|(name, value)| format!("{name}={value}")));
         command.args(&run.words).env_clear().envs([
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),

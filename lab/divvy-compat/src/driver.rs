@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{Edits, Mount};
 use divvy_share::limits::Limits;
-use divvy_share::{DIRECTORY, GUARD_CUDA, GUARD_NVML, LIMITS, REAL_CUDA, REAL_NVML, USAGE, usage};
+use divvy_share::{AUDIT, DIRECTORY, GUARD_CUDA, GUARD_NVML, LIMITS, REAL_CUDA, REAL_NVML, TUNABLES, USAGE, usage};
 
 use crate::command::run;
 use crate::outcome::{GPU, SHARE};
@@ -88,8 +88,8 @@ impl Driver {
         }
     }
 
-    /// Put the guard into a container, with a new account of the share.
-    pub(crate) fn shadow(&self, edits: &mut Edits, account: &Path) -> Result<()> {
+    /// Put the guard into a container, with a new account of the share. `with_copies`: also in the place of copies of the driver's libraries.
+    pub(crate) fn shadow(&self, edits: &mut Edits, account: &Path, with_copies: bool) -> Result<()> {
         let limits = Limits {
             bytes: SHARE,
             context: CONTEXT_MIB << 20,
@@ -119,7 +119,14 @@ impl Driver {
             ],
             read_only: vec![(limits_file.display().to_string(), at(LIMITS))],
             writable: vec![(usage_file.display().to_string(), at(USAGE))],
-            ..Shadow::default()
+            loaded: match with_copies {
+                true => vec![(file("libdivvy-guard-audit.so"), AUDIT.to_owned())],
+                false => Vec::new(),
+            },
+            env: match with_copies {
+                true => vec![("LD_AUDIT", AUDIT), ("GLIBC_TUNABLES", TUNABLES)],
+                false => Vec::new(),
+            },
         });
         Ok(())
     }

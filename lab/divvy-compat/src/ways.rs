@@ -57,7 +57,7 @@ const fn glibc(name: &'static str, run: fn(&Root) -> Run) -> Way {
 }
 
 /// All ways.
-pub(crate) const WAYS: [Way; 14] = [
+pub(crate) const WAYS: [Way; 15] = [
     way("dlopen", |root| probe(root, &["dlopen"])),
     way("plain-name", |root| probe(root, &["plain-name"])),
     way("proc-address", |root| probe(root, &["proc-address"])),
@@ -86,13 +86,14 @@ pub(crate) const WAYS: [Way; 14] = [
     // A program with its own copy of the driver's library avoids the guard: the agent reports it.
     Way {
         expected: AsDriver,
-        ..glibc("private-copy", |root| {
-            let mut run = probe(root, &["dlopen"]);
-            run.copy = Some("/opt/private");
-            run.environment.push(("LD_LIBRARY_PATH", "/opt/private"));
-            run
-        })
+        ..glibc("private-copy", private_copy)
     },
+    // With --guard both, the guard is in its place.
+    glibc("private-copy-both", |root| {
+        let mut run = private_copy(root);
+        run.with_copies = true;
+        run
+    }),
     Way {
         expected: AsDriver,
         needs: &[("libraries", "0")],
@@ -102,6 +103,13 @@ pub(crate) const WAYS: [Way; 14] = [
         })
     },
 ];
+
+fn private_copy(root: &Root) -> Run {
+    let mut run = probe(root, &["dlopen"]);
+    run.copy = Some("/opt/private");
+    run.environment.push(("LD_LIBRARY_PATH", "/opt/private"));
+    run
+}
 
 fn probe(root: &Root, arguments: &[&str]) -> Run {
     start(root, "/probe/probe", arguments)
