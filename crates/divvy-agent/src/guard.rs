@@ -141,6 +141,8 @@ pub(crate) struct InSlots {
     bytes: u64,
     /// The number of processes that have memory.
     processes: usize,
+    /// The number of processes that have a slot.
+    owners: usize,
     /// The PIDs of all processes that have a slot, as they see them themselves.
     pids: BTreeSet<u64>,
     /// Whether processes were refused because there was no free slot.
@@ -302,8 +304,8 @@ impl Shares {
             let in_slots = before.bytes.max(after.bytes);
             let estimate = reported.saturating_sub(in_slots);
             let overhead = last.map_or(0, |last| last.min(estimate));
-            // Two equal estimates of one process: it makes no context and loads no code at the moment.
-            let is_settled = *last == Some(estimate) && before == after && after.processes == 1;
+            // Two equal estimates of one process: it makes no context and loads no code at the moment. It may have allocated nothing.
+            let is_settled = *last == Some(estimate) && before == after && after.owners == 1;
             *last = Some(estimate);
             let context = contexts.get(uuid).copied();
             let written = write_limits(&self.directory(share), |limits| {
@@ -453,6 +455,7 @@ fn in_slots(path: &Path) -> Result<InSlots, Damage> {
         if has_owner(&file, index).map_err(|error| Damage::Other(format!("a lock cannot be read: {error}")))? {
             sum.bytes = sum.bytes.saturating_add(slot.used);
             sum.processes += usize::from(slot.used > 0);
+            sum.owners += 1;
             sum.pids.insert(slot.pid);
         }
     }
@@ -722,6 +725,18 @@ mod tests {
             250,
             "another agent"
         );
+    }
+
+    #[test]
+    fn what_a_context_takes_is_learned_before_its_process_allocates_anything() {
+        let bed = Bed::new();
+        let process = bed.process(0, 0);
+        process.write_all_at(&7_u64.to_ne_bytes(), 64 + 16).expect("its PID");
+        bed.measure(250);
+        bed.measure(250);
+        drop(process);
+        bed.measure(0);
+        assert_eq!(bed.limits().context, 250 * MEBIBYTE);
     }
 
     #[test]

@@ -25,12 +25,13 @@ fn now() -> u64 {
     time.tv_sec().cast_unsigned() * 1000 * MS + time.tv_nsec().cast_unsigned()
 }
 
-/// Limits at this rate, with a balance that does not grow before a test ends.
+/// Limits at this rate, with a balance that does not grow before a test ends. A balance of 1 is enough for one launch.
 fn balance(rate: u64, balance: i64) -> Limits {
     let account = Account {
         balance,
         at: u64::MAX,
-        ..Account::default()
+        launches: u64::MAX,
+        launch_ns: 1,
     };
     Limits {
         rate,
