@@ -105,13 +105,14 @@ impl Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.roots.is_empty() {
-            write!(f, "{:13}", "")?;
+            let width = self.ways.iter().map(|way| way.len()).max().unwrap_or(0);
+            write!(f, "{:width$}", "")?;
             for root in &self.roots {
                 write!(f, " {root:>12}")?;
             }
             writeln!(f)?;
             for way in &self.ways {
-                write!(f, "{way:13}")?;
+                write!(f, "{way:width$}")?;
                 for root in &self.roots {
                     write!(f, " {:>12}", self.cells.get(&(*root, *way)).unwrap_or(&Cell::None))?;
                 }
@@ -181,9 +182,9 @@ mod tests {
         );
         assert!(!report.is_good());
         insta::assert_snapshot!(report, @"
-                         debian-12         musl
-        dlopen                held         same
-        setuid             DIFFERS            -
+                  debian-12         musl
+        dlopen         held         same
+        setuid      DIFFERS            -
         held: the program sees its share, and gets no more; same: as with the driver alone; -: not possible there
 
         skipped: alpine: it is not reachable

@@ -6,16 +6,13 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
-use divvy_shadow_testkit::{build, hide, shadow, target};
+use divvy_shadow_testkit::{hide, shadow, target};
 use serde_json::Value;
 
 /// Make the directory with the programs.
 fn pack() -> &'static Path {
     static PACK: OnceLock<tempfile::TempDir> = OnceLock::new();
     let made = PACK.get_or_init(|| {
-        build(&["-p", "divvy-agent", "--bin", "divvy-agent"]);
-        build(&["-p", "divvy-hardware", "--bin", "divvy-probe"]);
-        build(&["-p", "divvy-cuda-program", "-p", "divvy-cuda-sim", "-p", "divvy-nvml-sim"]);
         let directory = tempfile::tempdir().expect("a directory");
         for name in [
             "divvy-agent",
@@ -24,7 +21,12 @@ fn pack() -> &'static Path {
             "libdivvy_cuda_sim.so",
             "libdivvy_nvml_sim.so",
         ] {
-            symlink(target().join("debug").join(name), directory.path().join(name)).expect("linked");
+            let built = target().join("debug").join(name);
+            assert!(
+                built.exists(),
+                "{name}: `cargo xtask test`, or `cargo build --workspace` before `cargo test`"
+            );
+            symlink(built, directory.path().join(name)).expect("linked");
         }
         for (package, name) in [
             ("divvy-guard", "libdivvy-guard.so"),
