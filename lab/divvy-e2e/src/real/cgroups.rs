@@ -61,11 +61,7 @@ impl Inspector {
         let cgroups = std::fs::read_to_string(process.join("cgroup")).ok()?;
         let (node, pod_uid, id) = place(&cgroups, &self.prefix)?;
         let env = std::fs::read(process.join("environ")).ok()?;
-        let env = variables(&String::from_utf8_lossy(&env));
-        if env.is_empty() {
-            // A process that is just being created has no environment yet.
-            return None;
-        }
+        let env = variables(&String::from_utf8_lossy(&env))?;
         let in_dev = simulated_driver::names(&process.join("root/dev")).ok()?.into_iter();
         let in_dri = simulated_driver::names(&process.join("root/dev/dri")).ok()?.into_iter();
         let paths = in_dev.map(|name| format!("/dev/{name}"));
@@ -110,9 +106,14 @@ fn place(cgroups: &str, prefix: &str) -> Option<(String, String, String)> {
     })
 }
 
-fn variables(environ: &str) -> BTreeMap<String, String> {
-    let pairs = environ.split('\0').filter_map(|pair| pair.split_once('='));
-    pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+/// Return the variables in a file `environ`. `None` for a process that is just being created, and has none yet, and for one that ended while the file was
+/// read, so that the last variable is cut.
+fn variables(environ: &str) -> Option<BTreeMap<String, String>> {
+    let pairs = environ
+        .strip_suffix('\0')?
+        .split('\0')
+        .filter_map(|pair| pair.split_once('='));
+    Some(pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect())
 }
 
 #[cfg(test)]
@@ -130,7 +131,10 @@ mod tests {
         assert_eq!(place("7:pids:/divvy-test-26000-n2/system\n", "divvy-test-26000"), None);
         assert_eq!(
             variables("A=1\0B=x=y\0"),
-            [("A", "1"), ("B", "x=y")].map(|(k, v)| (k.to_owned(), v.to_owned())).into()
+            Some([("A", "1"), ("B", "x=y")].map(|(k, v)| (k.to_owned(), v.to_owned())).into())
         );
+        for cut in ["", "A=1\0B=x=", "A=1\0B"] {
+            assert_eq!(variables(cut), None, "{cut:?}");
+        }
     }
 }
