@@ -58,7 +58,7 @@ impl Agent {
     }
 
     /// Return the signs that pods are not held to their shares, by pod UID. If a container of a pod was started without the guard, processes without the
-    /// guard are no sign. Neither are processes on a GPU that another container of the pod was granted.
+    /// guard are no sign. If a GPU was granted to any container of the pod, a process of the pod on that GPU is no sign either.
     pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
         let mut escapes = self.shares().escapes();
         let core = self.core();

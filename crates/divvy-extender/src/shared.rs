@@ -186,12 +186,7 @@ impl Shared {
                 Action::Post { op, binding } => {
                     let shared = self.clone();
                     self.tasks.spawn(async move {
-                        // Check the lease as late as possible before the request is sent.
-                        let outcome = if shared.leads() {
-                            shared.post(&binding).await
-                        } else {
-                            Posted::NotSent("this replica of Divvy's extender is no longer the leader".to_owned())
-                        };
+                        let outcome = shared.post(&binding).await;
                         tracing::info!(
                             pod = %format!("{}/{}", binding.namespace, binding.name),
                             node = %binding.node,
@@ -243,11 +238,7 @@ impl Shared {
                 Action::Evict { uid, pod } => {
                     let shared = self.clone();
                     self.tasks.spawn(async move {
-                        let outcome = if shared.leads() {
-                            shared.evict(&pod, &uid).await
-                        } else {
-                            Posted::NotSent("this replica of Divvy's extender is no longer the leader".to_owned())
-                        };
+                        let outcome = shared.evict(&pod, &uid).await;
                         tracing::info!(%pod, ?outcome, "eviction of a pod that does not keep to its share");
                         let actions = shared.core().evicted(&uid, outcome);
                         shared.perform(actions);
@@ -277,13 +268,17 @@ impl Shared {
         self.post_to(pod, "eviction", &eviction(pod, uid)).await
     }
 
-    /// Create a subresource of a pod.
+    /// Create a subresource of a pod, if this replica leads.
     async fn post_to(&self, pod: &PodKey, subresource: &str, body: &Value) -> Posted {
         let path = match answer::path(pod) {
             Ok(path) => format!("{path}/{subresource}"),
             Err(text) => return Posted::NotSent(text),
         };
         let body = body.to_string().into_bytes();
+        // Check the lease as late as possible before the request is sent.
+        if !self.leads() {
+            return Posted::NotSent("this replica of Divvy's extender is no longer the leader".to_owned());
+        }
         let request = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
         match self.ask(request.body(body.into()), self.limits.post).await {
             Ok((code, body)) => answer::posted(code, &body, pod),

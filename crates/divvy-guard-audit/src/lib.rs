@@ -1,8 +1,9 @@
 //! Has the dynamic loader take Divvy's guard where it finds another copy of CUDA's driver library or of NVML.
 //!
 //! `divvy-guard` and `divvy-guard-nvml` take the place of the driver's libraries that the container gets. A program may find another copy: of a package for
-//! forward compatibility (`/usr/local/cuda/compat`), of a conda environment, or of its own. This library lets the loader take the guard in place of such a copy,
-//! and the copy in place of the guard's real library. So the program has the driver library that it would have without the guard, and is held to the share.
+//! forward compatibility (`/usr/local/cuda/compat`), of a conda environment, or one that the program itself brings. Where the loader finds such a copy, this library
+//! makes it load the guard. Where the guard needs its real library, this library makes the loader load the copy. So the program runs with the driver library that it
+//! would have without the guard, and is held to the share.
 //!
 //! # How
 //!
@@ -18,7 +19,7 @@
 //!
 //! # What it does not reach
 //!
-//! - On ARM, glibc before 2.35 loses arguments of functions if there is an audit library (sourceware bug 26643). It is told by [`la_version`] not to use this one.
+//! - On ARM, glibc before 2.35 loses arguments of functions if there is an audit library (sourceware bug 26643). Therefore [`la_version`] tells these versions not to use this library.
 //! - Programs that are static, use musl, or are setuid, and programs that remove `LD_AUDIT` from their environment.
 //! - `dlmopen` of an absolute path into a new namespace, and paths with `$ORIGIN`: the loader does not ask about them.
 //!

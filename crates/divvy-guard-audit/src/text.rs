@@ -40,7 +40,7 @@ impl<'a> Text<'a> {
             })
     }
 
-    /// What follows the last slash; `None` if there is no slash.
+    /// Return the text after the last slash. `None` if there is no slash.
     fn file(self) -> Option<&'a [u8]> {
         let mut file = None;
         let mut rest = self.0.to_bytes();

@@ -132,7 +132,7 @@ impl PodRequest {
         ))
     }
 
-    /// Drop most rules of a pod that already has its GPUs. They are no longer needed, and may take up to [`crate::limits::RULE_BYTES`] per
+    /// Drop most rules of a pod that already has its GPUs. The pod no longer needs the rules, which may take up to [`crate::limits::RULE_BYTES`] per
     /// annotation. Keep the number of GPUs, from which placement policies learn what pods usually request, and the isolation, which the agent
     /// needs. The share of the compute time is in the allocation.
     pub fn forget_most_rules(&mut self) {

@@ -38,7 +38,7 @@ pub(crate) struct Run {
     pub(crate) environment: Vec<(&'static str, &'static str)>,
     /// Directories of this machine, and where the container has them.
     mounts: Vec<(PathBuf, &'static str)>,
-    /// Where the container has the driver's own libraries a second time, in a directory of its own.
+    /// The directory in which the container has another copy of the driver's libraries.
     pub(crate) copy: Option<&'static str>,
     /// Whether the guard also takes the place of such copies (`--guard both`).
     pub(crate) with_copies: bool,

@@ -28,7 +28,8 @@ fn it_is_small() {
     assert!(audit().len() <= 16 << 10, "{} bytes", audit().len());
 }
 
-/// glibc 2.35 has version 2. On ARM, older versions lose arguments of functions; on x86, glibc 2.27 crashes if it is told not to use a library.
+/// The interface has version 2 since glibc 2.35. On ARM, an older glibc loses arguments of functions, so it must not use the library. On x86, glibc 2.27
+/// crashes if an audit library refuses, so it must use the library.
 #[test]
 #[allow(unsafe_code, reason = "it calls the library")]
 fn a_loader_uses_it_where_programs_then_work() {

@@ -1,4 +1,4 @@
-//! A container with the guard and with a copy of the driver's library of its own, without a container: the files are in a temporary directory.
+//! The files of a container that has the guard, and a copy of the driver's library in its image. They are in a temporary directory; no container is started.
 
 use std::collections::BTreeSet;
 use std::fs;

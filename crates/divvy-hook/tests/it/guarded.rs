@@ -13,7 +13,7 @@ const COMPAT: &str = "/usr/local/cuda/compat";
 /// What a file is, behind the bytes that make it a library.
 const KINDS: [(&str, &str); 3] = [(GUARD, "guard"), (REAL, "driver"), (DRIVER, "guard")];
 
-/// An image with a libcuda of its own: the file, a link to it, and a copy. With the guard, it has the mounts of the guard, too.
+/// An image that contains a libcuda: the file, a link to it, and a copy. If the pod is guarded, the container also has the guard's mounts.
 fn image(guarded: bool) -> Image {
     let image = match guarded {
         true => Image::new(&[GUARD, REAL, DRIVER]),
