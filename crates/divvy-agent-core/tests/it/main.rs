@@ -8,6 +8,7 @@ mod calls;
 mod devices;
 mod driver_spec;
 mod lists;
+mod mps;
 mod multi_gpu;
 mod node;
 mod races;

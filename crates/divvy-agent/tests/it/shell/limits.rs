@@ -5,7 +5,7 @@ use super::*;
 async fn bed() -> Bed {
     let bed = Bed::new(&[16384, 16384]).await;
     bed.machine.send_modify(|machine| machine.has_limits = true);
-    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::Cgroup)))
+    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::CGROUP)))
         .await;
     bed.kubelet_has(32).await;
     bed

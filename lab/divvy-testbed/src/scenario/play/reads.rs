@@ -88,7 +88,7 @@ impl<C: Cluster> Play<'_, C> {
             let found = nodes.into_iter().find(|found| found.metadata.name.as_deref() == Some(node));
             let annotations = found.and_then(|found| found.metadata.annotations).unwrap_or_default();
             let text = annotations.get(names::INVENTORY).cloned().unwrap_or_default();
-            let enforces = |inventory: Inventory| inventory.gpus.iter().any(|gpu| gpu.enforcement == Some(Enforcement::Guard));
+            let enforces = |inventory: Inventory| inventory.gpus.iter().any(|gpu| gpu.enforcement == Some(Enforcement::GUARD));
             Ok(match Inventory::parse(&text).map(enforces) {
                 Ok(enforces) if enforces == expected => Ok(()),
                 _ => Err(text),
