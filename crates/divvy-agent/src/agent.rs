@@ -550,9 +550,10 @@ impl Agent {
         self.core().settings().guard.is_some()
     }
 
-    /// Report whether the MPS control daemon serves.
-    pub(crate) fn mps_serves(&self) -> bool {
-        mps::server(&self.sys_root).is_some()
+    /// Return the UID of the pod whose MPS control daemon serves the node's GPUs for this agent. `None` if none does.
+    pub(crate) fn mps_server(&self) -> Option<String> {
+        let has_mps = self.core().settings().mps.is_some();
+        has_mps.then(|| mps::server(&self.sys_root)).flatten()
     }
 
     /// Report whether the node's cgroups are of the version that drivers can limit.
@@ -647,7 +648,12 @@ impl Agent {
     /// Ask the driver for the processes on the GPUs. `None` if it does not answer.
     pub(crate) async fn processes(&self) -> Option<Vec<GpuProcesses>> {
         let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
-            Ok(Ok(processes)) => self.without_server(processes),
+            Ok(Ok(mut processes)) => {
+                if let Some(server) = self.mps_server() {
+                    mps::disown(&mut processes, &server);
+                }
+                processes
+            }
             // `hardware` reports that the driver does not work.
             Ok(Err(failure)) => {
                 debug!("the agent does not know the processes on the GPUs: {failure}");
@@ -667,17 +673,6 @@ impl Agent {
             }
         }
         Some(processes)
-    }
-
-    /// The processes of the MPS server count as the host's own: all clients use the GPU through them, and their pod has no share.
-    fn without_server(&self, mut gpus: Vec<GpuProcesses>) -> Vec<GpuProcesses> {
-        let has_mps = self.core().settings().mps.is_some();
-        if let Some(server) = has_mps.then(|| mps::server(&self.sys_root)).flatten() {
-            let processes = gpus.iter_mut().flat_map(|gpu| &mut gpu.processes);
-            let own = processes.filter(|process| process.pod.as_ref() == Some(&server));
-            own.for_each(|process| process.pod = None);
-        }
-        gpus
     }
 
     /// Check the specs from which grants take the driver's libraries. This runs before the grants are reconciled, so that their

@@ -324,10 +324,10 @@ impl Machine {
         };
         let settings = agent.core().settings().clone();
         let (can_limit, can_guard) = (agent.can_limit_cgroups(), agent.can_guard());
-        if settings.mps.is_some() && agent.mps_serves() {
+        if agent.mps_server().is_some() {
             self.mps_seen = Some(Instant::now());
         }
-        let has_mps = settings.mps.is_some() && self.mps_seen.is_some_and(|seen| seen.elapsed() < MPS_GRACE);
+        let has_mps = self.mps_seen.is_some_and(|seen| seen.elapsed() < MPS_GRACE);
         let enforcement = |facts: &GpuFacts| {
             // The guard knows GPUs by the UUID that CUDA reports, which a MIG device does not have.
             let is_guarded = can_guard && facts.vendor == Vendor::Nvidia && facts.partition.is_none();
