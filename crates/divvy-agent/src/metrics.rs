@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use divvy_model::Health;
+use divvy_model::{Enforcement, Health};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -45,6 +45,12 @@ struct HealthLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct GpuLabel {
     gpu: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MechanismLabel {
+    gpu: String,
+    mechanism: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -331,12 +337,17 @@ fn describe(registry: &mut Registry, core: &Core) {
     let held: Family<GpuLabel, Gauge> = Family::default();
     let shared: Family<GpuLabel, Gauge> = Family::default();
     let granted: Family<GpuLabel, Gauge> = Family::default();
+    let enforced: Family<MechanismLabel, Gauge> = Family::default();
     let inventory = core.inventory();
     for gpu in &inventory.gpus {
         let label = GpuLabel { gpu: gpu.uuid.clone() };
         held.get_or_create(&label).set(gauge(gpu.held.0));
         // A GPU without a grant has a sample, too: a series that is absent looks like a lost scrape.
         drop(granted.get_or_create(&label));
+        for mechanism in gpu.enforcement.into_iter().flat_map(Enforcement::names) {
+            let gpu = gpu.uuid.clone();
+            enforced.get_or_create(&MechanismLabel { gpu, mechanism }).set(1);
+        }
         if gpu.is_shared() {
             let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
             shared.get_or_create(&label).set(gauge(capacity));
@@ -375,6 +386,11 @@ fn describe(registry: &mut Registry, core: &Core) {
         "divvy_agent_gpu_granted_mebibytes",
         "Memory on a GPU that is booked by pods with a grant",
         granted,
+    );
+    registry.register(
+        "divvy_agent_gpu_enforcement",
+        "1 for each mechanism that holds pods to their share of the GPU; there is no series for a GPU on which nothing does",
+        enforced,
     );
     registry.register(
         "divvy_agent_gpu_held_mebibytes",

@@ -148,6 +148,11 @@ impl Enforcement {
         }
     }
 
+    /// Return the names of the mechanisms.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        self.name().split('+')
+    }
+
     /// Return the combination with this name. `None` for one of a newer agent.
     pub fn of_name(name: &str) -> Option<Enforcement> {
         Enforcement::ALL.into_iter().find(|kind| kind.name() == name)

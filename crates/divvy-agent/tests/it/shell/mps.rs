@@ -33,5 +33,7 @@ async fn pods_are_placed_for_mps_while_the_daemon_serves_and_a_container_waits_f
     let mount = |path: &str| container.mounts.iter().find(|mount| mount.container == path).map(|mount| mount.host.clone());
     assert_eq!(mount("/dev/shm").as_deref(), Some("/run/nvidia/mps/shm"));
     bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::MPS)).await;
+    let (_, text) = bed.get("/metrics").await.expect("served");
+    assert!(text.contains("divvy_agent_gpu_enforcement{gpu=\"GPU-0\",mechanism=\"mps\"} 1"), "{text}");
     bed.stop_agent().await;
 }
