@@ -67,6 +67,31 @@ fn the_spec_stays_the_same_when_the_agent_restarts_and_loses_the_daemon_with_the
 }
 
 #[test]
+fn the_limit_survives_the_loss_of_the_agents_files() {
+    let mut node = served();
+    node.see(with_cores(None));
+    node.admit("a").expect("admitted");
+    node.start("a", "main").expect("started");
+    node.records.clear();
+    node.specs.clear();
+    node.restart_agent();
+    node.reconcile();
+    assert!(variables(&node).iter().any(|variable| variable.ends_with("PERCENTAGE=30")));
+}
+
+#[test]
+fn mps_alone_is_enough_for_a_share_of_the_compute_time_and_not_for_one_of_the_memory() {
+    for (isolation, starts) in [(None, true), (Some(Isolation::Soft), false), (Some(Isolation::Hard), false)] {
+        let mut node = served();
+        node.set_enforcement(0, Some(Enforcement::MPS));
+        node.see(with_cores(isolation));
+        node.admit("a").expect("admitted");
+        let answer = node.pre_start("a", "main");
+        assert_eq!(matches!(answer, PreStart::Granted { .. }), starts, "{isolation:?}: {answer:?}");
+    }
+}
+
+#[test]
 fn what_mps_limits_the_guard_does_not_limit_a_second_time() {
     for (mps, cores) in [(true, 0), (false, 30)] {
         let mut node = match mps {
