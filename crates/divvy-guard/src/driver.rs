@@ -6,6 +6,7 @@ use core::ptr::null_mut;
 pub(crate) use divvy_shadow::Function;
 
 use crate::cuda::{Code, Context, Device, NOT_FOUND, SUCCESS, Uuid};
+use crate::process::process;
 
 /// Call a function of the real library that the guard does not replace. It is `NOT_FOUND` when this driver does not have it.
 macro_rules! ask {
@@ -23,8 +24,17 @@ macro_rules! ask {
     }};
 }
 
-/// The GPU of the thread's current context.
+/// How many GPUs this process sees. The driver does not know it before `cuInit`, and it stays the same afterwards.
+pub(crate) fn gpus() -> Option<u32> {
+    let mut count: c_int = 0;
+    (ask!(cuDeviceGetCount(&mut count => &mut c_int)) == SUCCESS).then_some(count.unsigned_abs())
+}
+
+/// The GPU of the thread's current context. If the process has one GPU, the driver is not asked: it is also the answer if there is no context.
 pub(crate) fn current_device() -> Option<Device> {
+    if process().is_some_and(|process| process.only_gpu().is_some()) {
+        return Some(0);
+    }
     let mut device: Device = 0;
     (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS).then_some(device)
 }
@@ -32,7 +42,8 @@ pub(crate) fn current_device() -> Option<Device> {
 /// The current context of the thread, and its GPU.
 pub(crate) fn current() -> Option<(Device, u64)> {
     let (device, mut context): (Device, Context) = (current_device()?, null_mut());
-    (ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS).then(|| (device, context.addr() as u64))
+    let known = ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS && !context.is_null();
+    known.then(|| (device, context.addr() as u64))
 }
 
 /// The UUID of a GPU. For a part of a GPU (MIG) it is that of the whole: `cuDeviceGetUuid_v2` would tell the part.

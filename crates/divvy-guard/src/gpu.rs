@@ -177,7 +177,7 @@ impl Gpu {
     }
 
     /// Use a launch that was allowed earlier.
-    fn spend(&self) -> bool {
+    pub(crate) fn spend(&self) -> bool {
         // The first check keeps the number from falling without a bound.
         self.credit.load(Ordering::Relaxed) > 0 && self.credit.fetch_sub(1, Ordering::Relaxed) > 0
     }

@@ -70,7 +70,8 @@ pub(crate) fn find(hooks: &[Hook], address: *mut c_void) -> Option<usize> {
 /// Define the replaced functions: name and arguments as in cuda.h, the version of CUDA that brought this form, and what happens. `call` asks the driver with
 /// the program's arguments; without a function of this name in the driver it is not run, and the program gets `CUDA_ERROR_NOT_FOUND`.
 ///
-/// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known.
+/// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known. Where they are held,
+/// and the process has one GPU, most of them take one of the launches that were allowed earlier.
 macro_rules! hooks {
     (
         $(fn $name:ident($($argument:ident: $type:ty),*) $version:literal: |$call:ident| $rule:expr;)*
@@ -122,10 +123,13 @@ macro_rules! hooks {
                     unsafe { function($($given),*) }
                 }
 
-                let found = DIRECT.load(Ordering::Relaxed);
+                let mut found = DIRECT.load(Ordering::Relaxed);
                 if found.is_null() {
-                    // SAFETY: the caller's promise.
-                    return unsafe { pass($($given),*) };
+                    found = match HOOKS[At::$launch as usize].driver.known() {
+                        Some(found) if launches::spend() => found,
+                        // SAFETY: the caller's promise.
+                        _ => return unsafe { pass($($given),*) },
+                    };
                 }
                 // SAFETY: as above.
                 let function: Function = unsafe { core::mem::transmute(found) };

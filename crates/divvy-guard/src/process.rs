@@ -8,6 +8,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::Device;
+use crate::driver;
 use crate::gpu::Gpu;
 use crate::ledger::Ledger;
 use crate::sys::{self, Mutex};
@@ -19,6 +20,8 @@ const GPUS: usize = 64;
 #[repr(C)]
 pub(crate) struct Process {
     pub(crate) ledger: Ledger,
+    /// How many GPUs the process sees; 0: not known yet.
+    count: AtomicU32,
     /// 1 when the process has pools.
     pub(crate) pools: AtomicU32,
     /// Held while a pool is charged with what the driver says.
@@ -47,6 +50,19 @@ pub(crate) fn process() -> Option<&'static Process> {
 }
 
 impl Process {
+    /// The GPU of a process that sees one. Its ordinal is 0.
+    pub(crate) fn only_gpu(&self) -> Option<&Gpu> {
+        let count = match self.count.load(Ordering::Relaxed) {
+            0 => {
+                let count = driver::gpus()?;
+                self.count.store(count, Ordering::Relaxed);
+                count
+            }
+            count => count,
+        };
+        if count == 1 { self.gpu(0) } else { None }
+    }
+
     /// The GPU with an ordinal of this process.
     pub(crate) fn gpu(&self, device: Device) -> Option<&Gpu> {
         self.gpus.get(usize::try_from(device).ok()?)
