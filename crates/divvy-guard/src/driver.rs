@@ -6,7 +6,7 @@ use core::ptr::null_mut;
 pub(crate) use divvy_shadow::Function;
 
 use crate::cuda::{Code, Context, Device, NOT_FOUND, SUCCESS, Uuid};
-use crate::process::process;
+use crate::process::{Process, process};
 
 /// Call a function of the real library that the guard does not replace. It is `NOT_FOUND` when this driver does not have it.
 macro_rules! ask {
@@ -32,9 +32,14 @@ pub(crate) fn gpus() -> Option<u32> {
 
 /// The GPU of the thread's current context. If the process has one GPU, the driver is not asked: it is also the answer if there is no context.
 pub(crate) fn current_device() -> Option<Device> {
-    if process().is_some_and(|process| process.only_gpu().is_some()) {
-        return Some(0);
+    match process().and_then(Process::only_gpu) {
+        Some(_) => Some(0),
+        None => device_of_context(),
     }
+}
+
+/// The same, asked of the driver.
+pub(crate) fn device_of_context() -> Option<Device> {
     let mut device: Device = 0;
     (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS).then_some(device)
 }

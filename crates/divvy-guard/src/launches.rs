@@ -66,10 +66,10 @@ pub(crate) fn spend() -> bool {
 
 /// A launch on the current GPU. Without one, the driver refuses the launch.
 pub(crate) fn on_current() {
-    if let Some(device) = driver::current_device() {
-        if let Some(gpu) = process().and_then(Process::only_gpu) {
-            ONLY.store(from_ref(gpu).cast_mut(), Ordering::Release);
-        }
+    if let Some(gpu) = process().and_then(Process::only_gpu) {
+        ONLY.store(from_ref(gpu).cast_mut(), Ordering::Release);
+        gpu.launch(|| driver::uuid(0));
+    } else if let Some(device) = driver::device_of_context() {
         on_device(device);
     }
 }
