@@ -3,7 +3,7 @@
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
 use crate::gpu::{Allowed, Gpu, PAGE, Reserved, Share, pages};
-use crate::ledger::{Entry, Kind};
+use crate::ledger::{Entry, Kind, NoRoom};
 use crate::process::{Process, process};
 
 /// Linear memory of at least this size has its own pages. Smaller allocations share pages, and a page is charged as long as it contains one of them. The
@@ -63,12 +63,9 @@ impl Held {
         call: impl FnOnce() -> Code,
         key: impl FnOnce() -> u64,
     ) -> Code {
-        if self.process.ledger.room().is_err() {
-            return OUT_OF_MEMORY;
-        }
-        let small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
-        let charge = if small { PAGE } else { pages(bytes) };
-        match self.gpu.reserve(charge, &self.allowed) {
+        let is_small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
+        let charge = if is_small { PAGE } else { pages(bytes) };
+        match self.reserve(charge) {
             Reserved::Refused => return OUT_OF_MEMORY,
             Reserved::Free => return call(),
             Reserved::Charged => {}
@@ -78,18 +75,30 @@ impl Held {
             self.gpu.cancel(charge);
             return code;
         }
-        let (key, gpu) = (key(), self.device.unsigned_abs());
-        // Its page may have been charged for another one. Without room to note the page, it stays charged.
-        if small && matches!(self.process.ledger.enter(key / PAGE, gpu), Ok(false)) {
-            self.gpu.cancel(charge);
-        } else {
-            self.gpu.commit(charge);
-        }
-        note(
-            self.process,
-            Entry::new(kind, key, gpu, if small { SHARED } else { charge }, of),
-        );
+        let size = if is_small { SHARED } else { charge };
+        self.record(Entry::new(kind, key(), self.device.unsigned_abs(), size, of));
         code
+    }
+
+    fn reserve(&self, charge: u64) -> Reserved {
+        match self.process.ledger.room() {
+            Ok(()) => self.gpu.reserve(charge, &self.allowed),
+            Err(NoRoom) => Reserved::Refused,
+        }
+    }
+
+    /// Record what was reserved and allocated.
+    fn record(&self, entry: Entry) {
+        if entry.size == SHARED {
+            // Its page may have been charged for another one. Without room to note the page, it stays charged.
+            match self.process.ledger.enter(entry.key / PAGE, entry.gpu) {
+                Ok(false) => self.gpu.cancel(PAGE),
+                _ => self.gpu.commit(PAGE),
+            }
+        } else {
+            self.gpu.commit(entry.size);
+        }
+        note(self.process, entry);
     }
 }
 

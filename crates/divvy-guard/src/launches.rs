@@ -66,10 +66,14 @@ pub(crate) fn spend() -> bool {
 
 /// A launch on the current GPU. Without one, the driver refuses the launch.
 pub(crate) fn on_current() {
-    if let Some(gpu) = process().and_then(Process::only_gpu) {
-        ONLY.store(from_ref(gpu).cast_mut(), Ordering::Release);
-        gpu.launch(|| driver::uuid(0));
-    } else if let Some(device) = driver::device_of_context() {
+    let device = match process().and_then(Process::only_gpu) {
+        Some(gpu) => {
+            ONLY.store(from_ref(gpu).cast_mut(), Ordering::Release);
+            Some(0)
+        }
+        None => driver::device_of_context(),
+    };
+    if let Some(device) = device {
         on_device(device);
     }
 }

@@ -4,6 +4,7 @@
 //! which are charged in another way, and the driver does not tell them apart from linear memory in all versions.
 
 use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys::{self, Mutex};
 
@@ -125,6 +126,8 @@ impl Table<'_> {
 /// The table of this process. Zeros are an empty one.
 pub(crate) struct Ledger {
     lock: Mutex,
+    /// Whether at least half of the places are empty.
+    has_room: AtomicBool,
     inner: UnsafeCell<Inner>,
 }
 
@@ -145,11 +148,17 @@ impl Ledger {
     fn with<R>(&self, body: impl FnOnce(&mut Inner) -> R) -> R {
         let _locked = self.lock.lock();
         // SAFETY: the lock is held, so this is the only reference.
-        body(unsafe { &mut *self.inner.get() })
+        let inner = unsafe { &mut *self.inner.get() };
+        let result = body(inner);
+        self.has_room.store(inner.has_room(), Ordering::Relaxed);
+        result
     }
 
     /// Make room for a handle before the driver is asked for it.
     pub(crate) fn room(&self) -> Result<(), NoRoom> {
+        if self.has_room.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         self.with(Inner::room)
     }
 
@@ -270,8 +279,12 @@ impl Inner {
         Some(Table { places })
     }
 
+    fn has_room(&self) -> bool {
+        self.len.saturating_mul(2) < self.capacity
+    }
+
     fn room(&mut self) -> Result<(), NoRoom> {
-        if self.len.saturating_mul(2) < self.capacity {
+        if self.has_room() {
             return Ok(());
         }
         let capacity = self.capacity.saturating_mul(2).max(FIRST);

@@ -41,7 +41,7 @@ pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, call: impl Fn
     if code != SUCCESS {
         return code;
     }
-    let Some((device, _)) = driver::current() else { return code };
+    let Some(device) = driver::current_device() else { return code };
     let (bytes, left) = match held(device) {
         Ok(held) => (held.allowed.bytes, held.allowed.charges.saturating_sub(held.gpu.charged())),
         Err(Some(_)) => (0, 0),
