@@ -64,42 +64,48 @@ impl Held {
         key: impl FnOnce() -> u64,
     ) -> Code {
         let is_small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
-        let charge = if is_small { PAGE } else { pages(bytes) };
-        match self.reserve(charge) {
+        let size = if is_small { SHARED } else { pages(bytes) };
+        match self.reserve(size) {
             Reserved::Refused => return OUT_OF_MEMORY,
             Reserved::Free => return call(),
             Reserved::Charged => {}
         }
         let code = call();
-        if code != SUCCESS {
-            self.gpu.cancel(charge);
-            return code;
-        }
-        let size = if is_small { SHARED } else { charge };
-        self.record(Entry::new(kind, key(), self.device.unsigned_abs(), size, of));
+        let key = if code == SUCCESS { key() } else { 0 };
+        self.end(code, Entry::new(kind, key, self.device.unsigned_abs(), size, of));
         code
     }
 
-    fn reserve(&self, charge: u64) -> Reserved {
+    // This and the next one are not part of the function above, of which there is one for each function of the driver.
+    #[inline(never)]
+    fn reserve(&self, size: u64) -> Reserved {
         match self.process.ledger.room() {
-            Ok(()) => self.gpu.reserve(charge, &self.allowed),
+            Ok(()) => self.gpu.reserve(charge_of(size), &self.allowed),
             Err(NoRoom) => Reserved::Refused,
         }
     }
 
-    /// Record what was reserved and allocated.
-    fn record(&self, entry: Entry) {
-        if entry.size == SHARED {
-            // Its page may have been charged for another one. Without room to note the page, it stays charged.
-            match self.process.ledger.enter(entry.key / PAGE, entry.gpu) {
-                Ok(false) => self.gpu.cancel(PAGE),
-                _ => self.gpu.commit(PAGE),
-            }
+    /// Record what the driver has allocated, or that it has not.
+    #[inline(never)]
+    fn end(&self, code: Code, entry: Entry) {
+        let charge = charge_of(entry.size);
+        if code != SUCCESS {
+            return self.gpu.cancel(charge);
+        }
+        // Its page may have been charged for another one. Without room to note the page, it stays charged.
+        let is_charged = entry.size == SHARED && matches!(self.process.ledger.enter(entry.key / PAGE, entry.gpu), Ok(false));
+        if is_charged {
+            self.gpu.cancel(charge);
         } else {
-            self.gpu.commit(entry.size);
+            self.gpu.commit(charge);
         }
         note(self.process, entry);
     }
+}
+
+/// What is charged for memory of a recorded size.
+fn charge_of(size: u64) -> u64 {
+    if size == SHARED { PAGE } else { size }
 }
 
 /// Record a handle that was charged.

@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use divvy_share::claim::{Locks as _, claim, owner};
 use divvy_share::compute::{self, Turn};
-use divvy_share::limits::{self, Limits, Unreadable};
+use divvy_share::limits::{self, Limits, Mark, Unreadable};
 use divvy_share::reserve::{self, Table, Word as _};
 use divvy_share::usage::{self, Usage};
 use linux_raw_sys::errno::{EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
@@ -37,7 +37,7 @@ pub(crate) struct Gpu {
     usage: AtomicPtr<Usage>,
     uuid: [AtomicU64; 2],
     /// The limits that were read last, and the mark of the file then.
-    mark: [AtomicU64; 2],
+    mark: [AtomicU64; limits::MARK.len()],
     bytes: AtomicU64,
     allowed: AtomicU64,
     refuse_managed: AtomicU32,
@@ -141,7 +141,7 @@ impl Gpu {
     }
 
     /// Remember the limits. The lock must be held, so that a thread that read them earlier does not overwrite them.
-    fn note(&self, limits: &Limits, mark: Option<[u64; 2]>) {
+    fn note(&self, limits: &Limits, mark: Option<Mark>) {
         self.bytes.store(limits.bytes, Ordering::Relaxed);
         self.allowed.store(limits.allowed(), Ordering::Relaxed);
         self.refuse_managed.store(u32::from(limits.refuse_managed), Ordering::Relaxed);
@@ -389,7 +389,7 @@ type Words = [AtomicU64; limits::WORDS];
 const UNLIMITED: i64 = 1000;
 
 /// The generation and the limits, and the mark of the file ([`Limits::parse_marked`]).
-fn read(words: &Words) -> Result<((u64, Limits), Option<[u64; 2]>), Unreadable> {
+fn read(words: &Words) -> Result<((u64, Limits), Option<Mark>), Unreadable> {
     let mut result = Err(Unreadable::Torn);
     for _ in 0..4 {
         let mut copy = [0; limits::WORDS];

@@ -11,7 +11,7 @@ use crate::cuda::Device;
 use crate::driver;
 use crate::gpu::Gpu;
 use crate::ledger::Ledger;
-use crate::sys::{self, Mutex};
+use crate::sys::{self, Errno, Mutex};
 
 /// The largest number of GPUs that a process can see. No machine has more.
 const GPUS: usize = 64;
@@ -35,18 +35,25 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 pub(crate) fn process() -> Option<&'static Process> {
     let mut process = PROCESS.load(Ordering::Acquire);
     if process.is_null() {
-        let made = sys::memory::<Process>(1, true).ok()?;
-        process = match PROCESS.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+        process = make().ok()?;
+    }
+    // SAFETY: the memory is a `Process` of zeros or what became of it, is never unmapped once it is in `PROCESS`, and is only changed through shared
+    // references.
+    Some(unsafe { &*process })
+}
+
+#[cold]
+fn make() -> Result<*mut Process, Errno> {
+    let made = sys::memory::<Process>(1, true)?;
+    Ok(
+        match PROCESS.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
             Err(other) => {
                 sys::forget(made, 1);
                 other
             }
-        };
-    }
-    // SAFETY: the memory is a `Process` of zeros or what became of it, is never unmapped once it is in `PROCESS`, and is only changed through shared
-    // references.
-    Some(unsafe { &*process })
+        },
+    )
 }
 
 impl Process {

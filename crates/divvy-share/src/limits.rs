@@ -15,8 +15,10 @@ const COPY: usize = 16;
 const GENERATION: usize = 2;
 /// Words of the file.
 pub const WORDS: usize = 2 * COPY;
-/// The words that change whenever the content changes: the checksums of the copies.
-pub const MARK: [usize; 2] = [COPY - 1, WORDS - 1];
+/// The words of which one changes whenever the content changes: the versions and the checksums of the copies.
+pub const MARK: [usize; 4] = [1, COPY - 1, COPY + 1, WORDS - 1];
+/// What is at [`MARK`].
+pub type Mark = [u64; MARK.len()];
 /// Bytes of the file.
 pub const SIZE: usize = WORDS * 8;
 
@@ -154,7 +156,7 @@ impl Limits {
     /// # Errors
     ///
     /// Fails if the file has no complete copy of this version.
-    pub fn parse_marked(words: &[u64; WORDS]) -> Result<((u64, Self), Option<[u64; 2]>), Unreadable> {
+    pub fn parse_marked(words: &[u64; WORDS]) -> Result<((u64, Self), Option<Mark>), Unreadable> {
         let (first, second) = words.split_at(COPY);
         let result = match (copy(first), copy(second)) {
             (Ok(first), Ok(second)) => {

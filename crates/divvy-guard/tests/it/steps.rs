@@ -56,7 +56,7 @@ impl Code {
 
 /// The instruction `syscall`.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// The prefix of an instruction that locks. `xchg` with memory locks without it.
+/// The prefix of an instruction that locks. `xchg` with memory locks without it; it may have a prefix for large registers.
 const LOCK: u8 = 0xf0;
 const XCHG: u8 = 0x87;
 /// The instruction that stops a traced process.
@@ -150,7 +150,7 @@ impl Counter {
                 steps.instructions += 1;
                 if text[at..].starts_with(&SYSCALL) {
                     *steps.system_calls.entry(registers.rax.cast_signed()).or_default() += 1;
-                } else if text[at] == LOCK || text[at..at + 2].contains(&XCHG) {
+                } else if matches!(text[at..], [LOCK, ..] | [XCHG, ..] | [0x40..=0x4f, XCHG, ..]) {
                     steps.locked += 1;
                 }
                 ptrace::step(self.pid, None).unwrap();
