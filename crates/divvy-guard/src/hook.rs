@@ -204,3 +204,47 @@ macro_rules! hooks {
         )*
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Stands for the address that `cuGetProcAddress` gives for the function that was asked for last.
+    const OTHER: *mut c_void = without_provenance_mut(0x1000);
+
+    /// Functions that are in the C library stand for those of the driver.
+    #[test]
+    fn a_function_with_two_addresses_is_found_by_both_and_only_its_own_forms_are_asked_for() {
+        let ours = without_provenance_mut(8);
+        let hooks = [
+            Hook::new(c"strlen", 1, ours),
+            Hook::new(c"getpid", 2, ours),
+            Hook::new(c"getpid_v2", 3, ours),
+            Hook::new(c"getppid", 4, ours),
+        ];
+        let bases = bases(&[b"strlen", b"getpid", b"getpid_v2", b"getppid"]);
+        let asked = RefCell::new(Vec::new());
+        let find = |name: &[u8], address| {
+            find(&hooks, &bases, name, address, |name, address, version, flags| {
+                asked.borrow_mut().push((name.to_owned(), version, flags));
+                *address = OTHER;
+                SUCCESS
+            })
+        };
+        let exported = hooks[1].driver.get().expect("the C library has it");
+        assert_eq!(find(b"getpid", exported), Some(1));
+        assert_eq!(asked.take(), []);
+        assert_eq!(find(b"getpid", OTHER), Some(1));
+        // The C library does not have the other form, so it is not asked for.
+        let expected = [(c"getpid".to_owned(), 2, LEGACY)];
+        assert_eq!(asked.take(), expected);
+        for name in [&b"getpid_v2"[..], b"getpid", b"getpid_ptsz"] {
+            assert_eq!(find(name, OTHER), Some(1));
+            assert_eq!(find(name, without_provenance_mut(0x2000)), None);
+        }
+        assert_eq!(find(b"getuid", exported), None);
+        assert_eq!(asked.take(), [], "it was asked for before");
+    }
+}

@@ -9,10 +9,10 @@ use divvy_share::claim::Locks;
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
 use linux_raw_sys::general::{
     __NR_clock_gettime, __NR_close, __NR_fcntl, __NR_fstat, __NR_futex, __NR_getdents64, __NR_getpid, __NR_madvise, __NR_mmap,
-    __NR_munmap, __NR_nanosleep, __NR_newfstatat, __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, CLOCK_MONOTONIC, F_OFD_GETLK,
-    F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE,
-    MAP_SHARED, O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE,
-    S_IFMT, S_IFREG, flock, stat,
+    __NR_munmap, __NR_nanosleep, __NR_newfstatat, __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, CLOCK_MONOTONIC,
+    F_OFD_GETLK, F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS,
+    MAP_PRIVATE, MAP_SHARED, O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, PROT_READ,
+    PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
 };
 
 use crate::Function;

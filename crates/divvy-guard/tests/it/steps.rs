@@ -73,7 +73,10 @@ pub(crate) struct Counter {
 
 impl Counter {
     pub(crate) fn of(program: &mut Program, sandbox: &Sandbox) -> Counter {
-        let addresses: Vec<u64> = REPLACED.iter().map(|name| program.call(&format!("symbol {name}"))[1]).collect();
+        let addresses: Vec<u64> = REPLACED
+            .iter()
+            .map(|name| program.call(&format!("symbol {name}"))[1])
+            .collect();
         let pid = Pid::from_raw(program.child.id().cast_signed());
         Counter {
             pid,
