@@ -207,6 +207,11 @@ impl Gpu {
         let mut now = since;
         // Another thread may have looked while this one waited for it.
         while !self.spend() {
+            // Read before the limits: if the agent writes in between, the wait ends at once.
+            let bells = [0, 1].map(|generation| {
+                let word = words.get(limits::bell(generation) / 8);
+                word.map_or(0, |word| word.load(Ordering::Acquire) as u32)
+            });
             // Limits that cannot be read do not stop a program.
             let Ok(((generation, limits), _)) = read(words) else { return };
             let usage = self.seat();
@@ -220,10 +225,10 @@ impl Gpu {
                     return self.credit.store(more.cast_signed(), Ordering::Relaxed);
                 }
                 Turn::Wait(time) => {
-                    let bell = limits::bell(generation.wrapping_add(1));
-                    let word = words.get(bell / 8).map_or(0, |word| word.load(Ordering::Relaxed));
-                    // If the agent has written since the limits were read, the time is at most a tenth of a second too long.
-                    sys::wait(words, bell, word as u32, time);
+                    let next = generation.wrapping_add(1);
+                    let [even, odd] = bells;
+                    let seen = if next.is_multiple_of(2) { even } else { odd };
+                    sys::wait(words, limits::bell(next), seen, time);
                     now = sys::now();
                 }
             }

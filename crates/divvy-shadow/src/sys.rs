@@ -336,6 +336,18 @@ pub fn wait<T>(mapped: &'static T, distance: usize, value: u32, time: u64) {
     };
 }
 
+/// Wake all processes that [`wait`] for 32 bits at a distance in bytes from the start of a file of this size. Return how many there were.
+pub fn wake(path: &CStr, size: usize, distance: usize) -> Result<usize, Errno> {
+    let file = open(path, false, size)?;
+    // The kernel finds those that wait by the file of a mapped word.
+    let start = map_bytes(size, false, MAP_SHARED, Some(&file))?;
+    let word = start.expose_provenance().wrapping_add(distance);
+    // SAFETY: the call has no timeout, does not read the word, and answers with an error if no word is there.
+    let woken = unsafe { call(__NR_futex, [word, FUTEX_WAKE as usize, i32::MAX as usize]) };
+    unmap_bytes(start, size);
+    woken
+}
+
 fn futex(word: &AtomicU32, operation: u32, value: u32) {
     // SAFETY: the word is valid, and the call has no timeout. Whatever the call returns, the caller reads the word again.
     let _ = unsafe {
