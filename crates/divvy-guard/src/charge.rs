@@ -111,7 +111,12 @@ fn charge_of(size: u64) -> u64 {
 /// Record a handle that was charged.
 pub(crate) fn note(process: &Process, entry: Entry) {
     // Room was made before. Without it, the memory stays charged until the process ends, which charges too much and never too little.
-    if let Ok(Some(gone)) = process.ledger.insert(entry) {
+    let ledger = if entry.is(Kind::Pool) {
+        &process.reserves
+    } else {
+        &process.ledger
+    };
+    if let Ok(Some(gone)) = ledger.insert(entry) {
         give_back(process, &gone);
     }
 }

@@ -73,6 +73,9 @@ pub(crate) fn free(pointer: u64) -> Code {
 pub(crate) fn device_of_stream(stream: u64) -> Option<Device> {
     /// `CU_STREAM_PER_THREAD`; below it are `CU_STREAM_LEGACY` and the null stream.
     const PER_THREAD: u64 = 2;
+    if process().and_then(Process::only_gpu).is_some() {
+        return Some(0);
+    }
     let (device, current) = current()?;
     let mut context: u64 = 0;
     let known = stream > PER_THREAD && ask!(cuStreamGetCtx(stream => u64, &mut context => &mut u64)) == SUCCESS;

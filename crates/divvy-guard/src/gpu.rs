@@ -291,7 +291,9 @@ impl Gpu {
 
     /// A pool has grown or shrunk, which cannot be refused any more. Both are whole pages.
     pub(crate) fn adjust(&self, before: u64, now: u64) {
-        let Some((usage, slot)) = self.seated() else { return };
+        let Some((usage, slot)) = self.seated().filter(|_| before != now) else {
+            return;
+        };
         let table = Slots::new(self, usage, slot);
         table.used(slot).add(now.saturating_sub(before));
         table.used(slot).sub(before.saturating_sub(now));

@@ -20,6 +20,8 @@ const GPUS: usize = 64;
 #[repr(C)]
 pub(crate) struct Process {
     pub(crate) ledger: Ledger,
+    /// The pools, and what graphs have of each GPU. They are few, and all of them are looked at in each synchronization.
+    pub(crate) reserves: Ledger,
     /// How many GPUs the process sees; 0: not known yet.
     count: AtomicU32,
     /// 1 when the process has pools.
