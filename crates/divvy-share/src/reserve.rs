@@ -198,9 +198,9 @@ impl Word for AtomicU64 {
 
 /// The fence for words in memory ([`Table::fence`]), right after [`Word::add`].
 ///
-/// On x86-64, [`Word::add`] is an instruction with the prefix `lock`, after which the processor lets no later load pass (Intel's manual, volume 3, section
-/// 9.2.3; so the kernel's `smp_mb__after_atomic` is empty there). So only the compiler must keep the order. It would make an instruction of the fence that takes
-/// longer than all the rest of a reservation.
+/// On x86-64, [`Word::add`] is an instruction with the prefix `lock`, which no earlier store and no later load passes (Intel's manual, volume 3: "Loads and Stores
+/// Are Not Reordered with Locked Instructions"; therefore the kernel's `smp_mb__after_atomic` is empty there). So only the compiler must keep the order. Of a
+/// real fence it would make an instruction that takes longer than all other steps of a reservation.
 pub fn full_fence() {
     if cfg!(target_arch = "x86_64") {
         compiler_fence(Ordering::SeqCst);
