@@ -6,7 +6,6 @@ use core::ptr::null_mut;
 pub(crate) use divvy_shadow::Function;
 
 use crate::cuda::{Code, Context, Device, NOT_FOUND, SUCCESS, Uuid};
-use crate::process::{Process, process};
 
 /// Call a function of the real library that the guard does not replace. It is `NOT_FOUND` when this driver does not have it.
 macro_rules! ask {
@@ -30,25 +29,17 @@ pub(crate) fn gpus() -> Option<u32> {
     (ask!(cuDeviceGetCount(&mut count => &mut c_int)) == SUCCESS).then_some(count.unsigned_abs())
 }
 
-/// The GPU of the thread's current context. If the process has one GPU, the driver is not asked: it is also the answer if there is no context.
-pub(crate) fn current_device() -> Option<Device> {
-    match process().and_then(Process::only_gpu) {
-        Some(_) => Some(0),
-        None => device_of_context(),
-    }
-}
-
-/// The same, asked of the driver.
-pub(crate) fn device_of_context() -> Option<Device> {
+/// The GPU of the thread's current context.
+pub(crate) fn device() -> Option<Device> {
     let mut device: Device = 0;
     (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS).then_some(device)
 }
 
-/// The current context of the thread, and its GPU.
-pub(crate) fn current() -> Option<(Device, u64)> {
-    let (device, mut context): (Device, Context) = (current_device()?, null_mut());
+/// The current context of the thread.
+pub(crate) fn context() -> Option<u64> {
+    let mut context: Context = null_mut();
     let known = ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS && !context.is_null();
-    known.then(|| (device, context.addr() as u64))
+    known.then(|| context.addr() as u64)
 }
 
 /// The UUID of a GPU. For a part of a GPU (MIG) it is that of the whole: `cuDeviceGetUuid_v2` would tell the part.
@@ -69,23 +60,23 @@ pub(crate) fn free(pointer: u64) -> Code {
     ask!(cuMemFree_v2(pointer => u64))
 }
 
-/// The GPU of a stream. The streams that every context has are those of the current one.
-pub(crate) fn device_of_stream(stream: u64) -> Option<Device> {
+/// The context of a stream; `None` for the streams that every context has.
+pub(crate) fn context_of_stream(stream: u64) -> Option<u64> {
     /// `CU_STREAM_PER_THREAD`; below it are `CU_STREAM_LEGACY` and the null stream.
     const PER_THREAD: u64 = 2;
-    if process().and_then(Process::only_gpu).is_some() {
-        return Some(0);
-    }
-    let (device, current) = current()?;
     let mut context: u64 = 0;
     let known = stream > PER_THREAD && ask!(cuStreamGetCtx(stream => u64, &mut context => &mut u64)) == SUCCESS;
-    if !known || context == current || ask!(cuCtxPushCurrent_v2(context => u64)) != SUCCESS {
-        return Some(device);
+    known.then_some(context)
+}
+
+/// The GPU of a context, which is made current for the question.
+pub(crate) fn device_of_context(mut context: u64) -> Option<Device> {
+    if ask!(cuCtxPushCurrent_v2(context => u64)) != SUCCESS {
+        return None;
     }
-    let mut other: Device = device;
-    ask!(cuCtxGetDevice(&mut other => &mut Device));
+    let device = device();
     ask!(cuCtxPopCurrent_v2(&mut context => &mut u64));
-    Some(other)
+    device
 }
 
 /// The pool from which a GPU allocates.

@@ -13,10 +13,11 @@ use core::ptr::{from_ref, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::{Device, Parameters, Uint};
+use crate::current;
 use crate::driver;
 use crate::gpu::{Gpu, any_holds_launches};
 use crate::hook::Hook;
-use crate::process::{Process, process};
+use crate::process::process;
 
 /// Return the driver's function when a launch may pass, or `None` if this driver does not have it. If launches are not held, note it in `direct`.
 #[cold]
@@ -66,12 +67,12 @@ pub(crate) fn spend() -> bool {
 
 /// A launch on the current GPU. Without one, the driver refuses the launch.
 pub(crate) fn on_current() {
-    let device = match process().and_then(Process::only_gpu) {
+    let device = match current::only_gpu() {
         Some(gpu) => {
             ONLY.store(from_ref(gpu).cast_mut(), Ordering::Release);
             Some(0)
         }
-        None => driver::device_of_context(),
+        None => driver::device(),
     };
     if let Some(device) = device {
         on_device(device);
@@ -98,7 +99,7 @@ pub(crate) unsafe fn on_each(launches: *const Parameters, count: Uint) {
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { launches.wrapping_add(index).read_unaligned() }.stream;
-        if let Some(device) = driver::device_of_stream(stream) {
+        if let Some(device) = current::device_of_stream(stream) {
             on_device(device);
         }
     }

@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 
 use crate::charge::{self, Held, give_back, held, note};
 use crate::cuda::{ALLOCATION_NODE, AllocationNode, AllocationProp, Code, DEVICE, Device, Node, OUT_OF_MEMORY, SUCCESS};
+use crate::current;
 use crate::driver::{self, PoolBytes};
 use crate::gpu::{Reserved, pages};
 use crate::ledger::{Entry, Kind};
@@ -19,7 +20,7 @@ const UNIT: u64 = 512;
 
 /// `cuMemAllocAsync`: from the current pool of the stream's GPU.
 pub(crate) fn allocate(bytes: u64, stream: u64, call: impl FnOnce() -> Code) -> Code {
-    let Some(device) = driver::device_of_stream(stream) else {
+    let Some(device) = current::device_of_stream(stream) else {
         return call();
     };
     match driver::pool_of(device) {
@@ -34,7 +35,7 @@ pub(crate) fn allocate_from(pool: u64, bytes: u64, call: impl FnOnce() -> Code) 
     let known = process().and_then(|process| process.reserves.get(Kind::Pool, pool));
     let device = match known {
         Some(entry) => Device::try_from(entry.gpu).ok(),
-        None => driver::current()
+        None => current::context()
             .map(|(device, _)| device)
             .filter(|device| driver::default_pool_of(*device) == Some(pool)),
     };

@@ -8,7 +8,6 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::Device;
-use crate::driver;
 use crate::gpu::Gpu;
 use crate::ledger::Ledger;
 use crate::sys::{self, Errno, Mutex};
@@ -60,10 +59,12 @@ fn make() -> Result<*mut Process, Errno> {
 
 impl Process {
     /// The GPU of a process that sees one. Its ordinal is 0.
-    pub(crate) fn only_gpu(&self) -> Option<&Gpu> {
+    ///
+    /// `ask` asks the driver how many there are. It does not know before `cuInit`, and the number stays the same afterwards.
+    pub(crate) fn only_gpu(&self, ask: impl FnOnce() -> Option<u32>) -> Option<&Gpu> {
         let count = match self.count.load(Ordering::Relaxed) {
             0 => {
-                let count = driver::gpus()?;
+                let count = ask()?;
                 self.count.store(count, Ordering::Relaxed);
                 count
             }
