@@ -434,6 +434,7 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
 /// Wake the guards that wait until the copy of this generation is in the file of limits.
 fn ring(path: &Path, generation: u64) {
     let Ok(name) = CString::new(path.as_os_str().as_bytes()) else {
+        // The file was just opened, so its path has no zero byte.
         return;
     };
     if let Err(number) = wake(&name, limits::SIZE, limits::bell(generation)) {
