@@ -27,6 +27,7 @@ pub(crate) async fn set(probe: &ProbeHandle, sys_root: &Path, limits: &Limits) -
             uuid: uuid.clone(),
             cgroup: cgroup.clone(),
             hard: *memory,
+            alone: false,
         };
         match timeout(PATIENCE, probe.limit(limit)).await {
             Ok(Ok(_)) => {}
