@@ -2,7 +2,7 @@
 //! decide, and performs and commits the core's actions.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -69,6 +69,8 @@ pub(crate) struct Agent {
     pub(crate) guarded: Notify,
     /// The same for the one who measures compute time.
     pub(crate) timed: Notify,
+    /// Notified when pods may have got or lost limits of the driver.
+    pub(crate) limited: Notify,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -161,6 +163,7 @@ impl Agent {
             shares: parts.shares,
             guarded: Notify::new(),
             timed: Notify::new(),
+            limited: Notify::new(),
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -195,6 +198,11 @@ impl Agent {
     /// Return the probe, once there is one.
     pub(crate) fn probe(&self) -> Option<&ProbeHandle> {
         self.probe.get()
+    }
+
+    /// Return the root of the machine's files.
+    pub(crate) fn sys_root(&self) -> &Path {
+        &self.sys_root
     }
 
     /// Return the guard's files of pods.
@@ -577,6 +585,7 @@ impl Agent {
             None => Err("the probe is not connected".to_owned()),
         };
         self.metrics.limited(set.is_ok());
+        self.limited.notify_one();
         let Err(error) = set else { return Ok(()) };
         if limits.are_required {
             return Err(format!(
@@ -631,6 +640,7 @@ impl Agent {
             }
         };
         self.publish();
+        self.limited.notify_one();
         after
     }
 
