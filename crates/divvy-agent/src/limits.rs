@@ -68,7 +68,7 @@ impl Agent {
         let mut containers = Containers::new(self.sys_root());
         loop {
             tokio::select! {
-                () = self.limited.notified() => containers.follow(self.core().limited()),
+                () = self.limited.notified() => containers.follow(self.limited_pods()),
                 () = containers.changed() => {}
             }
             let Some(probe) = self.probe() else { continue };

@@ -239,7 +239,7 @@ impl Containers {
                 };
                 container.failures = container.failures.saturating_add(1);
                 match container.failures {
-                    // The pod's own limit may just be on its way.
+                    // It may be that the probe was busy, or that the pod's own limit is on its way after a restart of the agent.
                     1 => {
                         container.is_due = true;
                         next = Next::Soon;
