@@ -682,6 +682,27 @@ mod tests {
     }
 
     #[test]
+    fn a_pods_cgroup_that_is_made_again_is_watched_again() {
+        run(async {
+            let driver = Fake::new(true);
+            let pods = || vec![limited(2, false, &["GPU-a"])];
+            let mut containers = Containers::new(driver.root.path());
+            driver.make(&cgroup(2));
+            containers.follow(pods());
+            settle(&mut containers, &driver).await;
+            driver.end(&cgroup(2));
+            driver.make(&cgroup(2));
+            containers.follow(pods());
+            settle(&mut containers, &driver).await;
+            let path = format!("{}/0f", cgroup(2));
+            driver.make(&path);
+            timeout(DEADLINE, containers.changed()).await.expect("told");
+            settle(&mut containers, &driver).await;
+            assert_eq!(driver.of(&path), [("GPU-a".to_owned(), MiB(3072))]);
+        });
+    }
+
+    #[test]
     fn cgroups_without_end_cost_a_bounded_number_of_calls_and_delay_no_other_pod() {
         run(async {
             let driver = Fake::new(true);
