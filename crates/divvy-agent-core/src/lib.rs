@@ -15,6 +15,7 @@ mod booking;
 mod devices;
 pub mod driver_spec;
 mod inventory;
+mod limited;
 mod mps;
 mod node_files;
 mod prestart;
@@ -31,7 +32,8 @@ use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
 
 pub use devices::{Device, SizeWarning, TooManyIds};
-pub use mps::{Mps, PIPE as MPS_PIPE};
+pub use limited::LimitedPod;
+pub use mps::Mps;
 pub use node_files::NodeFiles;
 pub use prestart::{Guarded, Limits, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, NOT_LIMITED, Reason};

@@ -14,7 +14,7 @@ pub struct Mps {
 }
 
 /// Where a container has the directory for connections.
-pub const PIPE: &str = "/mps/divvy.dev/shares/pipe";
+const PIPE: &str = "/mps/divvy.dev/shares/pipe";
 /// Where CUDA expects the shared memory.
 const SHM: &str = "/dev/shm";
 

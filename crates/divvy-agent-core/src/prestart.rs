@@ -528,7 +528,7 @@ impl Core {
     }
 
     /// Return the limits of a pod. A pod that has a whole GPU needs none.
-    fn limits(&self, uid: &str, booking: &Booking) -> Limits {
+    pub(super) fn limits(&self, uid: &str, booking: &Booking) -> Limits {
         let isolation = self.isolation(uid);
         if isolation == Some(Isolation::None) {
             return Limits::default();

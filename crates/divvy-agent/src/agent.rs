@@ -1,8 +1,8 @@
 //! The agent's shared state, and the one place where decisions meet files. Under one lock, the agent reads the facts, lets the core
 //! decide, and performs and commits the core's actions.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,8 +32,8 @@ use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart,
-    ResourceSpec,
+    Action, Class, Core, Device, Facts, Handout, Key, LimitedPod, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES,
+    PreStart, ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
@@ -70,6 +70,10 @@ pub(crate) struct Agent {
     pub(crate) guarded: Notify,
     /// The same for the one who measures compute time.
     pub(crate) timed: Notify,
+    /// Notified when pods may have got or lost limits of the driver.
+    pub(crate) limited: Notify,
+    /// UIDs of pods with grants that have the driver's limits, as far as this agent knows: those of its start, and those that it has limited since.
+    with_limits: Mutex<BTreeSet<String>>,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -155,6 +159,7 @@ pub(crate) enum After {
 
 impl Agent {
     pub(crate) fn new(parts: Parts) -> Agent {
+        let granted = parts.core.records().map(|record| record.uid.clone()).collect();
         Agent {
             core: Mutex::new(parts.core),
             grants: Arc::default(),
@@ -162,6 +167,8 @@ impl Agent {
             shares: parts.shares,
             guarded: Notify::new(),
             timed: Notify::new(),
+            limited: Notify::new(),
+            with_limits: Mutex::new(granted),
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -196,6 +203,11 @@ impl Agent {
     /// Return the probe, once there is one.
     pub(crate) fn probe(&self) -> Option<&ProbeHandle> {
         self.probe.get()
+    }
+
+    /// Return the root of the machine's files.
+    pub(crate) fn sys_root(&self) -> &Path {
+        &self.sys_root
     }
 
     /// Return the guard's files of pods.
@@ -584,6 +596,12 @@ impl Agent {
             None => Err("the probe is not connected".to_owned()),
         };
         self.metrics.limited(set.is_ok());
+        if set.is_ok() {
+            let mut pods = self.with_limits.lock().unwrap_or_else(PoisonError::into_inner);
+            pods.insert(limits.uid.clone());
+            drop(pods);
+            self.limited.notify_one();
+        }
         let Err(error) = set else { return Ok(()) };
         if limits.are_required {
             return Err(format!(
@@ -606,6 +624,17 @@ impl Agent {
             text,
         });
         Ok(())
+    }
+
+    /// Return the pods that the driver limits now. A pod's first limit is its own, so a pod is left out until it has that.
+    pub(crate) fn limited_pods(&self) -> Vec<LimitedPod> {
+        let core = self.core();
+        let granted: BTreeSet<&str> = core.records().map(|record| record.uid.as_str()).collect();
+        let mut with_limits = self.with_limits.lock().unwrap_or_else(PoisonError::into_inner);
+        with_limits.retain(|uid| granted.contains(uid.as_str()));
+        let mut limited = core.limited();
+        limited.retain(|pod| with_limits.contains(&pod.uid));
+        limited
     }
 
     /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
@@ -638,6 +667,7 @@ impl Agent {
             }
         };
         self.publish();
+        self.limited.notify_one();
         after
     }
 

@@ -133,6 +133,7 @@ pub struct Metrics {
     driver_spec_stale: Gauge,
     guarded_pods: Gauge,
     limits: Family<Outcome, Counter>,
+    container_limits: Family<Outcome, Counter>,
 }
 
 impl fmt::Debug for Metrics {
@@ -157,6 +158,7 @@ impl Default for Metrics {
             driver_spec_stale: Gauge::default(),
             guarded_pods: Gauge::default(),
             limits: Family::default(),
+            container_limits: Family::default(),
         };
         for class in Class::ALL {
             drop(metrics.reconcile.get_or_create(&ClassLabel { class: class.label() }));
@@ -198,6 +200,11 @@ impl Default for Metrics {
             "Container starts at which the driver was to limit the GPU memory of the pod, by outcome: set, or failed",
             metrics.limits.clone(),
         );
+        registry.register(
+            "divvy_agent_container_limits",
+            "Containers and sandboxes of limited pods whose own cgroup was to get the limit as well, by outcome: set, or failed",
+            metrics.container_limits.clone(),
+        );
         drop(registry);
         metrics
     }
@@ -213,6 +220,12 @@ impl Metrics {
     pub fn limited(&self, is_set: bool) {
         let outcome = if is_set { "set" } else { "failed" };
         self.limits.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Count one cgroup of a container that was to be limited.
+    pub(crate) fn limited_container(&self, is_set: bool) {
+        let outcome = if is_set { "set" } else { "failed" };
+        self.container_limits.get_or_create(&Outcome { outcome }).inc();
     }
 
     pub(crate) fn granted(&self, steered_wrong: bool, shared_ids: bool) {

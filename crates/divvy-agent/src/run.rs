@@ -177,6 +177,13 @@ pub(crate) async fn run_in(
             Ok(())
         }
     }));
+    tasks.spawn(until(&stop, {
+        let agent = agent.clone();
+        async move {
+            agent.keep_limiting_containers().await;
+            Ok(())
+        }
+    }));
     tasks.spawn(until(&stop, labels::publish(agent.clone(), config.clone(), namespace)));
     tasks.spawn(until(&stop, {
         let (agent, config) = (agent.clone(), config.clone());

@@ -213,7 +213,7 @@ async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_sam
     bed.kubelet_has(16).await;
     let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "hard")]);
     let container = bed.running("a").await;
-    let limited = bed.machine.borrow().limits.lock().expect("no panic").clone();
+    let limited = bed.pod_limits();
     assert_eq!((limited.len(), &limited[0]["hardMiB"]), (1, &3072.into()));
     let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/limits");
     assert_eq!(limits(&file), Some(3072));
