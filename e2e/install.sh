@@ -56,6 +56,24 @@ probe:
   extraVolumeMounts:
   - {name: sim, mountPath: /sim}
   - {name: control, mountPath: /control}
+# Only with agent.mps. Scripts stand in for the driver's programs; the host's /bin and /lib are for them.
+mps:
+  extraEnv:
+  - {name: DIVVY_NVML_SIM, value: $CLUSTER_DIR/sim/machines.toml}
+  - {name: DIVVY_NVML_SIM_NODE, value: \$(NODE_NAME)}
+  - {name: DIVVY_PROBE_INTERVAL, value: 1s}
+  - {name: LD_LIBRARY_PATH, value: $CLUSTER_DIR/sim}
+  - {name: PATH, value: "$CLUSTER_DIR/\$(NODE_NAME)/nvidia/bin:/usr/bin:/bin"}
+  extraVolumes:
+  - {name: cluster, hostPath: {path: $CLUSTER_DIR}}
+  - {name: bin, hostPath: {path: /bin}}
+  - {name: lib, hostPath: {path: /lib}}
+  - {name: lib64, hostPath: {path: /lib64}}
+  extraVolumeMounts:
+  - {name: cluster, mountPath: $CLUSTER_DIR}
+  - {name: bin, mountPath: /bin}
+  - {name: lib, mountPath: /lib}
+  - {name: lib64, mountPath: /lib64}
 END
 }
 

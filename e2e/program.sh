@@ -11,6 +11,8 @@
 #   program.sh whole true|false none|single|mixed  set --whole-gpus and --mig-strategy for all agents; wait until the agents offer their GPUs again
 #   program.sh node-configs JSON      give all agents these settings of single nodes (an object per name), which are also in $CLUSTER_DIR/node-configs;
 #                                  {}: none. Wait until the agents run, unless only the settings change
+#   program.sh mps true|false NODE... let pods use GPUs through MPS, or no longer: the chart's value agent.mps. Wait until these nodes' control daemons serve, or
+#                                  all have ended, and until the agents run. Needs an installed Divvy.
 #   program.sh mig-files NODE MINORS DIRECTORIES MINOR...  write what NVIDIA's kernel module has in /proc/driver and /dev for MIG devices
 #   program.sh plugin NODE alone|with-mps|off   run nvidia-device-plugin, and with-mps also mps-control-daemon, in place of the node's agent, with the
 #                                  configuration $CLUSTER_DIR/NODE/nvidia/config.yaml; off: run the agent again. Needs the image, so an installed Divvy.
@@ -24,7 +26,7 @@ set -euo pipefail
 . "$(dirname "$0")/lib.sh"
 [ "$(id -u)" = 0 ] || die "only root can do this"
 known() { (cd "$CLUSTER_DIR/pids" 2> /dev/null && echo ./* | sed 's|\./||g') || true; }
-usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false none|single|mixed, node-configs JSON, plugin NODE alone|with-mps|off, roll; NAME is one of: $(known)"; }
+usage() { die "usage: program.sh stop|kill|start|restart [-9] NAME..., power-off NODE, unit UNIT, whole true|false none|single|mixed, node-configs JSON, mps true|false NODE..., plugin NODE alone|with-mps|off, roll; NAME is one of: $(known)"; }
 
 replicas=$CLUSTER_DIR/install.replicas   # stores the extender's number of replicas while it is scaled to zero
 
@@ -254,6 +256,22 @@ offer_whole() { # true|false none|single|mixed
   restart_agents
 }
 
+use_mps() { # true|false NODE...: as the chart's value agent.mps does. The driver's programs are the scripts in the directory of each node.
+  # shellcheck disable=SC1091
+  . "$CLUSTER_DIR/divvy.settings"
+  local node
+  chart --values "$CLUSTER_DIR/install.yaml" --set "agent.mps=$1" | kube apply -f - > /dev/null
+  if [ "$1" = true ]; then
+    for node in "${@:2}"; do wait_for "$node: the control daemon serves" 60 - mps_serves "$node" > /dev/null; done
+  else
+    kube delete -n $NAMESPACE daemonset/divvy-mps networkpolicy/divvy-mps --ignore-not-found --wait > /dev/null
+    wait_for "the control daemons have ended" 60 - no_mps > /dev/null
+  fi
+  kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=120s > /dev/null
+}
+no_mps() { [ -z "$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=mps -o name)" ]; }
+mps_serves() { in_node "$1" test -e /run/nvidia/mps/.ready; } # NODE
+
 configure_nodes() { # JSON
   local had=false has=true
   [ "$1" != "{}" ] || has=false
@@ -297,6 +315,7 @@ case $command in
   unit) [ $# = 1 ] || usage; change_unit "$1" ;;
   whole) [ $# = 2 ] || usage; offer_whole "$@" ;;
   node-configs) [ $# = 1 ] || usage; configure_nodes "$1" ;;
+  mps) [ $# -ge 1 ] || usage; use_mps "$@" ;;
   plugin) [ $# = 2 ] || usage; run_plugin "$@" ;;
   mig-files) [ $# = 4 ] || usage; mig_files "$@" ;;
   roll) roll ;;

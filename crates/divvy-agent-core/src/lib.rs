@@ -15,6 +15,8 @@ mod booking;
 mod devices;
 pub mod driver_spec;
 mod inventory;
+mod limited;
+mod mps;
 mod node_files;
 mod prestart;
 mod project;
@@ -30,6 +32,8 @@ use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
 
 pub use devices::{Device, SizeWarning, TooManyIds};
+pub use limited::LimitedPod;
+pub use mps::Mps;
 pub use node_files::NodeFiles;
 pub use prestart::{Guarded, Limits, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, NOT_LIMITED, Reason};
@@ -58,6 +62,8 @@ pub struct Settings {
     pub boot_id: String,
     /// Where the guard's files are on the node. `None` if no container gets the guard.
     pub guard: Option<Guard>,
+    /// Where the MPS control daemon's files are. `None` if containers use GPUs without it.
+    pub mps: Option<Mps>,
 }
 
 /// Paths of the guard's files on the node.

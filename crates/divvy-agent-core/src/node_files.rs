@@ -12,4 +12,6 @@ pub struct NodeFiles {
     pub devices: BTreeMap<String, Option<u32>>,
     /// CDI specs of whole GPUs, which provide the driver's libraries.
     pub specs: Vec<Spec>,
+    /// Whether the MPS control daemon serves, as the marker says that it writes when its GPUs are ready.
+    pub mps_serves: bool,
 }

@@ -10,7 +10,7 @@ use divvy_model::{Enforcement, Gpu, GpuShare, GrantRecord, Health, Isolation, Mi
 use super::booking::Booking;
 use super::driver_spec::Trouble;
 use super::reason::{NOT_LIMITED, Reason};
-use super::{Action, Core, Facts, Handout, Key, NodeFiles, ResourceSpec, vendor};
+use super::{Action, Core, Facts, Handout, Key, NodeFiles, ResourceSpec, mps, vendor};
 
 /// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
 pub const OWN_VISIBLE_DEVICES: &str = "OwnVisibleDevices";
@@ -113,9 +113,12 @@ impl Core {
         };
         let checked = self.name_is_free(&handout, &booking, facts);
         let checked = checked.and_then(|()| self.is_isolated(&key.uid, &booking));
+        let checked = checked.and_then(|()| self.has_mps(&booking, &facts.node));
         match checked.and_then(|()| self.arbitrate(&key.uid, &booking, facts)) {
             Ok(()) => {}
             // The pods that hold the memory may have ended without the agent having seen it yet.
+            // A daemon that was killed comes back within seconds.
+            Err((reason @ Reason::MpsAbsent, text)) => return PreStart::Wait(reason, text),
             Err((reason @ (Reason::MemoryHeld | Reason::DoubleHandout), text)) if !facts.fresh => {
                 return PreStart::Wait(reason, text);
             }
@@ -130,7 +133,7 @@ impl Core {
                 .iter()
                 .all(|of| limits.gpus.iter().any(|(uuid, _)| *uuid == of.uuid));
             let wanted = match isolation {
-                _ if booking.gpus.iter().any(|share| needs_compute_limit(share, isolation)) => Some(names::GPU_CORES),
+                _ if limits.guarded.iter().any(|of| of.cores > 0) => Some(names::GPU_CORES),
                 Some(_) if !limits_memory => Some(names::ISOLATION),
                 _ => None,
             };
@@ -386,6 +389,7 @@ impl Core {
             (None, Some(record)) => (record.namespace.clone(), record.name.clone()),
             (None, None) => (String::new(), String::new()),
         };
+        let threads = self.threads(&key.uid, &booking);
         let record = GrantRecord {
             v: 1,
             namespace,
@@ -398,6 +402,7 @@ impl Core {
             gpus: booking.gpus,
             container_gpus: booking.container,
             guarded: !limits.guarded.is_empty(),
+            threads,
             boot_id: self.settings.boot_id.clone(),
         };
         let mut actions = Vec::new();
@@ -478,7 +483,7 @@ impl Core {
             let Some(gpu) = self.gpu(&share.uuid) else { continue };
             let (wanted, lacking) = if let Some(isolation) = isolation.filter(|isolation| !isolation.is_met_by(gpu.enforcement)) {
                 (format!("{}: {}", names::ISOLATION, isolation.name()), "enforces shares")
-            } else if needs_compute_limit(share, isolation) && !gpu.enforcement.is_some_and(Enforcement::has_guard) {
+            } else if needs_compute_limit(share, isolation) && !gpu.enforcement.is_some_and(Enforcement::limits_compute) {
                 (format!("{}: {}", names::GPU_CORES, share.cores), "limits the compute time")
             } else {
                 continue;
@@ -497,8 +502,33 @@ impl Core {
         Ok(())
     }
 
+    /// Report whether containers use this GPU through the MPS control daemon.
+    fn uses_mps(&self, uuid: &str) -> bool {
+        self.settings.mps.is_some() && self.gpu(uuid).is_some_and(mps::serves)
+    }
+
+    /// Check that the MPS control daemon serves if the container needs it. Without the daemon, CUDA could not use the GPU.
+    fn has_mps(&self, booking: &Booking, node: &NodeFiles) -> Result<(), (Reason, String)> {
+        if node.mps_serves || !booking.container.iter().any(|share| self.uses_mps(&share.uuid)) {
+            return Ok(());
+        }
+        Err((
+            Reason::MpsAbsent,
+            "the MPS control daemon of this node does not serve, and without it no program can use the GPU. The container starts automatically once it \
+             does; its log says what it lacks: kubectl logs -l app.kubernetes.io/component=mps -n NAMESPACE"
+                .to_owned(),
+        ))
+    }
+
+    /// Return the part of a GPU's threads that MPS leaves to each process of the container, in percent; 0 if it has no limit.
+    pub(super) fn threads(&self, uid: &str, booking: &Booking) -> u32 {
+        let isolation = self.isolation(uid);
+        let limited = booking.gpus.iter().filter(|share| needs_compute_limit(share, isolation) && self.uses_mps(&share.uuid));
+        limited.map(|share| share.cores).min().unwrap_or(0)
+    }
+
     /// Return the limits of a pod. A pod that has a whole GPU needs none.
-    fn limits(&self, uid: &str, booking: &Booking) -> Limits {
+    pub(super) fn limits(&self, uid: &str, booking: &Booking) -> Limits {
         let isolation = self.isolation(uid);
         if isolation == Some(Isolation::None) {
             return Limits::default();
@@ -511,7 +541,8 @@ impl Core {
         let guarded = shares().filter(|_| has_guard).map(|share| Guarded {
             uuid: share.uuid.clone(),
             memory: share.memory,
-            cores: share.cores,
+            // What MPS limits, the guard does not limit a second time.
+            cores: if self.uses_mps(&share.uuid) { 0 } else { share.cores },
         });
         Limits {
             uid: uid.to_owned(),
@@ -551,7 +582,7 @@ impl Core {
         let class = match reason {
             Reason::NoAllocation => super::Class::NoAllocation,
             Reason::GpuUnavailable => super::Class::GpuUnavailable,
-            Reason::MemoryHeld | Reason::Identity | Reason::DoubleHandout | Reason::UnknownPod => {
+            Reason::MemoryHeld | Reason::Identity | Reason::DoubleHandout | Reason::UnknownPod | Reason::MpsAbsent => {
                 return PreStart::Refused {
                     reason,
                     text,

@@ -8,7 +8,7 @@ use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{GrantRecord, Vendor};
 use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML, TUNABLES};
 
-use super::{Core, NodeFiles, vendor};
+use super::{Core, NodeFiles, mps, vendor};
 
 impl Core {
     /// Return the paths of the device nodes that [`NodeFiles::devices`] must describe.
@@ -28,13 +28,17 @@ impl Core {
             .map(|share| self.gpu(&share.uuid))
             .collect::<Option<Vec<_>>>()?;
         let rules = vendor::of(gpus.first()?.vendor);
-        let edits = rules.edits(record, &gpus, node);
+        let mut edits = rules.edits(record, &gpus, node);
+        let mps = self.settings.mps.as_ref().filter(|_| gpus.iter().all(|gpu| mps::serves(gpu)));
+        let client = mps.map(|mps| mps.client(record, &gpus)).unwrap_or_default();
+        edits.env.extend(client.env);
         let uuids: Vec<&str> = gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
         let text = cdi::grant_spec(&GrantSpec {
             name,
             owner: &record.to_json(),
             env: &edits.env,
             device_nodes: &edits.device_nodes,
+            mounts: &client.mounts,
             groups: &edits.groups,
             gpus: &uuids,
             libraries: rules.libraries(),

@@ -18,6 +18,8 @@ pub enum Reason {
     GpuUnavailable,
     /// Other containers still hold the memory.
     MemoryHeld,
+    /// The MPS control daemon does not serve.
+    MpsAbsent,
 }
 
 impl Reason {
@@ -30,6 +32,7 @@ impl Reason {
             Reason::NoAllocation => "no-allocation",
             Reason::GpuUnavailable => "gpu-unavailable",
             Reason::MemoryHeld => "memory-held",
+            Reason::MpsAbsent => "mps-absent",
         }
     }
 }

@@ -101,6 +101,7 @@ impl Core {
                 if other.is_some() {
                     continue;
                 }
+                let threads = self.threads(&key.uid, &booking);
                 found.push(GrantRecord {
                     v: 1,
                     namespace: known.pod.namespace.clone(),
@@ -112,6 +113,7 @@ impl Core {
                     gpus: booking.gpus,
                     container_gpus: booking.container,
                     guarded: false,
+                    threads,
                     boot_id: self.settings.boot_id.clone(),
                 });
             }

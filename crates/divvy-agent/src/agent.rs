@@ -1,8 +1,8 @@
 //! The agent's shared state, and the one place where decisions meet files. Under one lock, the agent reads the facts, lets the core
 //! decide, and performs and commits the core's actions.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,13 +26,14 @@ use crate::labels::Seen;
 use crate::limits;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::{Counts, Metrics};
+use crate::mps;
 use crate::observed::Observed;
 use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES, PreStart,
-    ResourceSpec,
+    Action, Class, Core, Device, Facts, Handout, Key, LimitedPod, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES,
+    PreStart, ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
@@ -69,6 +70,10 @@ pub(crate) struct Agent {
     pub(crate) guarded: Notify,
     /// The same for the one who measures compute time.
     pub(crate) timed: Notify,
+    /// Notified when pods may have got or lost limits of the driver.
+    pub(crate) limited: Notify,
+    /// UIDs of pods with grants that have the driver's limits, as far as this agent knows: those of its start, and those that it has limited since.
+    with_limits: Mutex<BTreeSet<String>>,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -154,6 +159,7 @@ pub(crate) enum After {
 
 impl Agent {
     pub(crate) fn new(parts: Parts) -> Agent {
+        let granted = parts.core.records().map(|record| record.uid.clone()).collect();
         Agent {
             core: Mutex::new(parts.core),
             grants: Arc::default(),
@@ -161,6 +167,8 @@ impl Agent {
             shares: parts.shares,
             guarded: Notify::new(),
             timed: Notify::new(),
+            limited: Notify::new(),
+            with_limits: Mutex::new(granted),
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -195,6 +203,11 @@ impl Agent {
     /// Return the probe, once there is one.
     pub(crate) fn probe(&self) -> Option<&ProbeHandle> {
         self.probe.get()
+    }
+
+    /// Return the root of the machine's files.
+    pub(crate) fn sys_root(&self) -> &Path {
+        &self.sys_root
     }
 
     /// Return the guard's files of pods.
@@ -549,6 +562,12 @@ impl Agent {
         self.core().settings().guard.is_some()
     }
 
+    /// Return the UID of the pod whose MPS control daemon serves the node's GPUs for this agent. `None` if none does.
+    pub(crate) fn mps_server(&self) -> Option<String> {
+        let has_mps = self.core().settings().mps.is_some();
+        has_mps.then(|| mps::server(&self.sys_root)).flatten()
+    }
+
     /// Report whether the node's cgroups are of the version that drivers can limit.
     pub(crate) fn can_limit_cgroups(&self) -> bool {
         cgroups::is_v2(&self.sys_root)
@@ -577,6 +596,12 @@ impl Agent {
             None => Err("the probe is not connected".to_owned()),
         };
         self.metrics.limited(set.is_ok());
+        if set.is_ok() {
+            let mut pods = self.with_limits.lock().unwrap_or_else(PoisonError::into_inner);
+            pods.insert(limits.uid.clone());
+            drop(pods);
+            self.limited.notify_one();
+        }
         let Err(error) = set else { return Ok(()) };
         if limits.are_required {
             return Err(format!(
@@ -599,6 +624,17 @@ impl Agent {
             text,
         });
         Ok(())
+    }
+
+    /// Return the pods that the driver limits now. A pod's first limit is its own, so a pod is left out until it has that.
+    pub(crate) fn limited_pods(&self) -> Vec<LimitedPod> {
+        let core = self.core();
+        let granted: BTreeSet<&str> = core.records().map(|record| record.uid.as_str()).collect();
+        let mut with_limits = self.with_limits.lock().unwrap_or_else(PoisonError::into_inner);
+        with_limits.retain(|uid| granted.contains(uid.as_str()));
+        let mut limited = core.limited();
+        limited.retain(|pod| with_limits.contains(&pod.uid));
+        limited
     }
 
     /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
@@ -631,6 +667,7 @@ impl Agent {
             }
         };
         self.publish();
+        self.limited.notify_one();
         after
     }
 
@@ -641,7 +678,12 @@ impl Agent {
     /// Ask the driver for the processes on the GPUs. `None` if it does not answer.
     pub(crate) async fn processes(&self) -> Option<Vec<GpuProcesses>> {
         let processes = match tokio::time::timeout(PROCESSES_TIMEOUT, self.probe.get()?.processes()).await {
-            Ok(Ok(processes)) => processes,
+            Ok(Ok(mut processes)) => {
+                if let Some(server) = self.mps_server() {
+                    mps::disown(&mut processes, &server);
+                }
+                processes
+            }
             // `hardware` reports that the driver does not work.
             Ok(Err(failure)) => {
                 debug!("the agent does not know the processes on the GPUs: {failure}");

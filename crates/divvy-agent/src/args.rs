@@ -97,6 +97,10 @@ pub struct Settings {
     /// What to do about a program that avoids the guard, changes its files, or uses more than its pod was granted [default: event]
     #[arg(long, env = "DIVVY_ON_ESCAPE", value_name = "ACTION")]
     pub on_escape: Option<OnEscape>,
+    /// Limit the compute time of pods (divvy.dev/gpu-cores) through CUDA's Multi-Process Service, which mps-control-daemon runs on this node; see
+    /// docs/operate.md
+    #[arg(long, env = "DIVVY_MPS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub mps: Option<bool>,
     /// Size of one unit of aliyun.com/gpu-mem: GiB, MiB, or a size such as 256MiB; must match the extender's [default: GiB]
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT")]
     #[serde(default, deserialize_with = "parsed")]
@@ -291,6 +295,7 @@ impl Settings {
             guard: self.guard.or(other.guard),
             guard_dir: self.guard_dir.or(other.guard_dir),
             on_escape: self.on_escape.or(other.on_escape),
+            mps: self.mps.or(other.mps),
             memory_unit: self.memory_unit.or(other.memory_unit),
             reserve_memory: self.reserve_memory.or(other.reserve_memory),
             whole_gpus: self.whole_gpus.or(other.whole_gpus),

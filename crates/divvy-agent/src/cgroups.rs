@@ -5,7 +5,7 @@
 //! sandbox counts as well: while it exists, the kubelet may start containers in it. A kubelet with `cgroupsPerQOS: false` makes neither a
 //! `kubepods` cgroup nor cgroups for pods; Divvy needs them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,8 @@ use tracing::warn;
 
 use crate::files;
 
+/// The root of the cgroups, below the machine's root.
+pub(crate) const ROOT: &str = "sys/fs/cgroup";
 /// How many directory levels above `kubepods` are searched: the kubelet's `cgroupRoot` is usually the root.
 const ABOVE_KUBEPODS: usize = 3;
 
@@ -26,7 +28,7 @@ const ABOVE_KUBEPODS: usize = 3;
 /// # Errors
 /// The root has no cgroup file system, or it cannot be listed. Then nothing is known about any pod.
 pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>, String> {
-    let base = sys_root.join("sys/fs/cgroup");
+    let base = sys_root.join(ROOT);
     let mut populated = None;
     if !base.is_dir() {
         return Err(format!(
@@ -66,18 +68,26 @@ pub(crate) fn is_v2(sys_root: &Path) -> bool {
 /// # Errors
 /// The pod has none.
 pub(crate) fn pod_cgroup(sys_root: &Path, uid: &str) -> Result<String, String> {
-    let base = sys_root.join("sys/fs/cgroup");
-    let mut found = None;
-    walk(&base, ABOVE_KUBEPODS, false, &mut |cgroup| match cgroup {
-        Cgroup::Pod(of, path) if of == uid => found = Some(path.to_owned()),
-        _ => {}
+    let cgroup = pod_cgroups(sys_root)?.remove(uid);
+    cgroup.ok_or_else(|| format!("the pod has no cgroup below {}", sys_root.join(ROOT).display()))
+}
+
+/// Return the paths of the pods' cgroups of version 2, relative to the root of the cgroups, by the pods' UIDs.
+///
+/// # Errors
+/// The root cannot be listed.
+pub(crate) fn pod_cgroups(sys_root: &Path) -> Result<BTreeMap<String, String>, String> {
+    let base = sys_root.join(ROOT);
+    let mut found = BTreeMap::new();
+    walk(&base, ABOVE_KUBEPODS, false, &mut |cgroup| {
+        if let Cgroup::Pod(uid, path) = cgroup
+            && let Some(relative) = path.strip_prefix(&base).ok().and_then(Path::to_str)
+        {
+            found.insert(uid, relative.to_owned());
+        }
     })
     .map_err(|error| format!("cannot list {}: {error}", base.display()))?;
-    let path = found.ok_or_else(|| format!("the pod has no cgroup below {}", base.display()))?;
-    let relative = path.strip_prefix(&base).ok().and_then(Path::to_str);
-    relative
-        .map(str::to_owned)
-        .ok_or_else(|| format!("{} is not a path below the root of the cgroups", path.display()))
+    Ok(found)
 }
 
 /// A cgroup that the kubelet has created.

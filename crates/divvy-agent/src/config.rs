@@ -41,6 +41,8 @@ pub struct Config {
     pub guard_dir: Option<PathBuf>,
     /// `--on-escape`: what the agent does about a program that avoids the guard.
     pub on_escape: OnEscape,
+    /// `--mps`: pods use NVIDIA GPUs through CUDA's Multi-Process Service.
+    pub mps: bool,
     /// `--memory-unit`: the memory of one device of `gpu-mem`.
     pub memory_unit: MemoryUnit,
     /// `--reserve-memory`: the memory of each GPU that the agent does not share.
@@ -97,6 +99,7 @@ impl Config {
             guard: set.guard.unwrap_or_default(),
             guard_dir: set.guard_dir,
             on_escape: set.on_escape.unwrap_or_default(),
+            mps: set.mps.unwrap_or(false),
             memory_unit: set.memory_unit.unwrap_or(MemoryUnit::GIB),
             reserve_memory: set.reserve_memory.unwrap_or(MiB::ZERO),
             whole_gpus: set.whole_gpus.unwrap_or(false),

@@ -10,15 +10,18 @@
 //! what it was.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use divvy_agent_core::{Guard, Guarded, Reaction};
 use divvy_model::{ALL_CORES, MiB};
+use divvy_shadow::sys::wake;
 use divvy_share::compute::Meter;
 use divvy_share::limits::Limits;
 use divvy_share::{LIMITS, USAGE, claim, limits, usage};
@@ -412,14 +415,32 @@ fn write_limits(directory: &Path, change: impl FnOnce(&mut Limits)) -> Result<()
             if limits == before {
                 return Ok(());
             }
-            let (at, copy) = limits.copy(generation.wrapping_add(1));
-            file.write_all_at(&copy, at).map_err(failed("write"))
+            let next = generation.wrapping_add(1);
+            let (at, copy) = limits.copy(next);
+            file.write_all_at(&copy, at).map_err(failed("write"))?;
+            if before.limits_compute() || before.is_stopped {
+                ring(&path, next);
+            }
+            Ok(())
         }
         Ok(Err(_)) | Err(_) => {
             let mut limits = Limits::default();
             change(&mut limits);
             file.write_all_at(&limits.file(), 0).map_err(failed("write"))
         }
+    }
+}
+
+/// Wake the guards that wait until the copy of this generation is in the file of limits.
+fn ring(path: &Path, generation: u64) {
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else {
+        // The file was just opened, so its path has no zero byte.
+        return;
+    };
+    if let Err(number) = wake(&name, limits::SIZE, limits::bell(generation)) {
+        // They look again after a tenth of a second at most.
+        let error = io::Error::from_raw_os_error(number.cast_signed());
+        debug!(path = %path.display(), %error, "the processes that wait for new limits are not woken");
     }
 }
 

@@ -25,6 +25,9 @@ use crate::{Config, Error, driver_spec};
 /// How long the driver may be silent before the agent withdraws its GPUs. A container that starts later would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
 
+/// How long pods are placed for MPS after the control daemon has stopped serving. It starts again within seconds, and containers wait for it.
+const MPS_GRACE: Duration = Duration::from_secs(30);
+
 /// All GPUs that this process has seen, and all GPUs that grants on disk use.
 struct Machine {
     tracker: Tracker,
@@ -40,6 +43,8 @@ struct Machine {
     /// GPUs of the previous agent's inventory that this process has not seen yet, by UUID.
     recalled: BTreeMap<String, Gpu>,
     silent_since: Option<Instant>,
+    /// When the MPS control daemon was last seen to serve.
+    mps_seen: Option<Instant>,
     /// Why GPUs or MIG devices are not offered as a whole, as of the last snapshot: the text by the event's reason.
     told: BTreeMap<&'static str, String>,
 }
@@ -69,6 +74,7 @@ pub(crate) async fn follow(
         seen: BTreeMap::new(),
         recalled: BTreeMap::new(),
         silent_since: None,
+        mps_seen: None,
         told: BTreeMap::new(),
     };
     let timing = Timing {
@@ -318,15 +324,19 @@ impl Machine {
         };
         let settings = agent.core().settings().clone();
         let (can_limit, can_guard) = (agent.can_limit_cgroups(), agent.can_guard());
+        if agent.mps_server().is_some() {
+            self.mps_seen = Some(Instant::now());
+        }
+        let has_mps = self.mps_seen.is_some_and(|seen| seen.elapsed() < MPS_GRACE);
         let enforcement = |facts: &GpuFacts| {
             // The guard knows GPUs by the UUID that CUDA reports, which a MIG device does not have.
             let is_guarded = can_guard && facts.vendor == Vendor::Nvidia && facts.partition.is_none();
-            match (can_limit && facts.memory_limit, is_guarded) {
-                (true, true) => Some(Enforcement::CgroupAndGuard),
-                (true, false) => Some(Enforcement::Cgroup),
-                (false, true) => Some(Enforcement::Guard),
-                (false, false) => None,
-            }
+            let mechanisms = [
+                (can_limit && facts.memory_limit, Enforcement::CGROUP),
+                (is_guarded, Enforcement::GUARD),
+                (has_mps && facts.vendor == Vendor::Nvidia && facts.partition.is_none() && !is_divided(facts), Enforcement::MPS),
+            ];
+            Enforcement::all_of(mechanisms.into_iter().filter(|(is_there, _)| *is_there).map(|(_, mechanism)| mechanism))
         };
         let seen = self.seen.values().map(|facts| {
             let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());
@@ -369,6 +379,11 @@ impl Machine {
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
     }
+}
+
+/// Report whether a GPU is in MIG mode: it cannot be used as one GPU.
+fn is_divided(facts: &GpuFacts) -> bool {
+    facts.mig.is_some_and(|(is_enabled, _)| is_enabled)
 }
 
 /// Log a change, and post it as an event on the node.

@@ -31,6 +31,7 @@ mod measuring;
 mod memory_in_use;
 mod metering;
 mod metrics;
+mod mps;
 mod node_config;
 mod notice;
 pub mod nvidia;

@@ -1,20 +1,47 @@
-//! Limits the GPU memory of pods through the driver, on the pods' cgroups.
+//! Limits the GPU memory of pods through the driver, on the pods' cgroups and on those of their containers.
 //!
-//! The limit is set before the first process of a container exists, and holds for everything in the pod: children, `kubectl exec`, and
-//! containers that start later. The driver forgets it when the kubelet removes the cgroup.
+//! A pod's limit is set before the first process of a container exists, and holds for everything in the pod: children, `kubectl exec`, and
+//! containers that start later. The driver forgets it when the kubelet removes the cgroup. A container's limit ([`Containers`]) has the driver show the
+//! share as the size of the GPU.
+
+mod containers;
+mod watch;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_agent_core::Limits;
 use divvy_hardware::client::ProbeHandle;
-use divvy_hardware::protocol::Limit;
-use tokio::time::timeout;
+use divvy_hardware::protocol::{Limit, Limited};
+use divvy_hardware::{Code, Failure};
+use tokio::time::{sleep, timeout};
 
+use crate::agent::Agent;
 use crate::cgroups::pod_cgroup;
+use containers::{Containers, Next};
 
-/// The time that the limits of one pod may take. The kubelet starts no other container of the pod meanwhile.
+/// The time that one limit may take. While a pod's limits are set, the kubelet starts no other container of the pod.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The least time between two looks at the containers. It bounds what a container costs that makes cgroups without end.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What sets limits.
+pub(crate) trait Driver: Sync {
+    /// Set the limit of one cgroup.
+    fn limit(&self, limit: Limit) -> impl Future<Output = Result<Limited, Failure>> + Send;
+}
+
+impl Driver for ProbeHandle {
+    async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
+        ProbeHandle::limit(self, limit).await
+    }
+}
+
+fn late() -> Failure {
+    let text = format!("the probe has not answered for {} s", PATIENCE.as_secs());
+    Failure::new(Code::Timeout, text)
+}
 
 /// Set the limits of a pod.
 ///
@@ -27,12 +54,31 @@ pub(crate) async fn set(probe: &ProbeHandle, sys_root: &Path, limits: &Limits) -
             uuid: uuid.clone(),
             cgroup: cgroup.clone(),
             hard: *memory,
+            alone: false,
         };
-        match timeout(PATIENCE, probe.limit(limit)).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(failure)) => return Err(failure.text),
-            Err(_) => return Err(format!("the probe has not answered for {} s", PATIENCE.as_secs())),
-        }
+        let set = timeout(PATIENCE, probe.limit(limit)).await.unwrap_or_else(|_| Err(late()));
+        set.map_err(|failure| failure.text)?;
     }
     Ok(())
+}
+
+impl Agent {
+    /// Limit the containers of limited pods as soon as they have cgroups.
+    pub(crate) async fn keep_limiting_containers(self: &Arc<Self>) {
+        let mut containers = Containers::new(self.sys_root());
+        loop {
+            tokio::select! {
+                () = self.limited.notified() => containers.follow(self.limited_pods()),
+                () = containers.changed() => {}
+            }
+            let Some(probe) = self.probe() else { continue };
+            loop {
+                let next = containers.limit(probe, |is_set| self.metrics.limited_container(is_set)).await;
+                sleep(PAUSE).await;
+                if next == Next::AtChange {
+                    break;
+                }
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use divvy_model::Health;
+use divvy_model::{Enforcement, Health};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::metrics::counter::Counter;
@@ -45,6 +45,12 @@ struct HealthLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct GpuLabel {
     gpu: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MechanismLabel {
+    gpu: String,
+    mechanism: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -127,6 +133,7 @@ pub struct Metrics {
     driver_spec_stale: Gauge,
     guarded_pods: Gauge,
     limits: Family<Outcome, Counter>,
+    container_limits: Family<Outcome, Counter>,
 }
 
 impl fmt::Debug for Metrics {
@@ -151,6 +158,7 @@ impl Default for Metrics {
             driver_spec_stale: Gauge::default(),
             guarded_pods: Gauge::default(),
             limits: Family::default(),
+            container_limits: Family::default(),
         };
         for class in Class::ALL {
             drop(metrics.reconcile.get_or_create(&ClassLabel { class: class.label() }));
@@ -192,6 +200,11 @@ impl Default for Metrics {
             "Container starts at which the driver was to limit the GPU memory of the pod, by outcome: set, or failed",
             metrics.limits.clone(),
         );
+        registry.register(
+            "divvy_agent_container_limits",
+            "Containers and sandboxes of limited pods whose own cgroup was to get the limit as well, by outcome: set, or failed",
+            metrics.container_limits.clone(),
+        );
         drop(registry);
         metrics
     }
@@ -207,6 +220,12 @@ impl Metrics {
     pub fn limited(&self, is_set: bool) {
         let outcome = if is_set { "set" } else { "failed" };
         self.limits.get_or_create(&Outcome { outcome }).inc();
+    }
+
+    /// Count one cgroup of a container that was to be limited.
+    pub(crate) fn limited_container(&self, is_set: bool) {
+        let outcome = if is_set { "set" } else { "failed" };
+        self.container_limits.get_or_create(&Outcome { outcome }).inc();
     }
 
     pub(crate) fn granted(&self, steered_wrong: bool, shared_ids: bool) {
@@ -331,12 +350,17 @@ fn describe(registry: &mut Registry, core: &Core) {
     let held: Family<GpuLabel, Gauge> = Family::default();
     let shared: Family<GpuLabel, Gauge> = Family::default();
     let granted: Family<GpuLabel, Gauge> = Family::default();
+    let enforced: Family<MechanismLabel, Gauge> = Family::default();
     let inventory = core.inventory();
     for gpu in &inventory.gpus {
         let label = GpuLabel { gpu: gpu.uuid.clone() };
         held.get_or_create(&label).set(gauge(gpu.held.0));
         // A GPU without a grant has a sample, too: a series that is absent looks like a lost scrape.
         drop(granted.get_or_create(&label));
+        for mechanism in gpu.enforcement.into_iter().flat_map(Enforcement::names) {
+            let gpu = gpu.uuid.clone();
+            enforced.get_or_create(&MechanismLabel { gpu, mechanism }).set(1);
+        }
         if gpu.is_shared() {
             let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
             shared.get_or_create(&label).set(gauge(capacity));
@@ -375,6 +399,11 @@ fn describe(registry: &mut Registry, core: &Core) {
         "divvy_agent_gpu_granted_mebibytes",
         "Memory on a GPU that is booked by pods with a grant",
         granted,
+    );
+    registry.register(
+        "divvy_agent_gpu_enforcement",
+        "1 for each mechanism that holds pods to their share of the GPU; there is no series for a GPU on which nothing does",
+        enforced,
     );
     registry.register(
         "divvy_agent_gpu_held_mebibytes",

@@ -371,6 +371,13 @@ fn parse(origin: &str, text: &str, base: &Settings) -> Result<Config, Error> {
             )));
         }
     }
+    if settings.mps.is_some() {
+        return Err(wrong(
+            "mps cannot be set here, because the MPS control daemon must run on the same nodes; use the flag --mps, or the chart's value agent.mps, which does \
+             both"
+                .to_owned(),
+        ));
+    }
     let config = Config::merged(settings, base.clone());
     config.check().map_err(|error| wrong(error.to_string()))?;
     Ok(config)
@@ -410,6 +417,7 @@ mod tests {
             "default" => Ok(UNIT.to_owned()),
             "broken" => Ok("\nwhole-gpus = 1\n".to_owned()),
             "node" => Ok("node-name = \"n2\"\n".to_owned()),
+            "mps" => Ok("mps = true\n".to_owned()),
             "mistaken" => Ok("disable-health-checks = \"none\"\n".to_owned()),
             _ => Err("it is larger than 1 MiB".to_owned()),
         }
@@ -418,7 +426,7 @@ mod tests {
     #[test]
     fn a_label_that_cannot_be_followed_is_reported_and_changes_nothing() {
         const ADVICE: &str =
-            "one of broken, large, mistaken, node, whole: kubectl label node n1 nvidia.com/device-plugin.config=NAME --overwrite";
+            "one of broken, large, mistaken, mps, node, whole: kubectl label node n1 nvidia.com/device-plugin.config=NAME --overwrite";
         const CORRECT: &str = "Correct the file, or choose ";
         const KEEPS: &str = "the agent continues with the settings that it has. ";
         let broken = "/configs/broken: line 2 (whole-gpus = 1): invalid type: integer `1`, expected a boolean; ";
@@ -457,6 +465,15 @@ mod tests {
                 None,
                 format!(
                     "/configs/node: node-name cannot be set here, because the agent needs it before it finds this file; use the flag --node-name; {KEEPS}{CORRECT}{ADVICE}"
+                ),
+            ),
+            (
+                Some("mps"),
+                Some(""),
+                None,
+                format!(
+                    "/configs/mps: mps cannot be set here, because the MPS control daemon must run on the same nodes; use the flag --mps, or the chart's value \
+                     agent.mps, which does both; {KEEPS}{CORRECT}{ADVICE}"
                 ),
             ),
             (

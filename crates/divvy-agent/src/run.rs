@@ -22,7 +22,7 @@ use crate::observed::{NOT_REGISTERED, follow_registration};
 use crate::plugin::AgentPlugin;
 use crate::registration::{self, Registration};
 use crate::store::{Store, boot_id};
-use crate::{Config, Error, cluster, hardware, http, labels};
+use crate::{Config, Error, cluster, hardware, http, labels, mps};
 use divvy_agent_core::{Core, Guard, Ids, ResourceSpec, Settings};
 
 /// The part in `/readyz` for the registration of `gpu-mem`. Before the agent knows which resources it offers, it stands for
@@ -101,6 +101,7 @@ pub(crate) async fn run_in(
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         boot_id: boot_id(&config.sys_root),
         guard,
+        mps: config.mps.then(mps::files),
     };
     let mut core = Core::new(settings);
     let records = store.load_records()?;
@@ -173,6 +174,13 @@ pub(crate) async fn run_in(
         let agent = agent.clone();
         async move {
             agent.keep_metering().await;
+            Ok(())
+        }
+    }));
+    tasks.spawn(until(&stop, {
+        let agent = agent.clone();
+        async move {
+            agent.keep_limiting_containers().await;
             Ok(())
         }
     }));

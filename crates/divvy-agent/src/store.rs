@@ -220,6 +220,7 @@ impl Store {
         NodeFiles {
             devices,
             specs: specs.files.iter().map(|file| file.spec.clone()).collect(),
+            mps_serves: crate::mps::server(&self.sys_root).is_some(),
         }
     }
 
@@ -393,6 +394,7 @@ mod tests {
                 cores: 0,
             }],
             guarded: false,
+            threads: 0,
             boot_id: "b".into(),
         }
     }

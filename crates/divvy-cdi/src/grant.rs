@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::names::CDI_KIND;
 
-use super::{Device, DeviceNode, Edits, Format, Spec, Version};
+use super::{Device, DeviceNode, Edits, Format, Mount, Spec, Version};
 use crate::shadow::Shadow;
 
 /// The CDI version of a grant's spec: the first version with annotations on devices.
@@ -38,6 +38,8 @@ pub struct GrantSpec<'a> {
     pub env: &'a [(&'a str, String)],
     /// The device nodes, as paths on the node.
     pub device_nodes: &'a [String],
+    /// Directories that the container can write: the path on the node, and the path in the container.
+    pub mounts: &'a [(String, String)],
     /// Additional groups of the container's process.
     pub groups: &'a [u32],
     /// The UUIDs of the granted GPUs.
@@ -79,6 +81,7 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
     edits.merge(&Edits {
         env: grant.env.iter().map(|(key, value)| format!("{key}={value}")).collect(),
         device_nodes: grant.device_nodes.iter().map(DeviceNode::of_node).collect(),
+        mounts: grant.mounts.iter().map(mount).collect(),
         additional_gids: grant.groups.to_vec(),
         ..Edits::default()
     });
@@ -95,6 +98,15 @@ pub fn grant_spec(grant: &GrantSpec<'_>) -> String {
     };
     spec.cdi_version = declared.unwrap_or_else(|| Version::least_for(&spec).to_string());
     spec.print(Format::Json)
+}
+
+fn mount((host, container): &(String, String)) -> Mount {
+    Mount {
+        host_path: host.clone(),
+        container_path: container.clone(),
+        options: ["rw", "nosuid", "nodev", "rbind"].map(str::to_owned).to_vec(),
+        ..Mount::default()
+    }
 }
 
 /// Report whether a text has the form of a grant's device name: 32 lower-case hex digits. Check this before an untrusted name becomes part of a
@@ -172,6 +184,7 @@ containerEdits:
             owner: "{\"v\":1}\n",
             env,
             device_nodes: nodes,
+            mounts: &[],
             groups: &[],
             libraries: Some(crate::NVIDIA_KIND),
             gpus: &["GPU-1"],

@@ -2,7 +2,7 @@
 
 use crate::charge;
 use crate::cuda::{Code, Uint};
-use crate::driver;
+use crate::current;
 use crate::ledger::Kind;
 
 /// The size of an array as a program describes it. The driver pads it as it likes.
@@ -108,7 +108,7 @@ impl Shape {
 
 /// `cuArrayCreate`, `cuArray3DCreate`, `cuMipmappedArrayCreate`. The driver says what is wrong with a missing shape.
 pub(crate) fn create(shape: Option<Shape>, levels: u32, call: impl FnOnce() -> Code, array: impl FnOnce() -> u64) -> Code {
-    match (shape.map_or(0, |shape| shape.bytes(levels)), driver::current()) {
+    match (shape.map_or(0, |shape| shape.bytes(levels)), current::context()) {
         (0, _) | (_, None) => call(),
         (bytes, Some((device, context))) => charge::allocate(device, Kind::Array, context, bytes, call, array),
     }

@@ -3,7 +3,7 @@
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
 use crate::gpu::{Allowed, Gpu, PAGE, Reserved, Share, pages};
-use crate::ledger::{Entry, Kind};
+use crate::ledger::{Entry, Kind, NoRoom};
 use crate::process::{Process, process};
 
 /// Linear memory of at least this size has its own pages. Smaller allocations share pages, and a page is charged as long as it contains one of them. The
@@ -63,40 +63,60 @@ impl Held {
         call: impl FnOnce() -> Code,
         key: impl FnOnce() -> u64,
     ) -> Code {
-        if self.process.ledger.room().is_err() {
-            return OUT_OF_MEMORY;
-        }
-        let small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
-        let charge = if small { PAGE } else { pages(bytes) };
-        match self.gpu.reserve(charge, &self.allowed) {
+        let is_small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
+        let size = if is_small { SHARED } else { pages(bytes) };
+        match self.reserve(size) {
             Reserved::Refused => return OUT_OF_MEMORY,
             Reserved::Free => return call(),
             Reserved::Charged => {}
         }
         let code = call();
-        if code != SUCCESS {
-            self.gpu.cancel(charge);
-            return code;
+        let key = if code == SUCCESS { key() } else { 0 };
+        self.end(code, Entry::new(kind, key, self.device.unsigned_abs(), size, of));
+        code
+    }
+
+    // This and the next one are not part of the function above, of which there is one for each function of the driver.
+    #[inline(never)]
+    fn reserve(&self, size: u64) -> Reserved {
+        match self.process.ledger.room() {
+            Ok(()) => self.gpu.reserve(charge_of(size), &self.allowed),
+            Err(NoRoom) => Reserved::Refused,
         }
-        let (key, gpu) = (key(), self.device.unsigned_abs());
+    }
+
+    /// Record what the driver has allocated, or that it has not.
+    #[inline(never)]
+    fn end(&self, code: Code, entry: Entry) {
+        let charge = charge_of(entry.size);
+        if code != SUCCESS {
+            return self.gpu.cancel(charge);
+        }
         // Its page may have been charged for another one. Without room to note the page, it stays charged.
-        if small && matches!(self.process.ledger.enter(key / PAGE, gpu), Ok(false)) {
+        let is_charged = entry.size == SHARED && matches!(self.process.ledger.enter(entry.key / PAGE, entry.gpu), Ok(false));
+        if is_charged {
             self.gpu.cancel(charge);
         } else {
             self.gpu.commit(charge);
         }
-        note(
-            self.process,
-            Entry::new(kind, key, gpu, if small { SHARED } else { charge }, of),
-        );
-        code
+        note(self.process, entry);
     }
+}
+
+/// What is charged for memory of a recorded size.
+fn charge_of(size: u64) -> u64 {
+    if size == SHARED { PAGE } else { size }
 }
 
 /// Record a handle that was charged.
 pub(crate) fn note(process: &Process, entry: Entry) {
     // Room was made before. Without it, the memory stays charged until the process ends, which charges too much and never too little.
-    if let Ok(Some(gone)) = process.ledger.insert(entry) {
+    let ledger = if entry.is(Kind::Pool) {
+        &process.reserves
+    } else {
+        &process.ledger
+    };
+    if let Ok(Some(gone)) = ledger.insert(entry) {
         give_back(process, &gone);
     }
 }

@@ -23,16 +23,23 @@ macro_rules! ask {
     }};
 }
 
+/// How many GPUs this process sees. The driver does not know it before `cuInit`, and it stays the same afterwards.
+pub(crate) fn gpus() -> Option<u32> {
+    let mut count: c_int = 0;
+    (ask!(cuDeviceGetCount(&mut count => &mut c_int)) == SUCCESS).then_some(count.unsigned_abs())
+}
+
 /// The GPU of the thread's current context.
-pub(crate) fn current_device() -> Option<Device> {
+pub(crate) fn device() -> Option<Device> {
     let mut device: Device = 0;
     (ask!(cuCtxGetDevice(&mut device => &mut Device)) == SUCCESS).then_some(device)
 }
 
-/// The current context of the thread, and its GPU.
-pub(crate) fn current() -> Option<(Device, u64)> {
-    let (device, mut context): (Device, Context) = (current_device()?, null_mut());
-    (ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS).then(|| (device, context.addr() as u64))
+/// The current context of the thread.
+pub(crate) fn context() -> Option<u64> {
+    let mut context: Context = null_mut();
+    let known = ask!(cuCtxGetCurrent(&mut context => &mut Context)) == SUCCESS && !context.is_null();
+    known.then(|| context.addr() as u64)
 }
 
 /// The UUID of a GPU. For a part of a GPU (MIG) it is that of the whole: `cuDeviceGetUuid_v2` would tell the part.
@@ -53,20 +60,23 @@ pub(crate) fn free(pointer: u64) -> Code {
     ask!(cuMemFree_v2(pointer => u64))
 }
 
-/// The GPU of a stream. The streams that every context has are those of the current one.
-pub(crate) fn device_of_stream(stream: u64) -> Option<Device> {
+/// The context of a stream; `None` for the streams that every context has.
+pub(crate) fn context_of_stream(stream: u64) -> Option<u64> {
     /// `CU_STREAM_PER_THREAD`; below it are `CU_STREAM_LEGACY` and the null stream.
     const PER_THREAD: u64 = 2;
-    let (device, current) = current()?;
     let mut context: u64 = 0;
     let known = stream > PER_THREAD && ask!(cuStreamGetCtx(stream => u64, &mut context => &mut u64)) == SUCCESS;
-    if !known || context == current || ask!(cuCtxPushCurrent_v2(context => u64)) != SUCCESS {
-        return Some(device);
+    known.then_some(context)
+}
+
+/// The GPU of a context, which is made current for the question.
+pub(crate) fn device_of_context(mut context: u64) -> Option<Device> {
+    if ask!(cuCtxPushCurrent_v2(context => u64)) != SUCCESS {
+        return None;
     }
-    let mut other: Device = device;
-    ask!(cuCtxGetDevice(&mut other => &mut Device));
+    let device = device();
     ask!(cuCtxPopCurrent_v2(&mut context => &mut u64));
-    Some(other)
+    device
 }
 
 /// The pool from which a GPU allocates.

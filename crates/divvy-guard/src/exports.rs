@@ -1,7 +1,7 @@
 //! The functions that the guard has in place of the driver's. All other names the loader finds in the real library.
 
-use core::ffi::{c_char, c_int, c_void};
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::ffi::{CStr, c_char, c_int, c_void};
+use core::sync::atomic::Ordering;
 
 use crate::arrays::{Deep, Flat};
 use crate::contexts;
@@ -9,7 +9,7 @@ use crate::cuda::{
     AllocationNode, AllocationProp, Code, Context, Device, ExternalMemory, Handle, NOT_FOUND, Node, Parameters, Pointer, SUCCESS,
     Uint,
 };
-use crate::hook::find;
+use crate::hook::{LONGEST, find};
 use crate::{arrays, external, launches, linear, mappings, pools, view};
 
 /// What the driver has just written for the program.
@@ -39,10 +39,10 @@ macro_rules! shape {
 hooks! {
     // Entry.
     fn cuGetProcAddress(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64) 11030: |call|
-        instead(address, call());
+        instead(name, address, call());
     fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64,
         status: *mut c_int) 12000: |call|
-        instead(address, call());
+        instead(name, address, call());
 
     // Linear memory. The functions without a suffix are those before CUDA 3.2, with 32-bit numbers.
     fn cuMemAlloc(pointer: *mut Uint, bytes: Uint) 2000: |call|
@@ -187,18 +187,10 @@ fn launch_graph(call: impl FnOnce() -> Code) -> Code {
     pools::synchronize(call)
 }
 
-/// Give the program the guard's function, if the driver gave it exactly one that the guard replaces. The name that was asked for does not decide: which
-/// form of a function a name means depends on the version and the flags, and the driver alone knows it.
-fn instead(address: *mut *mut c_void, code: Code) -> Code {
-    if code != SUCCESS || address.is_null() {
+/// Give the program the guard's function, if the driver gave it exactly one that the guard replaces.
+fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
+    if code != SUCCESS || address.is_null() || name.is_null() {
         return code;
-    }
-    static LEARNT: AtomicBool = AtomicBool::new(false);
-    if !LEARNT.load(Ordering::Acquire) {
-        for hook in &HOOKS {
-            hook.learn(ask);
-        }
-        LEARNT.store(true, Ordering::Release);
     }
     // SAFETY: the driver succeeded with this pointer.
     let found = unsafe { given(address) };
@@ -206,7 +198,14 @@ fn instead(address: *mut *mut c_void, code: Code) -> Code {
         // A driver may succeed and tell by the status that it has no such function.
         return code;
     }
-    let place = find(&HOOKS, found).filter(|place| *place < LAUNCHES || launches::held());
+    let mut length = 0;
+    // SAFETY: the driver succeeded with this name, so it ends with 0. Longer names are not those of the guard's functions.
+    while length < LONGEST && unsafe { name.wrapping_add(length).read() } != 0 {
+        length = length.wrapping_add(1);
+    }
+    // SAFETY: the bytes were just read.
+    let name = unsafe { core::slice::from_raw_parts(name.cast(), length) };
+    let place = find(&HOOKS, &BASES, name, found, ask).filter(|place| *place < LAUNCHES || launches::held());
     if let Some(hook) = place.and_then(|place| HOOKS.get(place)) {
         // SAFETY: as above.
         unsafe { address.write_unaligned(hook.ours()) };
@@ -215,7 +214,7 @@ fn instead(address: *mut *mut c_void, code: Code) -> Code {
 }
 
 /// Ask the driver for the address of a function.
-fn ask(name: &core::ffi::CStr, address: &mut *mut c_void, version: i32, flags: u64) -> Code {
+fn ask(name: &CStr, address: &mut *mut c_void, version: i32, flags: u64) -> Code {
     type First = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> Code;
     type Second = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> Code;
     if let Some(found) = HOOKS[At::cuGetProcAddress_v2 as usize].driver.get() {

@@ -2,7 +2,7 @@
 
 use crate::charge;
 use crate::cuda::{Code, ExternalMemory};
-use crate::driver;
+use crate::current;
 use crate::ledger::Kind;
 
 /// `cuImportExternalMemory`.
@@ -16,7 +16,7 @@ pub(crate) unsafe fn import(
     memory: impl FnOnce() -> u64,
 ) -> Code {
     // SAFETY: the caller's promise.
-    match (unsafe { description.as_ref() }, driver::current()) {
+    match (unsafe { description.as_ref() }, current::context()) {
         (Some(description), Some((device, _))) => charge::allocate(device, Kind::External, 0, description.bytes, call, memory),
         // The driver says what is wrong.
         _ => call(),

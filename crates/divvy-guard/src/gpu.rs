@@ -4,7 +4,7 @@ use core::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use divvy_share::claim::{Locks as _, claim, owner};
 use divvy_share::compute::{self, Turn};
-use divvy_share::limits::{self, Limits, Unreadable};
+use divvy_share::limits::{self, Limits, Mark, Unreadable};
 use divvy_share::reserve::{self, Table, Word as _};
 use divvy_share::usage::{self, Usage};
 use linux_raw_sys::errno::{EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
@@ -36,7 +36,8 @@ pub(crate) struct Gpu {
     limits: AtomicPtr<Words>,
     usage: AtomicPtr<Usage>,
     uuid: [AtomicU64; 2],
-    /// The limits that were read last.
+    /// The limits that were read last, and the mark of the file then.
+    mark: [AtomicU64; limits::MARK.len()],
     bytes: AtomicU64,
     allowed: AtomicU64,
     refuse_managed: AtomicU32,
@@ -94,11 +95,13 @@ impl Gpu {
                 // Asked without the lock, because the driver may call back.
                 // A driver that cannot answer also refuses the call, and says why.
                 let Some(uuid) = uuid() else { return Share::Free };
-                let _locked = self.lock.lock();
+                let locked = self.lock.lock();
                 if self.state.load(Ordering::Acquire) == UNKNOWN {
                     self.open(uuid);
                 }
-                match self.state.load(Ordering::Acquire) {
+                let state = self.state.load(Ordering::Acquire);
+                drop(locked);
+                match state {
                     FREE => Share::Free,
                     HELD => self.held(),
                     // Also when the files could not be opened this time.
@@ -118,8 +121,8 @@ impl Gpu {
                 Ok(words) => {
                     self.limits.store(core::ptr::from_ref(words).cast_mut(), Ordering::Relaxed);
                     match read(words) {
-                        Ok((_, limits)) => {
-                            self.note(&limits);
+                        Ok(((_, limits), mark)) => {
+                            self.note(&limits, mark);
                             self.context.store(pages(limits.context), Ordering::Relaxed);
                             HELD
                         }
@@ -137,30 +140,41 @@ impl Gpu {
         self.state.store(state, Ordering::Release);
     }
 
-    fn note(&self, limits: &Limits) {
+    /// Remember the limits. The lock must be held, so that a thread that read them earlier does not overwrite them.
+    fn note(&self, limits: &Limits, mark: Option<Mark>) {
         self.bytes.store(limits.bytes, Ordering::Relaxed);
         self.allowed.store(limits.allowed(), Ordering::Relaxed);
         self.refuse_managed.store(u32::from(limits.refuse_managed), Ordering::Relaxed);
+        if let Some(mark) = mark {
+            for (to, from) in self.mark.iter().zip(mark) {
+                to.store(from, Ordering::Release);
+            }
+        }
+    }
+
+    /// Whether the file of limits is still as it was when the limits were read last.
+    fn is_noted(&self, words: &Words) -> bool {
+        limits::MARK.iter().zip(&self.mark).all(|(at, noted)| {
+            let noted = noted.load(Ordering::Acquire);
+            words.get(*at).is_some_and(|word| word.load(Ordering::Relaxed) == noted)
+        })
     }
 
     fn held(&self) -> Share {
-        match self.limits().map(read) {
-            Some(Ok((_, limits))) => {
-                self.note(&limits);
-                Share::Held(Allowed {
-                    bytes: limits.bytes,
-                    charges: limits.allowed(),
-                    refuse_managed: limits.refuse_managed,
-                })
+        if let Some(words) = self.limits().filter(|words| !self.is_noted(words)) {
+            let _locked = self.lock.lock();
+            match read(words) {
+                Ok(((_, limits), mark)) => self.note(&limits, mark),
+                Err(Unreadable::Newer(_)) => return Share::Free,
+                // The agent is writing, or was killed while writing: the values that were read last apply.
+                Err(Unreadable::Foreign | Unreadable::Torn) => {}
             }
-            Some(Err(Unreadable::Newer(_))) => Share::Free,
-            // The agent is writing, or was killed while writing: the values that were read last apply.
-            _ => Share::Held(Allowed {
-                bytes: self.bytes.load(Ordering::Relaxed),
-                charges: self.allowed.load(Ordering::Relaxed),
-                refuse_managed: self.refuse_managed.load(Ordering::Relaxed) != 0,
-            }),
         }
+        Share::Held(Allowed {
+            bytes: self.bytes.load(Ordering::Relaxed),
+            charges: self.allowed.load(Ordering::Relaxed),
+            refuse_managed: self.refuse_managed.load(Ordering::Relaxed) != 0,
+        })
     }
 
     /// The file of limits, if it was opened.
@@ -177,7 +191,7 @@ impl Gpu {
     }
 
     /// Use a launch that was allowed earlier.
-    fn spend(&self) -> bool {
+    pub(crate) fn spend(&self) -> bool {
         // The first check keeps the number from falling without a bound.
         self.credit.load(Ordering::Relaxed) > 0 && self.credit.fetch_sub(1, Ordering::Relaxed) > 0
     }
@@ -193,8 +207,13 @@ impl Gpu {
         let mut now = since;
         // Another thread may have looked while this one waited for it.
         while !self.spend() {
+            // Read before the limits: if the agent writes in between, the wait ends at once.
+            let bells = [0, 1].map(|generation| {
+                let word = words.get(limits::bell(generation) / 8);
+                word.map_or(0, |word| word.load(Ordering::Acquire) as u32)
+            });
             // Limits that cannot be read do not stop a program.
-            let Ok((generation, limits)) = read(words) else { return };
+            let Ok(((generation, limits), _)) = read(words) else { return };
             let usage = self.seat();
             let launches = usage.map_or(0, |(usage, _)| compute::launches(usage));
             match compute::turn(&limits, launches, now, since) {
@@ -206,10 +225,10 @@ impl Gpu {
                     return self.credit.store(more.cast_signed(), Ordering::Relaxed);
                 }
                 Turn::Wait(time) => {
-                    let bell = limits::bell(generation.wrapping_add(1));
-                    let word = words.get(bell / 8).map_or(0, |word| word.load(Ordering::Relaxed));
-                    // If the agent has written since the limits were read, the time is at most a tenth of a second too long.
-                    sys::wait(words, bell, word as u32, time);
+                    let next = generation.wrapping_add(1);
+                    let [even, odd] = bells;
+                    let seen = if next.is_multiple_of(2) { even } else { odd };
+                    sys::wait(words, limits::bell(next), seen, time);
                     now = sys::now();
                 }
             }
@@ -240,7 +259,7 @@ impl Gpu {
         }) else {
             return Reserved::Refused;
         };
-        if charge > 0 && reserve::reserve(&mut Slots::new(self, usage), slot, charge, allowed.charges).is_err() {
+        if charge > 0 && reserve::reserve(&mut Slots::new(self, usage, slot), slot, charge, allowed.charges).is_err() {
             if let Some(slot) = usage.slots.get(slot) {
                 slot.denied.fetch_add(1, Ordering::Relaxed);
             }
@@ -252,28 +271,30 @@ impl Gpu {
     /// The driver has allocated the reserved memory.
     pub(crate) fn commit(&self, charge: u64) {
         let Some((usage, slot)) = self.seated() else { return };
-        reserve::commit(&Slots::new(self, usage), slot, charge);
+        reserve::commit(&Slots::new(self, usage, slot), slot, charge);
         self.peak(usage, slot);
     }
 
     /// The driver has not allocated the reserved memory.
     pub(crate) fn cancel(&self, charge: u64) {
         if let Some((usage, slot)) = self.seated() {
-            reserve::cancel(&Slots::new(self, usage), slot, charge);
+            reserve::cancel(&Slots::new(self, usage, slot), slot, charge);
         }
     }
 
     /// Memory was freed.
     pub(crate) fn free(&self, charge: u64) {
         if let Some((usage, slot)) = self.seated() {
-            reserve::free(&Slots::new(self, usage), slot, charge);
+            reserve::free(&Slots::new(self, usage, slot), slot, charge);
         }
     }
 
     /// A pool has grown or shrunk, which cannot be refused any more. Both are whole pages.
     pub(crate) fn adjust(&self, before: u64, now: u64) {
-        let Some((usage, slot)) = self.seated() else { return };
-        let table = Slots::new(self, usage);
+        let Some((usage, slot)) = self.seated().filter(|_| before != now) else {
+            return;
+        };
+        let table = Slots::new(self, usage, slot);
         table.used(slot).add(now.saturating_sub(before));
         table.used(slot).sub(before.saturating_sub(now));
         self.peak(usage, slot);
@@ -281,14 +302,17 @@ impl Gpu {
 
     fn peak(&self, usage: &Usage, slot: usize) {
         if let Some(slot) = usage.slots.get(slot) {
-            slot.peak.fetch_max(slot.used.load(Ordering::Relaxed), Ordering::Relaxed);
+            let used = slot.used.load(Ordering::Relaxed);
+            if used > slot.peak.load(Ordering::Relaxed) {
+                slot.peak.fetch_max(used, Ordering::Relaxed);
+            }
         }
     }
 
     /// What the processes of the pod are charged with together.
     pub(crate) fn charged(&self) -> u64 {
         self.seated()
-            .map_or(0, |(usage, _)| reserve::charged(&mut Slots::new(self, usage)))
+            .map_or(0, |(usage, slot)| reserve::charged(&mut Slots::new(self, usage, slot)))
     }
 
     fn seated(&self) -> Option<(&'static Usage, usize)> {
@@ -355,12 +379,13 @@ pub(crate) fn any_holds_launches() -> bool {
         let Ok(file) = sys::open(path.as_c_str(), false, limits::SIZE) else {
             return false;
         };
-        let Ok(words) = sys::map::<Words>(&file, false) else {
-            return false;
-        };
-        let limited = read(words).is_ok_and(|(_, limits)| limits.holds_launches());
-        sys::unmap(words);
-        limited
+        let mut words = [0; limits::WORDS];
+        // The agent may be writing: of two readings one is complete.
+        (0..2).any(|_| {
+            // SAFETY: any bytes are numbers.
+            let limits = unsafe { sys::read(&file, &mut words) }.map(|()| Limits::parse(&words));
+            matches!(limits, Ok(Ok((_, limits))) if limits.holds_launches())
+        })
     })
 }
 
@@ -370,15 +395,15 @@ type Words = [AtomicU64; limits::WORDS];
 /// The number of launches after which the guard checks again whether the GPU has a limit now.
 const UNLIMITED: i64 = 1000;
 
-/// The generation and the limits.
-fn read(words: &Words) -> Result<(u64, Limits), Unreadable> {
+/// The generation and the limits, and the mark of the file ([`Limits::parse_marked`]).
+fn read(words: &Words) -> Result<((u64, Limits), Option<Mark>), Unreadable> {
     let mut result = Err(Unreadable::Torn);
     for _ in 0..4 {
         let mut copy = [0; limits::WORDS];
         for (to, from) in copy.iter_mut().zip(words) {
             *to = from.load(Ordering::Relaxed);
         }
-        result = Limits::parse(&copy);
+        result = Limits::parse_marked(&copy);
         if result != Err(Unreadable::Torn) {
             break;
         }
@@ -399,6 +424,7 @@ fn uuid_of([low, high]: [u64; 2]) -> Uuid {
 struct Slots<'a> {
     gpu: &'a Gpu,
     usage: &'static Usage,
+    own: usize,
     /// Opened when it matters which slots have an owner.
     file: Option<Result<File, Errno>>,
     pauses: u32,
@@ -408,10 +434,11 @@ struct Slots<'a> {
 const PAUSES: u32 = 500;
 
 impl<'a> Slots<'a> {
-    fn new(gpu: &'a Gpu, usage: &'static Usage) -> Self {
+    fn new(gpu: &'a Gpu, usage: &'static Usage, own: usize) -> Self {
         Self {
             gpu,
             usage,
+            own,
             file: None,
             pauses: 0,
         }
@@ -436,6 +463,9 @@ impl Table for Slots<'_> {
     }
 
     fn held(&mut self, slot: usize) -> bool {
+        if slot == self.own {
+            return true;
+        }
         // If the file cannot be opened, the owner is unknown, so the slot counts.
         let file = self.file.get_or_insert_with(|| self.gpu.usage_file());
         file.as_ref().map_or(true, |file| FileLocks(file).held(owner(slot)))

@@ -1,7 +1,7 @@
 //! The list of replaced functions becomes exported functions, and a table from the driver's to the guard's.
 
 use core::ffi::{CStr, c_void};
-use core::ptr::null_mut;
+use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::cuda::{Code, SUCCESS};
@@ -13,10 +13,39 @@ pub(crate) struct Hook {
     pub(crate) driver: Function,
     /// The version of CUDA that brought this form (cudaTypedefs.h).
     version: i32,
-    /// What `cuGetProcAddress` gives for it, which may be another address than that of the exported function.
+    /// The hash of the name by which programs ask for it.
+    base: u32,
+    /// What `cuGetProcAddress` gives for it, which may be another address than that of the exported function. Null: the driver was not asked yet.
     address: AtomicPtr<c_void>,
     /// The guard's function.
     ours: AtomicPtr<c_void>,
+}
+
+/// The functions have shorter names.
+pub(crate) const LONGEST: usize = 48;
+
+/// The driver gives no address for this form.
+const NONE: *mut c_void = without_provenance_mut(1);
+
+/// The name of a function without the suffixes of its form: programs ask for it by this name, a version, and flags.
+const fn base(name: &[u8]) -> &[u8] {
+    let name = match name {
+        [base @ .., b'_', b'p', b't', b's', b'z'] => base,
+        _ => name,
+    };
+    match name {
+        [base @ .., b'_', b'v', _] => base,
+        _ => name,
+    }
+}
+
+const fn hash(mut name: &[u8]) -> u32 {
+    let mut hash: u32 = 0;
+    while let [first, rest @ ..] = name {
+        hash = (hash ^ *first as u32).wrapping_mul(0x0100_0193).rotate_left(5);
+        name = rest;
+    }
+    hash
 }
 
 /// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`.
@@ -29,30 +58,31 @@ impl Hook {
         Self {
             driver: Function::new(name),
             version,
+            base: hash(base(name.to_bytes())),
             address: AtomicPtr::new(null_mut()),
             ours: AtomicPtr::new(ours),
         }
     }
 
-    /// Ask the driver where this function is, by its name without suffixes. A driver without the function answers with an earlier form of it, so it is
-    /// not asked.
-    pub(crate) fn learn(&self, ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code) {
+    /// Return where `cuGetProcAddress` says that this function is. A driver without the function answers with an earlier form of it, so it is not asked.
+    fn address(&self, ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code) -> *mut c_void {
+        let known = self.address.load(Ordering::Acquire);
+        if !known.is_null() {
+            return known;
+        }
         let name = self.driver.name().to_bytes();
-        let (name, flags) = match name.strip_suffix(b"_ptsz") {
-            Some(name) => (name, PER_THREAD),
-            None => (name, LEGACY),
-        };
-        let name = if let [base @ .., b'_', b'v', _] = name { base } else { name };
-        // Room for the longest name.
-        let mut base = [0; 48];
-        for (to, from) in base.iter_mut().zip(name) {
+        let flags = if name.ends_with(b"_ptsz") { PER_THREAD } else { LEGACY };
+        let mut text = [0; LONGEST];
+        for (to, from) in text.iter_mut().zip(base(name)) {
             *to = *from;
         }
-        let base = CStr::from_bytes_until_nul(&base).unwrap_or_default();
         let mut address = null_mut();
-        if self.driver.get().is_some() && ask(base, &mut address, self.version, flags) == SUCCESS {
-            self.address.store(address, Ordering::Release);
+        let name = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        if self.driver.get().is_none() || ask(name, &mut address, self.version, flags) != SUCCESS || address.is_null() {
+            address = NONE;
         }
+        self.address.store(address, Ordering::Release);
+        address
     }
 
     pub(crate) fn ours(&self) -> *mut c_void {
@@ -60,17 +90,47 @@ impl Hook {
     }
 }
 
-/// The place in a table of what replaces one of the driver's functions.
-pub(crate) fn find(hooks: &[Hook], address: *mut c_void) -> Option<usize> {
+/// The place in a table of what replaces the driver's function at an address, which the driver has given for a name. Which form of a function a name means
+/// depends on the version and the flags, and only the driver knows it. So the name only says which forms are compared: a program asks for hundreds of functions.
+pub(crate) fn find(
+    hooks: &[Hook],
+    bases: &Set,
+    name: &[u8],
+    address: *mut c_void,
+    ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code,
+) -> Option<usize> {
+    let wanted = hash(base(name));
+    if !has(bases, wanted) {
+        return None;
+    }
+    let place = |is: &dyn Fn(&Hook) -> bool| hooks.iter().position(|hook| hook.base == wanted && is(hook));
     // Look for an exported function first, because this answer is certain.
-    let exported = hooks.iter().position(|hook| hook.driver.get() == Some(address));
-    exported.or_else(|| hooks.iter().position(|hook| hook.address.load(Ordering::Acquire) == address))
+    place(&|hook| hook.driver.get() == Some(address)).or_else(|| place(&|hook| hook.address(&ask) == address))
+}
+
+/// A set of hashes by their lowest bits, which has all that were put in, and few others.
+type Set = [u64; 4];
+
+const fn has(set: &Set, hash: u32) -> bool {
+    set[(hash >> 6 & 3) as usize] >> (hash & 63) & 1 != 0
+}
+
+/// The set of the names by which programs ask for these functions.
+pub(crate) const fn bases(mut names: &[&[u8]]) -> Set {
+    let mut set = [0; 4];
+    while let [first, rest @ ..] = names {
+        let hash = hash(base(first));
+        set[(hash >> 6 & 3) as usize] |= 1 << (hash & 63);
+        names = rest;
+    }
+    set
 }
 
 /// Define the replaced functions: name and arguments as in cuda.h, the version of CUDA that brought this form, and what happens. `call` asks the driver with
 /// the program's arguments; without a function of this name in the driver it is not run, and the program gets `CUDA_ERROR_NOT_FOUND`.
 ///
-/// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known.
+/// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known. Where they are held,
+/// and the process has one GPU, most of them take one of the launches that were allowed earlier.
 macro_rules! hooks {
     (
         $(fn $name:ident($($argument:ident: $type:ty),*) $version:literal: |$call:ident| $rule:expr;)*
@@ -85,6 +145,12 @@ macro_rules! hooks {
 
         /// Where in the table the functions that launch begin.
         const LAUNCHES: usize = [$(At::$name),*].len();
+
+        /// The names by which programs ask for them.
+        static BASES: [u64; 4] = $crate::hook::bases(&[
+            $(stringify!($name).as_bytes(),)*
+            $(stringify!($launch).as_bytes(),)*
+        ]);
 
         static HOOKS: [$crate::hook::Hook; LAUNCHES + [$(At::$launch),*].len()] = [
             $($crate::hook::Hook::new(divvy_shadow::c_name!($name), $version, $name as *mut c_void),)*
@@ -122,10 +188,13 @@ macro_rules! hooks {
                     unsafe { function($($given),*) }
                 }
 
-                let found = DIRECT.load(Ordering::Relaxed);
+                let mut found = DIRECT.load(Ordering::Relaxed);
                 if found.is_null() {
-                    // SAFETY: the caller's promise.
-                    return unsafe { pass($($given),*) };
+                    found = match HOOKS[At::$launch as usize].driver.known() {
+                        Some(found) if launches::spend() => found,
+                        // SAFETY: the caller's promise.
+                        _ => return unsafe { pass($($given),*) },
+                    };
                 }
                 // SAFETY: as above.
                 let function: Function = unsafe { core::mem::transmute(found) };
@@ -134,4 +203,48 @@ macro_rules! hooks {
             }
         )*
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    /// Stands for the address that `cuGetProcAddress` gives for the function that was asked for last.
+    const OTHER: *mut c_void = without_provenance_mut(0x1000);
+
+    /// Functions that are in the C library stand for those of the driver.
+    #[test]
+    fn a_function_with_two_addresses_is_found_by_both_and_only_its_own_forms_are_asked_for() {
+        let ours = without_provenance_mut(8);
+        let hooks = [
+            Hook::new(c"strlen", 1, ours),
+            Hook::new(c"getpid", 2, ours),
+            Hook::new(c"getpid_v2", 3, ours),
+            Hook::new(c"getppid", 4, ours),
+        ];
+        let bases = bases(&[b"strlen", b"getpid", b"getpid_v2", b"getppid"]);
+        let asked = RefCell::new(Vec::new());
+        let find = |name: &[u8], address| {
+            find(&hooks, &bases, name, address, |name, address, version, flags| {
+                asked.borrow_mut().push((name.to_owned(), version, flags));
+                *address = OTHER;
+                SUCCESS
+            })
+        };
+        let exported = hooks[1].driver.get().expect("the C library has it");
+        assert_eq!(find(b"getpid", exported), Some(1));
+        assert_eq!(asked.take(), []);
+        assert_eq!(find(b"getpid", OTHER), Some(1));
+        // The C library does not have the other form, so it is not asked for.
+        let expected = [(c"getpid".to_owned(), 2, LEGACY)];
+        assert_eq!(asked.take(), expected);
+        for name in [&b"getpid_v2"[..], b"getpid", b"getpid_ptsz"] {
+            assert_eq!(find(name, OTHER), Some(1));
+            assert_eq!(find(name, without_provenance_mut(0x2000)), None);
+        }
+        assert_eq!(find(b"getuid", exported), None);
+        assert_eq!(asked.take(), [], "it was asked for before");
+    }
 }

@@ -5,14 +5,17 @@
 //! functions by `dlsym` pays one branch, which tests whether the driver's function is known.
 //!
 //! A launch counts for the GPU of the current context, where the driver demands the stream of a kernel to be. A launch into a graph that is being
-//! captured counts, too: to ask for that at each launch would cost more than it is worth.
+//! captured counts, too: to ask for that at each launch would cost more than it is worth. If the process sees one GPU, the driver is not asked for the current
+//! context either. Then a launch without a context counts as well, before the driver refuses it.
 
 use core::ffi::c_void;
+use core::ptr::{from_ref, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::{Device, Parameters, Uint};
+use crate::current;
 use crate::driver;
-use crate::gpu::any_holds_launches;
+use crate::gpu::{Gpu, any_holds_launches};
 use crate::hook::Hook;
 use crate::process::process;
 
@@ -53,9 +56,25 @@ fn on_device(device: Device) {
     }
 }
 
+/// The only GPU of this process, once something was launched on it. A child finds a GPU of zeros there, which allows no launch.
+static ONLY: AtomicPtr<Gpu> = AtomicPtr::new(null_mut());
+
+/// Use a launch that was allowed earlier, if this is a process with one GPU. This calls no other function.
+pub(crate) fn spend() -> bool {
+    // SAFETY: the pointer is null, or one to a part of the state of the process, which stays where it is.
+    unsafe { ONLY.load(Ordering::Acquire).as_ref() }.is_some_and(Gpu::spend)
+}
+
 /// A launch on the current GPU. Without one, the driver refuses the launch.
 pub(crate) fn on_current() {
-    if let Some(device) = driver::current_device() {
+    let device = match current::only_gpu() {
+        Some(gpu) => {
+            ONLY.store(from_ref(gpu).cast_mut(), Ordering::Release);
+            Some(0)
+        }
+        None => driver::device(),
+    };
+    if let Some(device) = device {
         on_device(device);
     }
 }
@@ -80,7 +99,7 @@ pub(crate) unsafe fn on_each(launches: *const Parameters, count: Uint) {
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { launches.wrapping_add(index).read_unaligned() }.stream;
-        if let Some(device) = driver::device_of_stream(stream) {
+        if let Some(device) = current::device_of_stream(stream) {
             on_device(device);
         }
     }

@@ -4,6 +4,7 @@
 //! which are charged in another way, and the driver does not tell them apart from linear memory in all versions.
 
 use core::cell::UnsafeCell;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use crate::sys::{self, Mutex};
 
@@ -125,6 +126,8 @@ impl Table<'_> {
 /// The table of this process. Zeros are an empty one.
 pub(crate) struct Ledger {
     lock: Mutex,
+    /// Whether at least half of the places are empty.
+    has_room: AtomicBool,
     inner: UnsafeCell<Inner>,
 }
 
@@ -145,11 +148,17 @@ impl Ledger {
     fn with<R>(&self, body: impl FnOnce(&mut Inner) -> R) -> R {
         let _locked = self.lock.lock();
         // SAFETY: the lock is held, so this is the only reference.
-        body(unsafe { &mut *self.inner.get() })
+        let inner = unsafe { &mut *self.inner.get() };
+        let result = body(inner);
+        self.has_room.store(inner.has_room(), Ordering::Relaxed);
+        result
     }
 
     /// Make room for a handle before the driver is asked for it.
     pub(crate) fn room(&self) -> Result<(), NoRoom> {
+        if self.has_room.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         self.with(Inner::room)
     }
 
@@ -171,18 +180,12 @@ impl Ledger {
         self.change(kind, key, |_| false)
     }
 
-    /// Return the first handle of a kind at or after a place, and its place. Handles that are added or removed meanwhile may be missed.
-    pub(crate) fn next(&self, kind: Kind, from: usize) -> Option<(usize, Entry)> {
+    /// Return the first handle at or after a place, and its place. Handles that are added or removed meanwhile may be missed.
+    pub(crate) fn next(&self, from: usize) -> Option<(usize, Entry)> {
         self.with(|inner| {
-            let table = inner.table()?;
-            let mut place = from;
-            while let Some(entry) = table.places.get(place) {
-                if entry.is(kind) {
-                    return Some((place, *entry));
-                }
-                place = place.wrapping_add(1);
-            }
-            None
+            let rest = inner.table()?.places.get(from..)?;
+            let skipped = rest.iter().position(|entry| entry.kind != 0)?;
+            Some((from.wrapping_add(skipped), *rest.get(skipped)?))
         })
     }
 
@@ -257,7 +260,8 @@ impl Ledger {
     }
 }
 
-const FIRST: usize = 1024;
+/// The first table has one page of memory.
+const FIRST: usize = 4096 / size_of::<Entry>();
 
 impl Inner {
     fn table(&mut self) -> Option<Table<'_>> {
@@ -270,8 +274,12 @@ impl Inner {
         Some(Table { places })
     }
 
+    fn has_room(&self) -> bool {
+        self.len.saturating_mul(2) < self.capacity
+    }
+
     fn room(&mut self) -> Result<(), NoRoom> {
-        if self.len.saturating_mul(2) < self.capacity {
+        if self.has_room() {
             return Ok(());
         }
         let capacity = self.capacity.saturating_mul(2).max(FIRST);
@@ -398,10 +406,10 @@ mod tests {
             }
             let mut place = 0;
             let mut found = 0;
-            while let Some((at, _)) = ledger.next(Kind::Slab, place) {
+            while let Some((at, _)) = ledger.next(place) {
                 (place, found) = (at + 1, found + 1);
             }
-            prop_assert_eq!(found, slabs.len());
+            prop_assert_eq!(found, linear.len() + slabs.len());
         }
     }
 }

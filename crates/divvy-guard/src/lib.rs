@@ -41,6 +41,7 @@ mod arrays;
 mod charge;
 mod contexts;
 mod cuda;
+mod current;
 mod exports;
 mod external;
 mod gpu;

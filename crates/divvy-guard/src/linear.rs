@@ -2,12 +2,13 @@
 
 use crate::charge;
 use crate::cuda::{Code, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
+use crate::current;
 use crate::driver;
 use crate::ledger::Kind;
 
 /// `cuMemAlloc`.
 pub(crate) fn allocate(bytes: u64, call: impl FnOnce() -> Code, pointer: impl FnOnce() -> u64) -> Code {
-    match driver::current() {
+    match current::context() {
         Some((device, context)) => charge::allocate(device, Kind::Linear, context, bytes, call, pointer),
         // The driver reports that there is no context.
         None => call(),
@@ -51,7 +52,7 @@ pub(crate) fn free(pointer: u64, call: impl FnOnce() -> Code) -> Code {
 
 /// `cuMemAllocManaged`: charged as if all of it were on the GPU.
 pub(crate) fn allocate_managed(bytes: u64, call: impl FnOnce() -> Code, pointer: impl FnOnce() -> u64) -> Code {
-    let Some((device, context)) = driver::current() else {
+    let Some((device, context)) = current::context() else {
         return call();
     };
     match charge::held(device) {

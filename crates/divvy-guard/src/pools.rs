@@ -7,6 +7,7 @@ use core::sync::atomic::Ordering;
 
 use crate::charge::{self, Held, give_back, held, note};
 use crate::cuda::{ALLOCATION_NODE, AllocationNode, AllocationProp, Code, DEVICE, Device, Node, OUT_OF_MEMORY, SUCCESS};
+use crate::current;
 use crate::driver::{self, PoolBytes};
 use crate::gpu::{Reserved, pages};
 use crate::ledger::{Entry, Kind};
@@ -19,7 +20,7 @@ const UNIT: u64 = 512;
 
 /// `cuMemAllocAsync`: from the current pool of the stream's GPU.
 pub(crate) fn allocate(bytes: u64, stream: u64, call: impl FnOnce() -> Code) -> Code {
-    let Some(device) = driver::device_of_stream(stream) else {
+    let Some(device) = current::device_of_stream(stream) else {
         return call();
     };
     match driver::pool_of(device) {
@@ -31,10 +32,10 @@ pub(crate) fn allocate(bytes: u64, stream: u64, call: impl FnOnce() -> Code) -> 
 /// `cuMemAllocFromPoolAsync`. Only pools that the program created on a GPU, and the default pools of GPUs, are charged. Other pools are in the host's memory, or
 /// are charged to another process.
 pub(crate) fn allocate_from(pool: u64, bytes: u64, call: impl FnOnce() -> Code) -> Code {
-    let known = process().and_then(|process| process.ledger.get(Kind::Pool, pool));
+    let known = process().and_then(|process| process.reserves.get(Kind::Pool, pool));
     let device = match known {
         Some(entry) => Device::try_from(entry.gpu).ok(),
-        None => driver::current()
+        None => current::context()
             .map(|(device, _)| device)
             .filter(|device| driver::default_pool_of(*device) == Some(pool)),
     };
@@ -94,7 +95,7 @@ fn know(held: &Held, pool: u64) -> Result<(), crate::ledger::NoRoom> {
     // During the capture of a graph, what seems to be allocated from the pool becomes the graph's.
     know_graphs(held)?;
     let pool = Entry::new(Kind::Pool, pool, held.device.unsigned_abs(), 0, 0);
-    held.process.ledger.insert_new(pool)
+    held.process.reserves.insert_new(pool)
 }
 
 /// Record that graphs may have memory of a GPU.
@@ -102,7 +103,7 @@ fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
     held.process.pools.store(1, Ordering::Release);
     let device = held.device.unsigned_abs();
     held.process
-        .ledger
+        .reserves
         .insert_new(Entry::new(Kind::Graphs, u64::from(device), device, 0, 0))
 }
 
@@ -157,7 +158,7 @@ fn settle(process: &Process, kind: Kind, pool: u64) {
     };
     let Some(now) = now.map(pages) else { return };
     let mut before = 0;
-    let entry = process.ledger.change(kind, pool, |entry| {
+    let entry = process.reserves.change(kind, pool, |entry| {
         before = entry.size;
         entry.size = now;
         false
@@ -172,12 +173,11 @@ fn settle(process: &Process, kind: Kind, pool: u64) {
 
 /// Charge each pool and the graphs of each GPU with what they have reserved.
 pub(crate) fn settle_all(process: &Process) {
-    for kind in [Kind::Pool, Kind::Graphs] {
-        let mut place = 0;
-        while let Some((at, pool)) = process.ledger.next(kind, place) {
-            settle(process, kind, pool.key);
-            place = at.wrapping_add(1);
-        }
+    let mut place = 0;
+    while let Some((at, entry)) = process.reserves.next(place) {
+        let kind = if entry.is(Kind::Graphs) { Kind::Graphs } else { Kind::Pool };
+        settle(process, kind, entry.key);
+        place = at.wrapping_add(1);
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) unsafe fn create(prop: *const AllocationProp, call: impl FnOnce() -> 
         Err(Some(code)) => return code,
         Err(None) => return call(),
     };
-    if held.process.ledger.room().is_err() {
+    if held.process.reserves.room().is_err() {
         return OUT_OF_MEMORY;
     }
     let code = call();
@@ -224,7 +224,7 @@ pub(crate) unsafe fn create(prop: *const AllocationProp, call: impl FnOnce() -> 
 pub(crate) fn destroy(pool: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
     let used = driver::pool_bytes(pool, PoolBytes::Used).map_or(0, pages);
-    let Some(mut entry) = process.ledger.take(Kind::Pool, pool) else {
+    let Some(mut entry) = process.reserves.take(Kind::Pool, pool) else {
         return call();
     };
     let code = call();

@@ -10,7 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use crate::cuda::Device;
 use crate::gpu::Gpu;
 use crate::ledger::Ledger;
-use crate::sys::{self, Mutex};
+use crate::sys::{self, Errno, Mutex};
 
 /// The largest number of GPUs that a process can see. No machine has more.
 const GPUS: usize = 64;
@@ -19,6 +19,10 @@ const GPUS: usize = 64;
 #[repr(C)]
 pub(crate) struct Process {
     pub(crate) ledger: Ledger,
+    /// The pools, and what graphs have of each GPU. They are few, and all of them are looked at in each synchronization.
+    pub(crate) reserves: Ledger,
+    /// How many GPUs the process sees; 0: not known yet.
+    count: AtomicU32,
     /// 1 when the process has pools.
     pub(crate) pools: AtomicU32,
     /// Held while a pool is charged with what the driver says.
@@ -32,21 +36,43 @@ static PROCESS: AtomicPtr<Process> = AtomicPtr::new(null_mut());
 pub(crate) fn process() -> Option<&'static Process> {
     let mut process = PROCESS.load(Ordering::Acquire);
     if process.is_null() {
-        let made = sys::memory::<Process>(1, true).ok()?;
-        process = match PROCESS.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => made,
-            Err(other) => {
-                sys::forget(made, 1);
-                other
-            }
-        };
+        process = make().ok()?;
     }
     // SAFETY: the memory is a `Process` of zeros or what became of it, is never unmapped once it is in `PROCESS`, and is only changed through shared
     // references.
     Some(unsafe { &*process })
 }
 
+#[cold]
+fn make() -> Result<*mut Process, Errno> {
+    let made = sys::memory::<Process>(1, true)?;
+    Ok(
+        match PROCESS.compare_exchange(null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => made,
+            Err(other) => {
+                sys::forget(made, 1);
+                other
+            }
+        },
+    )
+}
+
 impl Process {
+    /// The GPU of a process that sees one. Its ordinal is 0.
+    ///
+    /// `ask` asks the driver how many there are. It does not know before `cuInit`, and the number stays the same afterwards.
+    pub(crate) fn only_gpu(&self, ask: impl FnOnce() -> Option<u32>) -> Option<&Gpu> {
+        let count = match self.count.load(Ordering::Relaxed) {
+            0 => {
+                let count = ask()?;
+                self.count.store(count, Ordering::Relaxed);
+                count
+            }
+            count => count,
+        };
+        if count == 1 { self.gpu(0) } else { None }
+    }
+
     /// The GPU with an ordinal of this process.
     pub(crate) fn gpu(&self, device: Device) -> Option<&Gpu> {
         self.gpus.get(usize::try_from(device).ok()?)

@@ -2,7 +2,7 @@
 
 use crate::charge::held;
 use crate::cuda::{Code, Device, SUCCESS};
-use crate::driver;
+use crate::current;
 
 /// A number that the driver has written for the program: 32 bits in the functions of CUDA before 3.2.
 pub(crate) trait Bytes: Copy {
@@ -41,7 +41,7 @@ pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, call: impl Fn
     if code != SUCCESS {
         return code;
     }
-    let Some((device, _)) = driver::current() else { return code };
+    let Some(device) = current::device() else { return code };
     let (bytes, left) = match held(device) {
         Ok(held) => (held.allowed.bytes, held.allowed.charges.saturating_sub(held.gpu.charged())),
         Err(Some(_)) => (0, 0),

@@ -23,7 +23,7 @@ use self::kfd::Node;
 use self::links::Links;
 use self::ras::Counters;
 use self::sysfs::Directory;
-use crate::backend::{Backend, Calls, Event, Sink};
+use crate::backend::{Backend, Calls, Cgroup, Event, Sink};
 use crate::protocol::Limited;
 use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable};
 
@@ -196,7 +196,7 @@ impl Backend for Amd {
         ))
     }
 
-    fn limit(&mut self, _: &str, _: &Path, _: MiB) -> Result<Limited, Failure> {
+    fn limit(&mut self, _: &str, _: &Cgroup, _: MiB) -> Result<Limited, Failure> {
         Err(Failure::new(
             Code::NotSupported,
             "Divvy does not limit the memory of AMD GPUs, which are used as a whole",

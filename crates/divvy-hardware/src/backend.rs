@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,12 +26,14 @@ pub trait Backend: Send {
     /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU does not measure this.
     fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure>;
 
-    /// Limit how much memory of a GPU the processes of a cgroup can allocate, and check that the driver has the limit. `cgroup` is the cgroup's
-    /// directory.
+    /// Limit how much memory of a GPU the processes of a cgroup can allocate, and check that the driver has the limit.
+    ///
+    /// A pod's limit must hold for the sum of its containers. So a container's limit is only set if the pod has the same limit, and if that still
+    /// holds afterwards: limits nest, or the container is alone. Otherwise it is left out ([`Limited::left_out`]).
     ///
     /// # Errors
     /// Fails with [`Code::NotSupported`](crate::Code::NotSupported) if the driver or the GPU cannot do this.
-    fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure>;
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure>;
 
     /// Start to listen for errors that the driver reports on its own. `sink` gets every event that happens after this call has returned, until
     /// the backend is dropped.
@@ -39,6 +41,24 @@ pub trait Backend: Send {
 
     /// Report whether a lost GPU stays lost for this backend until the driver is opened again.
     fn keeps_lost(&self) -> bool;
+}
+
+/// The cgroup of a pod or of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cgroup {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// The pod, if this is the cgroup of a container.
+    pub pod: Option<PodOf>,
+}
+
+/// The pod of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodOf {
+    /// The directory of its cgroup.
+    pub directory: PathBuf,
+    /// Whether no other container of the pod has the GPU.
+    pub alone: bool,
 }
 
 /// Gets a driver's events, on the thread that receives them.

@@ -200,7 +200,7 @@ impl ProbeHandle {
         }
     }
 
-    /// Limit how much memory of a GPU the processes of a pod can allocate. An older probe refuses this with [`Code::Protocol`].
+    /// Limit how much memory of a GPU the processes of a pod or of a container can allocate. An older probe refuses this with [`Code::Protocol`].
     pub async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
         parse(self.ask(Op::Limit(limit)).await?)
     }

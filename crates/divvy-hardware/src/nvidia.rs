@@ -23,7 +23,7 @@ pub use library::{driver_root, has_library};
 use limits::Limits;
 pub(crate) use reception::Reception;
 
-use crate::backend::{Backend, Calls, Sink};
+use crate::backend::{Backend, Calls, Cgroup, Sink};
 use crate::protocol::Limited;
 use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Sample, Snapshot};
 use divvy_model::nvidia::xid_is_fatal;
@@ -136,16 +136,17 @@ impl Backend for Nvidia {
         utilization::samples(&self.nvml, uuid, since)
     }
 
-    fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure> {
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
         let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
         let Some(limits) = &self.limits else {
             let text = "NVIDIA's driver limits the GPU memory of pods from version 615 on";
             return Err(Failure::new(Code::NotSupported, text));
         };
+        let directory = &cgroup.directory;
         let fail = |error: NvmlError| {
             let text = format!(
                 "the driver does not limit the memory of GPU {uuid} for {}: {error}",
-                cgroup.display()
+                directory.display()
             );
             let code = match error {
                 NvmlError::NotSupported | NvmlError::FunctionNotFound | NvmlError::NotFound => Code::NotSupported,
@@ -155,20 +156,43 @@ impl Backend for Nvidia {
             };
             Failure::new(code, text)
         };
-        let path = CString::new(cgroup.as_os_str().as_bytes()).map_err(|_| fail(NvmlError::InvalidArg))?;
+        let path = |of: &Path| CString::new(of.as_os_str().as_bytes()).map_err(|_| fail(NvmlError::InvalidArg));
         let device = self.nvml.device_by_uuid(uuid).map_err(fail)?;
-        limits.set(&device, &path, hard.0.saturating_mul(MIB)).map_err(fail)?;
+        let get = |of: &Path| limits.get(&device, &path(of)?).map_err(fail);
+        let bytes = hard.0.saturating_mul(MIB);
+        let is_wanted = |found: u64| found.div_ceil(MIB) == hard.0;
+        let named = |found: u64| match found {
+            u64::MAX => "unlimited".to_owned(),
+            _ => MiB(found.div_ceil(MIB)).to_string(),
+        };
+        let refuse = |text: String| Err(Failure::new(Code::NotSupported, text));
+        if let Some(pod) = &cgroup.pod {
+            let (found, used) = get(&pod.directory)?;
+            if !is_wanted(found) {
+                return refuse(format!(
+                    "the pod's memory on GPU {uuid} is {} and not {hard}, so {} gets no limit",
+                    named(found),
+                    directory.display()
+                ));
+            }
+            let bus = device.pci_info().map_err(fail)?.bus_id;
+            if !pod.alone && !limits::nest(&pod.directory, &bus, bytes) {
+                let used = MiB(used / MIB);
+                return Ok(Limited { used, left_out: true });
+            }
+        }
+        limits.set(&device, &path(directory)?, bytes).map_err(fail)?;
         // The driver may accept a limit and ignore it, so only what it says afterwards counts.
-        let (found, used) = limits.get(&device, &path).map_err(fail)?;
-        match found.div_ceil(MIB) == hard.0 {
-            true => Ok(Limited { used: MiB(used / MIB) }),
-            false => Err(Failure::new(
-                Code::NotSupported,
-                format!(
-                    "the driver accepted a limit of {hard} on GPU {uuid} for {}, and says afterwards that it is {}",
-                    cgroup.display(),
-                    MiB(found.div_ceil(MIB))
-                ),
+        let (found, used) = get(directory)?;
+        match is_wanted(found) {
+            true => Ok(Limited {
+                used: MiB(used / MIB),
+                left_out: false,
+            }),
+            false => refuse(format!(
+                "the driver accepted a limit of {hard} on GPU {uuid} for {}, and says afterwards that it is {}",
+                directory.display(),
+                named(found)
             )),
         }
     }

@@ -76,11 +76,14 @@ pub struct DriverQuestion {
 pub struct Limit {
     /// The GPU's UUID.
     pub uuid: String,
-    /// The path of the pod's cgroup, relative to the root of the cgroups.
+    /// The path of the cgroup of a pod or of a container, relative to the root of the cgroups.
     pub cgroup: String,
     /// The memory in MiB.
     #[serde(rename = "hardMiB")]
     pub hard: MiB,
+    /// Whether no other container of the pod has the GPU. Only the limit of a container's cgroup depends on it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub alone: bool,
 }
 
 /// The arguments of [`Op::Kill`].
@@ -95,9 +98,12 @@ pub struct Kill {
 /// The answer to [`Op::Limit`]: what the driver says after the limit was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limited {
-    /// The memory in MiB that the pod's processes use.
+    /// The memory in MiB that the cgroup's processes use.
     #[serde(rename = "usedMiB")]
     pub used: MiB,
+    /// Whether the limit was left out: limits do not nest on this machine, and the pod's other containers would be limited separately.
+    #[serde(default, rename = "leftOut", skip_serializing_if = "std::ops::Not::not")]
+    pub left_out: bool,
 }
 
 /// The answer to [`Op::Driver`].
@@ -344,6 +350,7 @@ mod tests {
                 uuid: "GPU-a".to_owned(),
                 cgroup: "kubepods/pod1".to_owned(),
                 hard: MiB(3072),
+                alone: true,
             }),
             Op::Kill(Kill {
                 pid: 7,

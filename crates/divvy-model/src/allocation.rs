@@ -202,7 +202,7 @@ mod tests {
             .replace(r#""cores":0"#, r#""cores":30"#)
             .replace(r#""whole":false"#, r#""whole":false,"enforcement":"guard""#);
         let allocation = Allocation::parse(&enforced).expect("documented form");
-        assert_eq!(allocation.gpus[0].enforcement, Some(Enforcement::Guard));
+        assert_eq!(allocation.gpus[0].enforcement, Some(Enforcement::GUARD));
         assert_eq!(allocation.to_json(), enforced);
     }
 
@@ -222,7 +222,7 @@ mod tests {
                 memory: MiB(u64::from(u32::MAX)),
                 cores: 100,
                 whole: false,
-                enforcement: Some(Enforcement::Cgroup),
+                enforcement: Some(Enforcement::CGROUP),
             })
             .collect();
         let shares = |gpus: &[GpuShare]| -> Vec<ContainerShare> {

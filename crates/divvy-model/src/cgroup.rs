@@ -72,6 +72,12 @@ fn owner_of_path(path: &str) -> Option<Owner> {
     None
 }
 
+/// Report whether a directory in a pod's cgroup has the name of a container's. The pod's sandbox has such a name as well. CRI-O's monitor of a
+/// container, `crio-conmon-<id>.scope`, is no container.
+pub fn is_container(name: &str) -> bool {
+    container_id(name).is_some() && !name.starts_with("crio-conmon-") && pod_uid(name).is_none()
+}
+
 /// Return the ID in the name of a container's cgroup: `<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, or `docker-<id>.scope`.
 fn container_id(name: &str) -> Option<String> {
     let id = match name.strip_suffix(".scope") {
@@ -100,6 +106,33 @@ mod tests {
                 (expected, expected),
                 "{events}{current}"
             );
+        }
+    }
+
+    #[test]
+    fn a_containers_cgroup_has_the_name_that_a_runtime_gives_it() {
+        let id = "0f".repeat(32);
+        for name in [
+            id.clone(),
+            format!("cri-containerd-{id}.scope"),
+            format!("crio-{id}.scope"),
+            format!("docker-{id}.scope"),
+        ] {
+            assert!(is_container(&name), "{name}");
+        }
+        for name in [
+            "".to_owned(),
+            "..".to_owned(),
+            "cgroup.procs".to_owned(),
+            "a b".to_owned(),
+            "init.scope.d".to_owned(),
+            "podaaaa1".to_owned(),
+            "kubepods-pod0a.slice".to_owned(),
+            format!("crio-conmon-{id}.scope"),
+            format!("cri-containerd-{id}.service"),
+            id.repeat(2),
+        ] {
+            assert!(!is_container(&name), "{name}");
         }
     }
 

@@ -39,9 +39,17 @@ pub struct GrantRecord {
     /// Whether the container gets the guard in the place of CUDA's driver library.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub guarded: bool,
+    /// The part of its GPUs' threads that MPS leaves to each process of the container, in percent; 0 if it has no limit.
+    #[serde(default, skip_serializing_if = "unlimited")]
+    pub threads: u32,
     /// The value of `/proc/sys/kernel/random/boot_id` at the time of the grant. If the current value differs, the node has
     /// rebooted since.
     pub boot_id: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn unlimited(threads: &u32) -> bool {
+    *threads == 0
 }
 
 impl GrantRecord {
@@ -147,6 +155,7 @@ mod tests {
                 cores: 0,
             }],
             guarded: false,
+            threads: 0,
             boot_id: "b".into(),
         };
         assert_eq!(GrantRecord::parse(&record.to_json()).expect("own text"), record);

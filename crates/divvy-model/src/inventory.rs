@@ -91,50 +91,96 @@ pub struct Gpu {
     pub enforcement: Option<Enforcement>,
 }
 
-/// What holds a pod to its share of a GPU.
+/// What holds a pod to its share of a GPU: one mechanism, or several together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Enforcement {
-    /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on).
-    Cgroup,
-    /// A library that has the name of CUDA's driver library in the pod's containers refuses allocations above the share. A program can avoid it.
-    Guard,
-    /// Both: the driver limits the memory, and the library limits the compute time and shows programs their share.
-    CgroupAndGuard,
+pub struct Enforcement {
+    cgroup: bool,
+    guard: bool,
+    mps: bool,
 }
 
 impl Enforcement {
-    /// All kinds.
-    pub const ALL: [Enforcement; 3] = [Enforcement::Cgroup, Enforcement::Guard, Enforcement::CgroupAndGuard];
+    /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on).
+    pub const CGROUP: Enforcement = Enforcement::of(true, false, false);
+    /// A library that has the name of CUDA's driver library in the pod's containers refuses allocations above the share. A program can avoid it.
+    pub const GUARD: Enforcement = Enforcement::of(false, true, false);
+    /// CUDA's Multi-Process Service limits the part of the GPU's threads that each process of the pod can use. It limits no memory here.
+    pub const MPS: Enforcement = Enforcement::of(false, false, true);
 
-    /// Return the name in the inventory.
+    /// All combinations.
+    pub const ALL: [Enforcement; 7] = [
+        Enforcement::CGROUP,
+        Enforcement::GUARD,
+        Enforcement::MPS,
+        Enforcement::CGROUP.and(Enforcement::GUARD),
+        Enforcement::CGROUP.and(Enforcement::MPS),
+        Enforcement::GUARD.and(Enforcement::MPS),
+        Enforcement::CGROUP.and(Enforcement::GUARD).and(Enforcement::MPS),
+    ];
+
+    const fn of(cgroup: bool, guard: bool, mps: bool) -> Enforcement {
+        Enforcement { cgroup, guard, mps }
+    }
+
+    /// Return the mechanisms of both.
+    #[must_use]
+    pub const fn and(self, other: Enforcement) -> Enforcement {
+        Enforcement::of(self.cgroup || other.cgroup, self.guard || other.guard, self.mps || other.mps)
+    }
+
+    /// Return these mechanisms together. `None` if there are none.
+    pub fn all_of(mechanisms: impl IntoIterator<Item = Enforcement>) -> Option<Enforcement> {
+        mechanisms.into_iter().reduce(Enforcement::and)
+    }
+
+    /// Return the name in the inventory: the names of the mechanisms, joined by `+`.
     pub fn name(self) -> &'static str {
-        match self {
-            Enforcement::Cgroup => "cgroup",
-            Enforcement::Guard => "guard",
-            Enforcement::CgroupAndGuard => "cgroup+guard",
+        match (self.cgroup, self.guard, self.mps) {
+            (true, false, false) => "cgroup",
+            (false, true, false) => "guard",
+            (false, false, true) => "mps",
+            (true, true, false) => "cgroup+guard",
+            (true, false, true) => "cgroup+mps",
+            (false, true, true) => "guard+mps",
+            (true, true, true) => "cgroup+guard+mps",
+            // There is no such value.
+            (false, false, false) => "none",
         }
     }
 
-    /// Return the kind with this name. `None` for a kind of a newer agent.
+    /// Return the names of the mechanisms.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        self.name().split('+')
+    }
+
+    /// Return the combination with this name. `None` for one of a newer agent.
     pub fn of_name(name: &str) -> Option<Enforcement> {
         Enforcement::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     /// Report whether the driver limits the memory, which no program can avoid.
     pub fn has_cgroup(self) -> bool {
-        match self {
-            Enforcement::Cgroup | Enforcement::CgroupAndGuard => true,
-            Enforcement::Guard => false,
-        }
+        self.cgroup
     }
 
-    /// Report whether the pod's containers get the guard. If so, the pod is held to its share of the GPU's compute time, too: the driver's limit is only on
-    /// memory.
+    /// Report whether the pod's containers get the guard.
     pub fn has_guard(self) -> bool {
-        match self {
-            Enforcement::Guard | Enforcement::CgroupAndGuard => true,
-            Enforcement::Cgroup => false,
-        }
+        self.guard
+    }
+
+    /// Report whether the pod's processes use the GPU through the Multi-Process Service.
+    pub fn has_mps(self) -> bool {
+        self.mps
+    }
+
+    /// Report whether something holds the pod to its share of the GPU's memory.
+    pub fn limits_memory(self) -> bool {
+        self.cgroup || self.guard
+    }
+
+    /// Report whether something holds the pod to its share of the GPU's compute time. The driver's own limit is only on memory.
+    pub fn limits_compute(self) -> bool {
+        self.guard || self.mps
     }
 }
 

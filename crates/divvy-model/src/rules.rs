@@ -54,7 +54,7 @@ impl Isolation {
     pub fn is_met_by(self, enforcement: Option<Enforcement>) -> bool {
         match self {
             Isolation::Hard => enforcement.is_some_and(Enforcement::has_cgroup),
-            Isolation::Soft => enforcement.is_some(),
+            Isolation::Soft => enforcement.is_some_and(Enforcement::limits_memory),
             Isolation::None => true,
         }
     }
@@ -344,7 +344,7 @@ impl GpuRules {
 
     /// Report whether the rules accept a share of a GPU on which shares are enforced in this way.
     pub fn accept_share(&self, enforcement: Option<Enforcement>) -> bool {
-        let limits_compute = enforcement.is_some_and(Enforcement::has_guard);
+        let limits_compute = enforcement.is_some_and(Enforcement::limits_compute);
         self.isolation.is_none_or(|isolation| isolation.is_met_by(enforcement)) && (limits_compute || !self.needs_compute_limit())
     }
 
@@ -416,6 +416,8 @@ impl fmt::Display for GpuRules {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn read(annotations: &[(&str, &str)]) -> Result<Option<GpuRules>, String> {
@@ -572,29 +574,32 @@ mod tests {
 
     #[test]
     fn a_share_must_be_enforced_if_the_pod_says_so_and_need_not_be_otherwise() {
-        use Enforcement::{Cgroup, CgroupAndGuard, Guard};
-        let all = [Some(Cgroup), Some(Guard), Some(CgroupAndGuard), None];
-        for (value, cgroup, guard, both, nothing) in [
-            ("hard", true, false, true, false),
-            ("soft", true, true, true, false),
-            ("none", true, true, true, true),
-        ] {
-            let rules = read(&[("divvy.dev/isolation", value)]).expect("right").expect("some");
-            let found = all.map(|with| rules.accept_share(with));
-            assert_eq!(found, [cgroup, guard, both, nothing], "{value}");
+        // "compute" stands for a share of the compute time, which the driver's limit is not on. MPS is here only for compute.
+        let cases = [
+            ("hard", ["cgroup", "cgroup+guard", "cgroup+mps", "cgroup+guard+mps"].as_slice()),
+            ("soft", &["cgroup", "guard", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"]),
+            ("hard compute", &["cgroup+guard", "cgroup+mps", "cgroup+guard+mps"]),
+            ("soft compute", &["guard", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"]),
+            ("compute", &["guard", "mps", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"]),
+        ];
+        for (wanted, expected) in cases {
+            let words = wanted.split(' ').map(|word| match word {
+                "compute" => ("divvy.dev/gpu-cores", "30"),
+                isolation => ("divvy.dev/isolation", isolation),
+            });
+            let rules = read(&words.collect::<Vec<_>>()).expect("right").expect("some");
+            let accepted = Enforcement::ALL.into_iter().filter(|kind| rules.accept_share(Some(*kind)));
+            let accepted: BTreeSet<&str> = accepted.map(Enforcement::name).collect();
+            assert_eq!(accepted, expected.iter().copied().collect(), "{wanted}");
+            assert!(!rules.accept_share(None), "{wanted}");
         }
-        // The driver's limit is only on memory.
-        for (isolation, cgroup, guard, both, nothing) in [
-            (None, false, true, true, false),
-            (Some("hard"), false, false, true, false),
-            (Some("soft"), false, true, true, false),
-            (Some("none"), true, true, true, true),
+        for annotations in [
+            [("divvy.dev/isolation", "none")].as_slice(),
+            &[("divvy.dev/isolation", "none"), ("divvy.dev/gpu-cores", "30")],
         ] {
-            let mut annotations = vec![("divvy.dev/gpu-cores", "30")];
-            annotations.extend(isolation.map(|value| ("divvy.dev/isolation", value)));
-            let rules = read(&annotations).expect("right").expect("some");
-            let found = all.map(|with| rules.accept_share(with));
-            assert_eq!(found, [cgroup, guard, both, nothing], "{isolation:?} with gpu-cores");
+            let rules = read(annotations).expect("right").expect("some");
+            let all = Enforcement::ALL.map(Some).into_iter().chain([None]);
+            assert!(all.into_iter().all(|with| rules.accept_share(with)), "{annotations:?}");
         }
         assert!(GpuRules::default().accept_share(None));
     }

@@ -32,8 +32,10 @@ pub struct Daemon {
     pub directory: PathBuf,
     /// The GPUs in the order of their indices.
     pub gpus: Vec<SharedGpu>,
-    /// The part of a GPU's threads that a client process may use, in percent: 1 to 50.
+    /// The part of a GPU's threads that a client process may use, in percent: 1 to 50, or 100 if the clients have limits of their own.
     pub threads: u32,
+    /// The content of the file [`STARTED`].
+    pub mark: String,
 }
 
 /// A GPU's compute mode (nvidia-smi's option `-c`).
@@ -218,7 +220,7 @@ impl Daemon {
             command: PROBE_COMMAND.to_owned(),
             limit: Limit::Threads(self.threads),
         });
-        actions.push(Action::WriteFile(self.directory.join(STARTED), String::new()));
+        actions.push(Action::WriteFile(self.directory.join(STARTED), self.mark.clone()));
         actions
     }
 
@@ -323,10 +325,36 @@ pub fn daemons(resources: &[Resource], machine: &Machine, root: &Path) -> Result
                 directory: directory(root, &resource.name)?,
                 gpus,
                 threads: (100 / most).max(1),
+                mark: String::new(),
             });
         }
     }
     Ok(daemons)
+}
+
+/// The name by which the daemon of [`for_shares`] is known. No resource has it.
+pub const SHARES: &str = "divvy.dev/shares";
+
+/// Return the daemon of a node whose pods `divvy agent` holds to shares of the compute time: it serves all GPUs, and sets no limits of its own. Each
+/// container says in its environment which part of a GPU's threads it may use. `pod` is the UID of the pod that runs the daemon, by which the agent knows the
+/// server's processes. `None` if no GPU can be served.
+pub fn for_shares(machine: &Machine, root: &Path, pod: &str) -> Option<Daemon> {
+    let gpus = machine.gpus.iter().filter(|gpu| !gpu.unreadable && !gpu.is_divided());
+    let gpus: Vec<SharedGpu> = gpus
+        .map(|gpu| SharedGpu {
+            uuid: gpu.uuid.clone(),
+            index: gpu.index,
+            limit: None,
+            is_usable: !gpu.lost,
+        })
+        .collect();
+    (!gpus.is_empty()).then(|| Daemon {
+        resource: SHARES.to_owned(),
+        directory: root.join(SHARES),
+        gpus,
+        threads: 100,
+        mark: pod.to_owned(),
+    })
 }
 
 /// Return the daemon that an ended run of the program has left behind in this directory. `text` is the content of its file
@@ -347,6 +375,7 @@ pub fn left_over(resource: &str, directory: PathBuf, text: &str) -> Daemon {
         directory,
         gpus: text.lines().filter(is_uuid).map(gpu).collect(),
         threads: 0,
+        mark: String::new(),
     }
 }
 

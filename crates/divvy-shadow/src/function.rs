@@ -34,6 +34,12 @@ impl Function {
         self.name
     }
 
+    /// Where it is, if it was looked up before and the real library has it. This calls no other function.
+    pub fn known(&self) -> Option<*mut c_void> {
+        let found = self.found.load(Ordering::Acquire);
+        (!found.is_null() && found != MISSING).then_some(found)
+    }
+
     /// Where it is; `None` when the real library does not have it.
     pub fn get(&self) -> Option<*mut c_void> {
         let mut found = self.found.load(Ordering::Acquire);

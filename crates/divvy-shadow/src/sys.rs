@@ -9,10 +9,10 @@ use divvy_share::claim::Locks;
 use linux_raw_sys::errno::{EINVAL, ENOMEM};
 use linux_raw_sys::general::{
     __NR_clock_gettime, __NR_close, __NR_fcntl, __NR_fstat, __NR_futex, __NR_getdents64, __NR_getpid, __NR_madvise, __NR_mmap,
-    __NR_munmap, __NR_nanosleep, __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, CLOCK_MONOTONIC, F_OFD_GETLK,
-    F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS, MAP_PRIVATE,
-    MAP_SHARED, O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, PROT_READ, PROT_WRITE,
-    S_IFMT, S_IFREG, flock, stat,
+    __NR_munmap, __NR_nanosleep, __NR_newfstatat, __NR_openat, __NR_pread64, __kernel_timespec, AT_FDCWD, CLOCK_MONOTONIC,
+    F_OFD_GETLK, F_OFD_SETLK, F_UNLCK, F_WRLCK, FUTEX_PRIVATE_FLAG, FUTEX_WAIT, FUTEX_WAKE, MADV_WIPEONFORK, MAP_ANONYMOUS,
+    MAP_PRIVATE, MAP_SHARED, O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, O_RDWR, PROT_READ,
+    PROT_WRITE, S_IFMT, S_IFREG, flock, stat,
 };
 
 use crate::Function;
@@ -192,10 +192,23 @@ pub fn pid() -> u64 {
 
 /// The number of this process's PID namespace; 0 if there is no `/proc` that tells it.
 pub fn pid_namespace() -> u64 {
+    let path = c"/proc/self/ns/pid";
+    let mut stat = MaybeUninit::<stat>::uninit();
     // Not read as the link that it is: the link's target is a file whose inode number is that of the namespace (namespaces(7)).
-    open_any(c"/proc/self/ns/pid", O_PATH)
-        .and_then(|file| status(&file, |stat| stat.st_ino))
-        .unwrap_or(0)
+    // SAFETY: the path ends with 0, and the kernel writes one `struct stat`.
+    let found = unsafe {
+        call(
+            __NR_newfstatat,
+            [
+                AT_FDCWD as usize,
+                path.as_ptr().expose_provenance(),
+                stat.as_mut_ptr().expose_provenance(),
+                0,
+            ],
+        )
+    };
+    // SAFETY: if the call has succeeded, the kernel has written all of it, which is numbers.
+    found.map_or(0, |_| unsafe { stat.assume_init_ref() }.st_ino)
 }
 
 /// Read a `T` from the start of a file. It fails if the file is shorter.
@@ -321,6 +334,18 @@ pub fn wait<T>(mapped: &'static T, distance: usize, value: u32, time: u64) {
             ],
         )
     };
+}
+
+/// Wake all processes that [`wait`] for 32 bits at a distance in bytes from the start of a file of this size. Return how many there were.
+pub fn wake(path: &CStr, size: usize, distance: usize) -> Result<usize, Errno> {
+    let file = open(path, false, size)?;
+    // The kernel finds those that wait by the file of a mapped word.
+    let start = map_bytes(size, false, MAP_SHARED, Some(&file))?;
+    let word = start.expose_provenance().wrapping_add(distance);
+    // SAFETY: the call has no timeout, does not read the word, and answers with an error if no word is there.
+    let woken = unsafe { call(__NR_futex, [word, FUTEX_WAKE as usize, i32::MAX as usize]) };
+    unmap_bytes(start, size);
+    woken
 }
 
 fn futex(word: &AtomicU32, operation: u32, value: u32) {

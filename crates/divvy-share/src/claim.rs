@@ -32,9 +32,10 @@ pub fn cleaner(slot: usize) -> u64 {
 
 /// Take the first free slot. Return `None` if there is none.
 pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
+    let bound = usage.bound();
     usage.slots.iter().enumerate().find_map(|(index, slot)| {
-        // The first check only avoids a lock. The second one decides.
-        if locks.held(owner(index)) || !locks.take(cleaner(index)) {
+        // The first check only avoids a lock of a slot that has had an owner. The second one decides.
+        if (index < bound && locks.held(owner(index))) || !locks.take(cleaner(index)) {
             return None;
         }
         let mine = !locks.held(owner(index)) && {

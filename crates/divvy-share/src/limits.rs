@@ -15,6 +15,10 @@ const COPY: usize = 16;
 const GENERATION: usize = 2;
 /// Words of the file.
 pub const WORDS: usize = 2 * COPY;
+/// The words of which one changes whenever the content changes: the versions and the checksums of the copies.
+pub const MARK: [usize; 4] = [1, COPY - 1, COPY + 1, WORDS - 1];
+/// What is at [`MARK`].
+pub type Mark = [u64; MARK.len()];
 /// Bytes of the file.
 pub const SIZE: usize = WORDS * 8;
 
@@ -143,15 +147,29 @@ impl Limits {
     ///
     /// Fails if the file has no complete copy of this version.
     pub fn parse(words: &[u64; WORDS]) -> Result<(u64, Self), Unreadable> {
+        Self::parse_marked(words).map(|(limits, _)| limits)
+    }
+
+    /// Read the limits and their generation from a file's words, and the mark by which a reader knows later that the file has not changed: what is at
+    /// [`MARK`] if both copies are complete. While a copy is replaced, there is no mark: the words of the new copy can arrive in any order.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file has no complete copy of this version.
+    pub fn parse_marked(words: &[u64; WORDS]) -> Result<((u64, Self), Option<Mark>), Unreadable> {
         let (first, second) = words.split_at(COPY);
-        match (copy(first), copy(second)) {
-            (Ok(first), Ok(second)) => Ok(if first.0 > second.0 { first } else { second }),
+        let result = match (copy(first), copy(second)) {
+            (Ok(first), Ok(second)) => {
+                let newer = if first.0 > second.0 { first } else { second };
+                return Ok((newer, Some(MARK.map(|at| words[at]))));
+            }
             (Ok(whole), Err(Unreadable::Torn)) | (Err(Unreadable::Torn), Ok(whole)) => Ok(whole),
             // A part of a later version may look like this version.
             (Err(newer @ Unreadable::Newer(_)), _) | (_, Err(newer @ Unreadable::Newer(_))) => Err(newer),
             (Err(Unreadable::Foreign), _) | (_, Err(Unreadable::Foreign)) => Err(Unreadable::Foreign),
             (Err(Unreadable::Torn), Err(Unreadable::Torn)) => Err(Unreadable::Torn),
-        }
+        };
+        result.map(|limits| (limits, None))
     }
 
     /// Read the limits and their generation from a file's bytes.

@@ -258,6 +258,20 @@ impl Cluster for Real {
             .await
     }
 
+    async fn use_mps(&mut self, mps: bool) -> io::Result<()> {
+        let with_nvidia = self.machines.nodes.iter().filter(|node| !node.gpus.is_empty());
+        let names: Vec<String> = with_nvidia.map(|node| node.name.clone()).collect();
+        let mps = mps.to_string();
+        let mut words = vec!["mps", mps.as_str()];
+        for node in &names {
+            let programs = self.nvidia_directory(node).join("bin");
+            std::fs::create_dir_all(&programs)?;
+            divvy_testkit::mps::install(&programs)?;
+            words.push(node);
+        }
+        self.part(&words).await
+    }
+
     async fn configure_nodes(&mut self, configs: &NodeConfigs) -> io::Result<()> {
         // Agents that do not run in pods read these files.
         write_node_configs(&self.directory.join("node-configs"), configs)?;

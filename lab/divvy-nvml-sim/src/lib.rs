@@ -12,6 +12,7 @@
 //! | `DIVVY_NVML_SIM_NODE` | name of a node in the description; the first node if not set |
 //! | `DIVVY_NVML_SIM_CONTROL` | path of the control socket (see below); no socket if not set |
 //! | `DIVVY_NVML_SIM_LEDGER` | directory of the ledgers that `divvy-cuda-sim` writes; what its processes hold and run counts as theirs; no ledgers if not set |
+//! | `DIVVY_NVML_SIM_CGROUP` | directory of the cgroup in which the process counts as running; that of `/proc/self/cgroup` below `/sys/fs/cgroup` if not set |
 //! | `DIVVY_NVML_SIM_INIT_ERROR` | error code of `nvmlInit` until the control socket changes it |
 //! | `DIVVY_NVML_SIM_HANG` | seconds for which calls block, from the first `nvmlInit` on, until the control socket changes it |
 //!
@@ -54,7 +55,9 @@
 //! The utilization of the whole GPU is the described one and does not depend on its processes. For processes, the driver takes a sample each 167 ms, or each
 //! `sample_ms` of the description, and returns the latest one of each process that had at least half a percent. Real drivers take one each 1/6 s to
 //! 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). If there are several since the time that the caller names, they seem to return the mean. A process that has ended has no samples.
-//! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here.
+//! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here. `nvmlDeviceGetMemoryInfo_v2` shows
+//! the limit to a process whose own cgroup has one, and not the limit of a cgroup above. With `dmem`, the limit is also written into the
+//! cgroup's file `dmem.max`, in whose place a test has a plain file.
 //! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. Power, fans,
 //! current clocks, displays, and the like are NOT_SUPPORTED, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.

@@ -75,6 +75,7 @@ fn agent() -> Result<String> {
         agent_version: String::new(),
         boot_id: String::new(),
         guard: None,
+        mps: None,
     });
     let node = divvy_testkit::nodes::divvy_node("n", &[16]);
     let gpus = node.inventory.into_iter().flatten().flat_map(|inventory| inventory.gpus);

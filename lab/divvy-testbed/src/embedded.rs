@@ -86,6 +86,8 @@ pub struct Embedded {
     unit: MemoryUnit,
     /// What the agents also offer as a whole.
     whole: Whole,
+    /// Whether pods of the agents use GPUs through MPS.
+    mps: bool,
     /// Whether the agents have settings of single nodes, in the directory [`NODE_CONFIGS`].
     has_node_configs: bool,
     api: ApiServer,
@@ -114,6 +116,8 @@ struct EmbeddedNode {
     agent: Option<Program>,
     /// The programs under NVIDIA's names, if they run in place of the agent.
     nvidia: Option<Nvidia>,
+    /// `mps-control-daemon` for the agent's pods.
+    mps: Option<Program>,
 }
 
 impl Embedded {
@@ -153,6 +157,7 @@ impl Embedded {
             machines,
             unit: MemoryUnit::GIB,
             whole: Whole::Nothing,
+            mps: false,
             has_node_configs: false,
             api,
             listening,
@@ -226,6 +231,7 @@ impl Embedded {
                 node,
                 agent: None,
                 nvidia: None,
+                mps: None,
             },
         );
         match machine.has_gpus() {
@@ -284,6 +290,7 @@ impl Embedded {
                     &self.unit.to_string(),
                     &format!("--whole-gpus={}", self.whole.is_offered()),
                     &format!("--mig-strategy={}", self.whole.mig_strategy()),
+                    &format!("--mps={}", self.mps),
                     "--probe",
                     &text(&self.settings.programs.probe),
                     "--nvml-library",
@@ -660,6 +667,15 @@ impl Cluster for Embedded {
 
     async fn offer_whole(&mut self, whole: Whole) -> io::Result<()> {
         self.whole = whole;
+        self.roll_agents().await
+    }
+
+    async fn use_mps(&mut self, mps: bool) -> io::Result<()> {
+        self.mps = mps;
+        let nodes: Vec<String> = self.nodes.keys().filter(|name| self.has_gpus(name)).cloned().collect();
+        for node in &nodes {
+            self.serve_mps(node, mps).await?;
+        }
         self.roll_agents().await
     }
 

@@ -256,6 +256,9 @@ pub trait Cluster {
     /// Set `--whole-gpus` and `--mig-strategy` of every agent, as an update of the installation does. No GPU is divided. Return when all
     /// are ready.
     fn offer_whole(&mut self, whole: Whole) -> impl Future<Output = io::Result<()>>;
+    /// Let the pods of all agents use GPUs through MPS, or no longer, as an update of the installation does: `mps-control-daemon` runs on each node, and the
+    /// agents have `--mps`. Return when all are ready. The driver's programs record what they are told ([`mps_calls`](Self::mps_calls)).
+    fn use_mps(&mut self, mps: bool) -> impl Future<Output = io::Result<()>>;
     /// Give the agents these settings of single nodes (`--node-configs`) in place of all earlier ones: an object per name. An empty object stands for
     /// agents without them. Where the agents have such settings already, only the files change, and the call returns at once.
     fn configure_nodes(&mut self, configs: &NodeConfigs) -> impl Future<Output = io::Result<()>>;

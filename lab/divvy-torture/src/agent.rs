@@ -116,6 +116,7 @@ impl Agent {
             agent_version: "test".to_owned(),
             boot_id: format!("{node}-{boot}"),
             guard: None,
+            mps: None,
         };
         let core = new_core(&settings, disk, sight);
         Agent {

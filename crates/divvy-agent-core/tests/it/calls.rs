@@ -262,10 +262,10 @@ fn isolated(uid: &str, isolation: Option<Isolation>, containers: &[(&str, Contai
 fn a_pod_is_limited_to_its_effective_total_on_each_gpu_where_the_driver_can_do_it() {
     let containers = [("init", Init, 2), ("main", App, 2), ("other", App, 1)];
     for (enforcement, isolation, expected, are_required) in [
-        (Some(Enforcement::Cgroup), None, Some(3072), false),
-        (Some(Enforcement::Cgroup), Some(Isolation::Hard), Some(3072), true),
-        (Some(Enforcement::Cgroup), Some(Isolation::Soft), Some(3072), true),
-        (Some(Enforcement::Cgroup), Some(Isolation::None), None, false),
+        (Some(Enforcement::CGROUP), None, Some(3072), false),
+        (Some(Enforcement::CGROUP), Some(Isolation::Hard), Some(3072), true),
+        (Some(Enforcement::CGROUP), Some(Isolation::Soft), Some(3072), true),
+        (Some(Enforcement::CGROUP), Some(Isolation::None), None, false),
         (None, None, None, false),
         (None, Some(Isolation::None), None, false),
     ] {
@@ -301,12 +301,12 @@ fn a_pod_that_wants_isolation_does_not_start_where_nothing_enforces_shares_any_m
         text.contains("divvy.dev/isolation: hard") && text.contains("Delete the pod"),
         "{text}"
     );
-    node.set_enforcement(0, Some(Enforcement::Cgroup));
+    node.set_enforcement(0, Some(Enforcement::CGROUP));
     assert!(matches!(node.pre_start("a", "main"), PreStart::Granted { .. }));
 }
 
 /// Return a node whose containers can get the guard, and whose driver's spec provides CUDA's library.
-fn guarding_node() -> Node {
+pub(crate) fn guarding_node() -> Node {
     guarding_node_with(None)
 }
 
@@ -324,7 +324,7 @@ fn guarding_node_with(audit: Option<&str>) -> Node {
     };
     let mut node = Node::with(settings, vec![gpu(0, 4096), gpu(1, 4096)]);
     for index in 0..2 {
-        node.set_enforcement(index, Some(Enforcement::Guard));
+        node.set_enforcement(index, Some(Enforcement::GUARD));
     }
     node.node_files.specs[0].container_edits.mounts = vec![Mount {
         host_path: "/usr/lib64/libcuda.so.550.54.15".to_owned(),
@@ -335,7 +335,7 @@ fn guarding_node_with(audit: Option<&str>) -> Node {
 }
 
 /// Return the edits in a grant's spec.
-fn edits(node: &Node) -> divvy_cdi::Edits {
+pub(crate) fn edits(node: &Node) -> divvy_cdi::Edits {
     let spec = node.specs.values().next().expect("a spec");
     let spec = divvy_cdi::Spec::parse(spec).expect("valid");
     spec.devices[0].container_edits.clone()
@@ -402,13 +402,13 @@ fn a_guarded_container_is_told_of_the_library_for_its_loader_and_another_one_is_
 
 #[test]
 fn a_pod_is_guarded_if_each_of_its_containers_started_with_the_guard() {
-    for (enforcement, expected) in [(Some(Enforcement::Guard), true), (None, false)] {
+    for (enforcement, expected) in [(Some(Enforcement::GUARD), true), (None, false)] {
         let mut node = guarding_node();
         node.set_enforcement(0, enforcement);
         node.see(isolated("a", None, &[("first", App, 1), ("second", App, 2)]));
         node.admit("a").expect("admitted");
         node.start("a", "first").expect("started");
-        node.set_enforcement(0, Some(Enforcement::Guard));
+        node.set_enforcement(0, Some(Enforcement::GUARD));
         node.start("a", "second").expect("started");
         assert_eq!(node.core.is_guarded("a"), expected, "{enforcement:?}");
     }
@@ -450,7 +450,7 @@ fn where_both_enforce_shares_each_has_its_part_and_the_pod_starts_if_what_it_nee
         (None, 30, false, missing),
     ] {
         let mut node = guarding_node();
-        node.set_enforcement(0, Some(Enforcement::CgroupAndGuard));
+        node.set_enforcement(0, Some(Enforcement::CGROUP.and(Enforcement::GUARD)));
         if !cuda {
             node.node_files.specs[0].container_edits.mounts.clear();
         }
@@ -507,7 +507,7 @@ fn without_cudas_library_a_pod_that_wants_isolation_waits_and_another_is_told() 
 }
 
 /// Return a pod with 3 GiB and 30 % of the compute time of GPU 0.
-fn with_cores(isolation: Option<Isolation>) -> Pod {
+pub(crate) fn with_cores(isolation: Option<Isolation>) -> Pod {
     let mut pod = isolated("a", isolation, &[("main", App, 3)]);
     let Held::Allocation(allocation) = &mut pod.held else {
         panic!("it has an allocation");
@@ -519,11 +519,11 @@ fn with_cores(isolation: Option<Isolation>) -> Pod {
 #[test]
 fn a_pod_with_a_share_of_the_compute_time_starts_only_where_it_is_limited_to_it() {
     for (isolation, enforcement, cuda, starts) in [
-        (None, Some(Enforcement::Guard), true, true),
-        (None, Some(Enforcement::Guard), false, false),
-        (Some(Isolation::Soft), Some(Enforcement::Guard), true, true),
+        (None, Some(Enforcement::GUARD), true, true),
+        (None, Some(Enforcement::GUARD), false, false),
+        (Some(Isolation::Soft), Some(Enforcement::GUARD), true, true),
         // The driver's limit is only on memory.
-        (None, Some(Enforcement::Cgroup), true, false),
+        (None, Some(Enforcement::CGROUP), true, false),
         (None, None, true, false),
         (Some(Isolation::None), None, false, true),
     ] {

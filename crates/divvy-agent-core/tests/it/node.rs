@@ -25,6 +25,7 @@ pub(crate) fn settings() -> Settings {
         agent_version: "test".to_owned(),
         boot_id: "boot-1".to_owned(),
         guard: None,
+        mps: None,
     }
 }
 
@@ -206,6 +207,11 @@ impl Node {
 
     pub(crate) fn set_enforcement(&mut self, index: usize, enforcement: Option<Enforcement>) {
         self.gpus[index].enforcement = enforcement;
+        set_hardware(&mut self.core, &self.gpus);
+    }
+
+    pub(crate) fn change_gpu(&mut self, index: usize, change: impl FnOnce(&mut Gpu)) {
+        change(&mut self.gpus[index]);
         set_hardware(&mut self.core, &self.gpus);
     }
 

@@ -20,8 +20,6 @@ impl Shares {
 
     /// Write what the pods have left of their compute time on a GPU, after they kept it busy for so many nanoseconds, by their UIDs. `now` is in nanoseconds
     /// of the monotonic clock. Return whether the compute time of a pod is limited there.
-    ///
-    /// Guards that wait are not woken: they look again after at most 100 ms.
     pub(crate) fn kept_busy(&self, uuid: &str, busy: &BTreeMap<String, u64>, now: u64) -> bool {
         let mut known = self.known();
         let Known { shares, meters, .. } = &mut *known;
@@ -60,11 +58,17 @@ pub(super) fn timed(directory: &Path) -> Option<Limits> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CString;
     use std::fs;
+    use std::os::unix::ffi::OsStringExt as _;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
 
     use divvy_agent_core::Guarded;
+    use divvy_shadow::sys;
     use divvy_share::LIMITS;
-    use divvy_share::limits::{Account, WHOLE};
+    use divvy_share::limits::{self, Account, WHOLE};
     use divvy_share::usage;
 
     use super::super::tests::share_of;
@@ -165,6 +169,40 @@ mod tests {
         let [share] = share_of(500);
         bed.shares.hold("a", &[Guarded { cores: 30, ..share }]).expect("written");
         assert_eq!(bed.account("a"), third, "another container of the pod starts");
+    }
+
+    /// The process that waits is a thread here, which waits as a guard does.
+    #[test]
+    fn a_measurement_wakes_what_waits_for_it() {
+        const LONG: u64 = 20_000 * MS;
+        let bed = Bed::new();
+        let path = CString::new(bed.directory("a").join(LIMITS).into_os_string().into_vec()).expect("no zero");
+        let file = sys::open(&path, false, limits::SIZE).expect("opened");
+        let words: &'static [AtomicU64; limits::WORDS] = sys::map(&file, false).expect("mapped");
+        for round in 0..2 {
+            let (started, thread_of) = mpsc::channel();
+            let waiting = std::thread::spawn(move || {
+                let Ok((generation, _)) = Limits::parse(&words.each_ref().map(|word| word.load(Ordering::Acquire))) else {
+                    panic!("the limits are readable");
+                };
+                let bell = limits::bell(generation + 1);
+                let seen = words[bell / 8].load(Ordering::Acquire) as u32;
+                let since = Instant::now();
+                started
+                    .send(fs::read_link("/proc/thread-self").expect("its directory"))
+                    .expect("heard");
+                sys::wait(words, bell, seen, LONG);
+                since.elapsed()
+            });
+            let stat = Path::new("/proc").join(thread_of.recv().expect("started")).join("stat");
+            let asleep = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "));
+            while !asleep() {
+                std::thread::yield_now();
+            }
+            bed.busy(&bed.shares, 10, 1000 + 100 * round);
+            let waited = waiting.join().expect("it ends");
+            assert!(waited < Duration::from_nanos(LONG), "{waited:?}");
+        }
     }
 
     #[test]

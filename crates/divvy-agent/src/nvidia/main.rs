@@ -24,6 +24,11 @@ pub fn main(program: Program) -> ExitCode {
         .skip(1)
         .map(|word| word.to_string_lossy().into_owned())
         .collect();
+    if let [first, rest @ ..] = arguments.as_slice()
+        && first == mps::IN_ROOT
+    {
+        return mps::run_in_root(rest);
+    }
     let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let environment: Environment = variables.collect();
     let invocation = match Invocation::parse(program, env!("CARGO_PKG_VERSION"), &arguments, &environment) {
@@ -48,7 +53,7 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         warn!("{text}");
     }
     if invocation.is_mount_shm() {
-        return mps::mount_shm(&super::Mps::below(Path::new("/")).shm(), Path::new("/proc"));
+        return mps::mount_shm(&super::Mps::of_pod(Path::new("/"), super::surroundings::variable)?.shm(), Path::new("/proc"));
     }
     let stop = divvy_program::until_stopped(other_root().is_some()).map_err(|error| Error::Ended {
         part: "the wait for signals",

@@ -21,7 +21,7 @@ use divvy_hardware::client::{Probe, ProbeClient, ProbeHandle, Update};
 use divvy_hardware::{Failure, GpuProcesses, Process};
 use divvy_nvidia_config::{Config, Imex};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
-use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, left_over};
+use divvy_nvidia_plugin::mps::{Daemon, EXCLUSIVE, READY, STARTED, changes, daemons, for_shares, left_over};
 use divvy_nvidia_plugin::offer;
 use futures::future::join_all;
 use tokio::task::{JoinError, JoinSet};
@@ -31,6 +31,7 @@ use tracing::{debug, error, info, warn};
 
 use self::host::Host;
 pub(super) use self::shm::mount_shm;
+pub(super) use self::tools::{IN_ROOT, run_in_root};
 use self::supervisor::{Serving, supervise};
 use self::tools::Tools;
 pub(super) use self::watch::{Daemons, served};
@@ -44,6 +45,8 @@ impl Mps {
         Host {
             tools: Tools {
                 path: self.path.clone(),
+                root: self.driver_root.clone(),
+                own: self.own.clone(),
                 deadline: self.deadline,
             },
             root: self.system.clone(),
@@ -255,6 +258,14 @@ impl Node {
         let machine = self
             .facts
             .machine(&Health::new(config, Pace::default()).0, config, &self.root);
+        if self.mps.for_shares {
+            let wanted: Vec<Daemon> = for_shares(&machine, &self.mps.root, &self.mps.pod).into_iter().collect();
+            self.say(match wanted.is_empty() {
+                true => vec!["no GPU of this node can be used through MPS".to_owned()],
+                false => Vec::new(),
+            });
+            return Ok(wanted);
+        }
         let offered = offer(config, &machine);
         self.is_suitable = !matches!(offered, Err(divvy_nvidia_plugin::Error::MpsWithMig));
         let (resources, mut said) = match offered {

@@ -20,6 +20,11 @@ const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 /// Names the directory that stands for the node's root: on the embedded cluster, several nodes share one machine.
 const ROOT: &str = "DIVVY_NODE_ROOT";
 
+/// Where the driver's root directory is mounted, as for NVIDIA's device plugin (`--container-driver-root`).
+const DRIVER_ROOT: &str = "/driver-root";
+/// If this variable is `true`, `mps-control-daemon` runs one control daemon for all GPUs, without limits of its own, for `divvy agent --mps`.
+const FOR_SHARES: &str = "DIVVY_MPS_SHARES";
+
 /// Where the control daemons' files and the driver's programs are, and how patient the program is.
 #[derive(Debug, Clone)]
 pub struct Mps {
@@ -39,10 +44,39 @@ pub struct Mps {
     pub intervals: Intervals,
     /// The time between two counts of what containers use.
     pub count: Duration,
+    /// Whether the daemon is for pods of `divvy agent --mps`, and not for the resources of NVIDIA's configuration.
+    pub for_shares: bool,
+    /// The UID of the pod that runs this program. Empty if it is not known.
+    pub pod: String,
+    /// The driver's root directory in this container, which may be missing.
+    pub driver_root: PathBuf,
+    /// This program, which runs the driver's programs in the driver's root directory if no directory of `path` has them.
+    pub own: PathBuf,
 }
 
 impl Mps {
-    /// Return the settings for a program that runs in a pod and finds the node's files below this root.
+    /// Return the settings for a program that runs in a pod and finds the node's files below this root. `variable` returns the value of an environment
+    /// variable.
+    ///
+    /// # Errors
+    /// Fails if the variable [`FOR_SHARES`] has another value than `true` and `false`.
+    pub(super) fn of_pod(root: &Path, variable: impl Fn(&str) -> Option<String>) -> Result<Mps, Error> {
+        let mps = Mps::below(root);
+        match variable(FOR_SHARES).as_deref() {
+            None | Some("" | "false") => Ok(mps),
+            Some("true") => Ok(Mps {
+                for_shares: true,
+                pod: variable("POD_UID").unwrap_or_default(),
+                // NVIDIA's pods mount the directory at /mps. Here it is where it is on the node, so that the driver's programs find it in the driver's
+                // root directory, too.
+                root: crate::mps::below(root),
+                ..mps
+            }),
+            Some(other) => Err(Error::Plugin(format!("{FOR_SHARES}: {other:?} was found; write true or false"))),
+        }
+    }
+
+    /// Return the settings of NVIDIA's pods.
     pub(super) fn below(root: &Path) -> Mps {
         Mps {
             root: root.join("mps"),
@@ -53,6 +87,10 @@ impl Mps {
             patience: Duration::from_secs(25),
             intervals: Intervals::default(),
             count: Duration::from_secs(10),
+            for_shares: false,
+            pod: String::new(),
+            driver_root: DRIVER_ROOT.into(),
+            own: "/proc/self/exe".into(),
         }
     }
 
@@ -167,7 +205,7 @@ impl Surroundings {
             probe_dir: temporary.join(format!("divvy-nvidia-{}", std::process::id())),
             sockets: root.join(SOCKETS),
             cdi_dir: root.join(SPECS),
-            mps: Mps::below(&root),
+            mps: Mps::of_pod(&root, variable)?,
             pace: Pace::of(variable)?,
             metrics: metrics(variable)?,
             events: events(variable, Path::new(TOKEN).exists()),
@@ -176,7 +214,7 @@ impl Surroundings {
     }
 }
 
-fn variable(name: &str) -> Option<String> {
+pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 

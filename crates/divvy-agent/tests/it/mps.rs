@@ -5,7 +5,7 @@ mod hostile;
 
 use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
@@ -95,6 +95,10 @@ impl Bed {
                 },
                 patience: Duration::from_millis(200),
                 count: Duration::from_millis(50),
+                for_shares: false,
+                pod: String::new(),
+                driver_root: at("driver-root"),
+                own: built("divvy-agent", "divvy-agent"),
             },
             pace: Pace::default(),
             metrics: None,
@@ -184,7 +188,7 @@ impl Bed {
 impl Drop for Bed {
     fn drop(&mut self) {
         // A test that fails leaves scripts behind that run in the background.
-        for resource in ["nvidia.com/gpu", "nvidia.com/a100", "nvidia.com/h100"] {
+        for resource in ["nvidia.com/gpu", "nvidia.com/a100", "nvidia.com/h100", "divvy.dev/shares"] {
             if let Some(pid) = self.process(resource) {
                 let _ = kill_process(pid, Signal::KILL);
             }
@@ -226,6 +230,80 @@ const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY=/mps/nvidia.com/gpu/pipe";
 
 fn smi(gpu: u32, mode: &str) -> String {
     format!("nvidia-smi -i {} -c {mode}", uuid(gpu))
+}
+
+#[tokio::test]
+async fn the_daemon_for_shares_serves_every_gpu_without_limits_and_says_in_which_pod_it_runs() {
+    let mut bed = Bed::new(&[A100; 2]);
+    bed.surroundings.mps.for_shares = true;
+    bed.surroundings.mps.pod = "6b8e5a3c-0000-4000-8000-000000000001".to_owned();
+    // It has no effect: the file is for NVIDIA's resources.
+    bed.configure(&replicas(4));
+    let running = bed.start();
+    until("ready", || bed.is_ready()).await;
+    let pipe = "CUDA_MPS_PIPE_DIRECTORY=/mps/divvy.dev/shares/pipe";
+    assert_eq!(
+        bed.calls(),
+        [
+            smi(0, "EXCLUSIVE_PROCESS"),
+            smi(1, "EXCLUSIVE_PROCESS"),
+            format!("control -d CUDA_MPS_LOG_DIRECTORY=/mps/divvy.dev/shares/log {pipe}"),
+            format!("control set_default_active_thread_percentage 100 {pipe}"),
+        ]
+    );
+    let marker = bed.at("mps/divvy.dev/shares/.started");
+    let said = std::fs::read_to_string(&marker).expect("a marker");
+    assert_eq!(said, bed.surroundings.mps.pod);
+    stop(running).await;
+    assert!(!marker.exists());
+    assert_eq!(bed.count("DEFAULT"), 2);
+}
+
+#[tokio::test]
+async fn the_drivers_programs_run_in_the_drivers_root_directory_if_the_container_does_not_have_them() {
+    if !divvy_skip::root("change the root directory of a process") {
+        return;
+    }
+    let mut bed = Bed::new(&[A100]);
+    bed.surroundings.mps.for_shares = true;
+    bed.surroundings.mps.path = bed.at("nothing").into_os_string();
+    bed.configure("version: v1\n");
+    let root = bed.at("driver-root");
+    // A shell, which writes what it was told. It runs only if its libraries are found, so only with this root directory.
+    copy_with_libraries("/bin/sh", &root);
+    std::fs::create_dir_all(root.join("usr/bin")).expect("created");
+    for name in ["nvidia-smi", CONTROL] {
+        let path = root.join("usr/bin").join(name);
+        let text = "#!/bin/sh\necho \"$0 $* $CUDA_MPS_PIPE_DIRECTORY\" >> /calls\n[ \"$1\" = -d ] || echo 100.0\n";
+        std::fs::write(&path, text).expect("written");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    }
+    let running = bed.start();
+    until("ready", || bed.is_ready()).await;
+    let pipe = bed.at("mps/divvy.dev/shares/pipe").display().to_string();
+    let calls = std::fs::read_to_string(root.join("calls")).expect("calls");
+    let calls: Vec<&str> = calls.lines().take(3).collect();
+    assert_eq!(
+        calls,
+        [
+            format!("/usr/bin/nvidia-smi -i {} -c EXCLUSIVE_PROCESS ", uuid(0)),
+            format!("/usr/bin/nvidia-cuda-mps-control -d {pipe}"),
+            format!("/usr/bin/nvidia-cuda-mps-control  {pipe}"),
+        ]
+    );
+    stop(running).await;
+}
+
+/// Copy a program and its libraries to the same paths below another root directory.
+fn copy_with_libraries(program: &str, root: &Path) {
+    let listed = std::process::Command::new("ldd").arg(program).output().expect("ldd");
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let libraries = listed.split_whitespace().filter(|word| word.starts_with('/'));
+    for path in libraries.chain([program]) {
+        let to = root.join(path.trim_start_matches('/'));
+        std::fs::create_dir_all(to.parent().expect("a directory")).expect("created");
+        std::fs::copy(path, to).expect(path);
+    }
 }
 
 #[tokio::test]

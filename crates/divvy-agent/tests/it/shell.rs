@@ -6,6 +6,7 @@ mod guard;
 mod labels;
 mod limits;
 mod mig;
+mod mps;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

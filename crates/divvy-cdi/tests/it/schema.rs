@@ -103,6 +103,7 @@ fn what_is_generated_holds_the_standards_schema() {
         owner: "{}",
         env: &[("A", "1".to_owned())],
         device_nodes: &["/dev/nvidia0".to_owned()],
+        mounts: &[("/run/a".to_owned(), "/b".to_owned())],
         groups: &[44],
         libraries: Some(divvy_cdi::NVIDIA_KIND),
         gpus: &[&gpu.name],

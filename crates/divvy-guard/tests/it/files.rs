@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use divvy_share::usage;
 
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Sandbox};
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Sandbox, limits};
 
 const SHARE: u64 = 1024 * MIB;
 
@@ -108,6 +108,26 @@ fn an_upgrade_of_the_agent_lets_running_programs_pass() {
     program.alloc(2 * SHARE);
     assert_eq!(program.code(&format!("free {memory}")), 0);
     assert_eq!(sandbox.charged(&program), CONTEXT);
+}
+
+/// The words of a copy may arrive in any order: here what shows that it is complete arrives first.
+#[test]
+fn limits_apply_at_once_when_they_are_complete() {
+    let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
+    let mut program = sandbox.ready();
+    assert_eq!(program.call("info"), [0, SHARE - CONTEXT, SHARE]);
+    for (generation, share) in [(2, 2 * SHARE), (3, SHARE / 2), (4, 3 * SHARE)] {
+        let before = program.call("info");
+        let file = fs::File::options().write(true).open(sandbox.file(0, "limits")).unwrap();
+        let (offset, copy) = limits(share).copy(generation);
+        let write = |range: std::ops::Range<usize>| {
+            std::os::unix::fs::FileExt::write_all_at(&file, &copy[range.clone()], offset + range.start as u64).unwrap();
+        };
+        write(120..128);
+        assert_eq!(program.call("info"), before);
+        write(0..120);
+        assert_eq!(program.call("info"), [0, share - CONTEXT, share]);
+    }
 }
 
 #[test]

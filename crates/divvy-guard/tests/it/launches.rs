@@ -1,18 +1,16 @@
 //! Launches wait while the pod has used up its compute time.
 
-#![allow(unsafe_code, reason = "futex(2), for which no crate here has a safe function")]
-
+use std::ffi::CString;
 use std::fs;
-use std::num::NonZeroUsize;
+use std::os::unix::ffi::OsStringExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use divvy_shadow::sys;
 use divvy_share::compute::{DEBT, Meter, total};
 use divvy_share::limits::{self, Limits, bell};
 use divvy_share::limits::{Account, WHOLE};
 use divvy_share::usage;
-use nix::libc;
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::sandbox::{MIB, Program, Sandbox, limits};
@@ -56,18 +54,10 @@ fn ok(program: &mut Program, call: &str) -> u64 {
     value
 }
 
-/// Wake those that wait for the copy of the next generation, or for the one that was just written. Return how many there were.
-fn wake(sandbox: &Sandbox, generation: u64) -> i64 {
-    let file = fs::File::open(sandbox.file(0, "limits")).unwrap();
-    let length = NonZeroUsize::new(limits::SIZE).unwrap();
-    // SAFETY: nothing is at the address that the kernel chooses.
-    let mapped = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, &file, 0) }.unwrap();
-    let word = mapped.as_ptr().expose_provenance() + bell(generation);
-    // SAFETY: the word lies in the mapping.
-    let woken = unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
-    // SAFETY: nothing uses the mapping any more.
-    unsafe { munmap(mapped, limits::SIZE) }.unwrap();
-    woken
+/// Wake those that wait for the copy of this generation. Return how many there were.
+fn wake(sandbox: &Sandbox, generation: u64) -> usize {
+    let path = CString::new(sandbox.file(0, "limits").into_os_string().into_vec()).unwrap();
+    sys::wake(&path, limits::SIZE, bell(generation)).unwrap()
 }
 
 /// Return when a process waits in the kernel for the file of limits to change. After [`Sandbox::give`] its generation is 1.

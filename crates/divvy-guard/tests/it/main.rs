@@ -7,6 +7,8 @@
 mod account;
 mod arrays;
 mod binary;
+#[cfg(target_arch = "x86_64")]
+mod cost;
 mod files;
 mod graphs;
 mod launches;
@@ -17,4 +19,6 @@ mod pools;
 mod programs;
 mod sandbox;
 mod several;
+#[cfg(target_arch = "x86_64")]
+mod steps;
 mod view;

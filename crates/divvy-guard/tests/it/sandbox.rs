@@ -85,19 +85,30 @@ impl Sandbox {
         fs::write(sandbox.path("libcuda.so.1"), library).unwrap();
         symlink(driver(), sandbox.path("libcuda.so.real")).unwrap();
         fs::create_dir(sandbox.path("ledger")).unwrap();
-        let gpus: String = GPUS
+        sandbox.describe(GPUS.len());
+        sandbox
+    }
+
+    /// Describe the machine's GPUs to the simulated driver: only the first ones.
+    fn describe(&self, count: usize) {
+        let gpus: String = GPUS[..count]
             .iter()
             .map(|uuid| {
                 format!(
                     "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nuuid = \"{uuid}\"\nmemory_mib = {}\ncontext_mib = {}\n",
-                    memory / MIB,
+                    self.memory / MIB,
                     CONTEXT / MIB
                 )
             })
             .collect();
         let machine = format!("v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"575.51.03\"\n{gpus}");
-        fs::write(sandbox.path("machine.toml"), machine).unwrap();
-        sandbox
+        fs::write(self.path("machine.toml"), machine).unwrap();
+    }
+
+    /// Have a machine with one GPU. So does a container with a share of one.
+    pub(crate) fn with_one_gpu(self) -> Self {
+        self.describe(1);
+        self
     }
 
     /// A machine on which the pod has a share of the first GPU.

@@ -2,10 +2,14 @@
 //!
 //! The driver keeps them in the kernel's controller `dmem`, or in its own list on kernels before 6.14. An allocation above the limit fails with
 //! `CUDA_ERROR_OUT_OF_MEMORY`. Managed memory is not counted, and a GPU in MIG mode has no limits. `nvml-wrapper` lacks these functions.
+//!
+//! In `dmem`, limits nest. In the driver's own list, a process has the limit of the nearest cgroup that has one, and no other (same document,
+//! "dmem versus misc"). A module option can have the driver use its own list on any kernel, so the presence of the kernel's files decides nothing.
 
 #![allow(unsafe_code, reason = "raw NVML calls; each block says why it is sound")]
 
 use std::ffi::{CStr, c_char};
+use std::fs;
 use std::path::Path;
 
 use libloading::Library;
@@ -31,6 +35,18 @@ struct GetLimits {
     soft: u64,
     hard: u64,
     used: u64,
+}
+
+/// Report whether the driver keeps the limit of this cgroup in the kernel's controller, where limits nest. `bus` is the GPU's PCI bus id. The kernel's file
+/// `dmem.max` has lines such as `nvidia/00000000:02:00.0/vidmem 3221225472`.
+pub(super) fn nest(cgroup: &Path, bus: &str, hard: u64) -> bool {
+    // Without the file, the kernel has no such controller, or it is not enabled for this cgroup.
+    let text = fs::read_to_string(cgroup.join("dmem.max")).unwrap_or_default();
+    text.lines().any(|line| {
+        let (region, value) = line.rsplit_once(' ').unwrap_or_default();
+        let of = region.strip_prefix("nvidia/").and_then(|region| region.split('/').next());
+        of.is_some_and(|of| of.eq_ignore_ascii_case(bus)) && value.parse() == Ok(hard)
+    })
 }
 
 type Set = unsafe extern "C" fn(sys::nvmlDevice_t, *const SetLimits) -> sys::nvmlReturn_t;
@@ -86,5 +102,33 @@ impl Limits {
         // SAFETY: as for `set`; `limits` is valid for writes.
         nvml_try(unsafe { (self.get)(device.handle(), &raw mut limits) })?;
         Ok((limits.hard, limits.used))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_nest_only_if_the_kernels_file_has_the_limit_of_this_gpu() {
+        let cgroup = tempfile::tempdir().expect("a directory");
+        assert!(!nest(cgroup.path(), "00000000:AF:00.0", 3 << 30), "no file");
+        for (text, expected) in [
+            ("nvidia/00000000:af:00.0/vidmem 3221225472\n", true),
+            (
+                "drm/0000:03:00.0/vram0 max\nnvidia/00000000:02:00.0/vidmem max\nnvidia/00000000:AF:00.0/vidmem 3221225472\n",
+                true,
+            ),
+            ("", false),
+            ("nvidia/00000000:af:00.0/vidmem max\n", false),
+            ("nvidia/00000000:af:00.0/vidmem 3221225473\n", false),
+            ("nvidia/00000000:02:00.0/vidmem 3221225472\n", false),
+            ("nvidia/00000001:af:00.0/vidmem 3221225472\n", false),
+            ("drm/00000000:af:00.0/vidmem 3221225472\n", false),
+            ("3221225472\n", false),
+        ] {
+            fs::write(cgroup.path().join("dmem.max"), text).expect("written");
+            assert_eq!(nest(cgroup.path(), "00000000:AF:00.0", 3 << 30), expected, "{text}");
+        }
     }
 }

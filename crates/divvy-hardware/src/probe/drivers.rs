@@ -1,7 +1,6 @@
 //! The drivers of all vendors. Each driver is opened, queried, and reopened independently; their answers are merged into one.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +8,7 @@ use divvy_model::{MiB, Vendor};
 
 use super::hub::Hub;
 use super::log;
-use crate::backend::{Backend, Event, Sink};
+use crate::backend::{Backend, Cgroup, Event, Sink};
 use crate::protocol::Limited;
 use crate::{Code, Failure, GpuProcesses, GpuSamples, Known, SNAPSHOT_VERSION, SamplesSince, Snapshot};
 
@@ -178,7 +177,7 @@ impl Drivers {
     }
 
     /// Limit how much memory of a GPU the processes of a cgroup can allocate.
-    pub(super) fn limit(&mut self, uuid: &str, cgroup: &Path, hard: MiB) -> Result<Limited, Failure> {
+    pub(super) fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
         self.backend_of(uuid)?.limit(uuid, cgroup, hard)
     }
 

@@ -1,39 +1,57 @@
-//! Where the limit of a pod's GPU memory is set: the pod's cgroup.
+//! Where the limit of a pod's GPU memory is set: the pod's cgroup, and those of its containers.
 
 use std::fs;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
-use divvy_model::cgroup::pod_uid;
+use divvy_model::cgroup::{is_container, pod_uid};
 
 use super::log;
+use crate::backend::{Cgroup, PodOf};
+use crate::protocol::Limit;
 use crate::{Code, Failure};
 
 /// The kernel's controller of device memory (Linux 6.14 and later).
 const CONTROLLER: &str = "dmem";
 
-/// Return the directory of a pod's cgroup. `path` is relative to the root of the cgroups.
+/// Return the cgroup of a pod, or of a container directly below it.
 ///
 /// # Errors
-/// The path is not that of a pod's cgroup, or the directory does not exist.
-pub(super) fn directory(root: &Path, path: &str) -> Result<PathBuf, Failure> {
+/// The path is neither, or a directory does not exist.
+pub(super) fn cgroup(root: &Path, wanted: &Limit) -> Result<Cgroup, Failure> {
+    let path = &wanted.cgroup;
     let refuse = |why: &str| Err(Failure::new(Code::Protocol, format!("{path:?} {why}")));
-    let relative = Path::new(path);
-    if !relative.components().all(|part| matches!(part, Component::Normal(_))) {
-        return refuse("is not a path below the root of the cgroups");
+    let mut names = Vec::new();
+    for part in Path::new(path).components() {
+        match part {
+            Component::Normal(name) => names.push(name.to_str().unwrap_or_default()),
+            _ => return refuse("is not a path below the root of the cgroups"),
+        }
     }
-    if relative.file_name().and_then(|name| pod_uid(name.to_str()?)).is_none() {
-        return refuse("is not the cgroup of a pod");
+    // What is below a container is the container's own affair.
+    let in_pod = match names.iter().position(|name| pod_uid(name).is_some()) {
+        Some(pod) => &names[pod + 1..],
+        None => return refuse("is not the cgroup of a pod or of a container"),
+    };
+    let directory = root.join(path);
+    let pod = match in_pod {
+        [] => None,
+        [name] if is_container(name) => directory.parent().map(Path::to_owned),
+        _ => return refuse("is not the cgroup of a pod or of a container"),
+    };
+    for directory in pod.iter().chain([&directory]) {
+        match fs::symlink_metadata(directory) {
+            Ok(data) if data.is_dir() => {}
+            Ok(_) => return refuse("is not a directory"),
+            Err(error) => return Err(Failure::new(Code::Unknown, format!("{}: {error}", directory.display()))),
+        }
     }
-    let directory = root.join(relative);
-    match fs::symlink_metadata(&directory) {
-        Ok(data) if data.is_dir() => Ok(directory),
-        Ok(_) => refuse("is not a directory"),
-        Err(error) => Err(Failure::new(Code::Unknown, format!("{}: {error}", directory.display()))),
-    }
+    let alone = wanted.alone;
+    let pod = pod.map(|directory| PodOf { directory, alone });
+    Ok(Cgroup { directory, pod })
 }
 
-/// Give a cgroup the files of the controller of device memory, if the kernel has it: each cgroup above must pass it on. The kubelet
-/// does not do this. What cannot be done is logged, and the driver says whether it can do without.
+/// Give a cgroup the files of the controller of device memory, if the kernel has it: each cgroup above must pass it on. Neither the kubelet nor
+/// a container runtime does this. What cannot be done is logged, and the driver says whether it can do without.
 pub(super) fn enable(root: &Path, directory: &Path) {
     let mut above: Vec<&Path> = directory
         .ancestors()
@@ -70,28 +88,74 @@ mod tests {
 
     use super::*;
 
+    fn limit(path: &str) -> Limit {
+        Limit {
+            uuid: "GPU-a".to_owned(),
+            cgroup: path.to_owned(),
+            hard: divvy_model::MiB(1),
+            alone: true,
+        }
+    }
+
     #[test]
-    fn only_the_cgroup_of_a_pod_is_limited() {
+    fn only_the_cgroups_of_pods_and_their_containers_are_limited() {
         let root = tempfile::tempdir().expect("a directory");
         let pod = "kubepods/besteffort/pod6b8e5a3c-0000-4000-8000-000000000001";
         let slice = "kubepods.slice/kubepods-pod6b8e5a3c_0000_4000_8000_000000000002.slice";
-        for path in [pod, slice, "system.slice"] {
+        let (id, scope) = ("0f".repeat(32), format!("cri-containerd-{}.scope", "0f".repeat(32)));
+        let at = |pod: &str, below: &str| format!("{pod}/{below}");
+        for path in [
+            &at(pod, &id),
+            &at(pod, &format!("{id}/nested")),
+            &at(pod, &format!("{id}/pod7")),
+            &at(pod, "pod7"),
+            &at(pod, "pod7/0f"),
+            &at(slice, &scope),
+            &at(slice, "crio-0f.scope/container"),
+            &at(slice, "crio-conmon-0f.scope"),
+            "system.slice/cri-containerd-0f.scope",
+        ] {
             fs::create_dir_all(root.path().join(path)).expect("created");
         }
-        symlink(root.path().join("system.slice"), root.path().join("kubepods/podlink")).expect("linked");
+        let link = |to: &str, from: &str| symlink(root.path().join(to), root.path().join(from)).expect("linked");
+        link("system.slice", "kubepods/podlink");
+        link("system.slice", &at(pod, "0e"));
         for path in [pod, slice] {
-            assert_eq!(directory(root.path(), path), Ok(root.path().join(path)));
+            let directory = root.path().join(path);
+            assert_eq!(cgroup(root.path(), &limit(path)), Ok(Cgroup { directory, pod: None }));
         }
+        for (pod, container) in [(pod, &*id), (slice, &*scope), (slice, "crio-0f.scope")] {
+            let found = cgroup(root.path(), &limit(&at(pod, container)));
+            let directory = root.path().join(pod);
+            let expected = Cgroup {
+                directory: directory.join(container),
+                pod: Some(PodOf { directory, alone: true }),
+            };
+            assert_eq!(found, Ok(expected));
+        }
+        let neither = "is not the cgroup of a pod or of a container";
         for (path, part) in [
-            ("", "is not the cgroup of a pod"),
-            ("system.slice", "is not the cgroup of a pod"),
-            ("kubepods", "is not the cgroup of a pod"),
+            ("", neither),
+            ("system.slice", neither),
+            ("system.slice/cri-containerd-0f.scope", neither),
+            ("kubepods", neither),
+            (&*at(pod, &format!("{id}/nested")), neither),
+            (&*at(pod, &format!("{id}/pod7")), neither),
+            (&*at(pod, "pod7"), neither),
+            (&*at(pod, "pod7/0f"), neither),
+            (&*at(slice, "crio-0f.scope/container"), neither),
+            (&*at(slice, "crio-conmon-0f.scope"), neither),
+            (&*at(pod, "cgroup.procs"), neither),
             ("kubepods/podlink", "is not a directory"),
+            ("kubepods/podlink/cri-containerd-0f.scope", "is not a directory"),
+            (&*at(pod, "0e"), "is not a directory"),
+            (&*at(pod, "0d"), "No such file"),
             ("kubepods/pod-gone", "No such file"),
             ("../etc/pod1", "is not a path below"),
             ("/kubepods/pod1", "is not a path below"),
+            (&*at(pod, "../pod1"), "is not a path below"),
         ] {
-            let refused = directory(root.path(), path).expect_err(path);
+            let refused = cgroup(root.path(), &limit(path)).expect_err(path);
             assert!(refused.text.contains(part), "{path}: {refused}");
         }
     }
@@ -121,5 +185,9 @@ mod tests {
             !pod.join("cgroup.subtree_control").exists(),
             "containers share the pod's limit"
         );
+        fs::write(pod.join("cgroup.controllers"), "cpu memory dmem\n").expect("written");
+        enable(root.path(), &pod.join("0f"));
+        let below = fs::read_to_string(pod.join("cgroup.subtree_control"));
+        assert_eq!(below.expect("read"), "+dmem", "until one of them has its own");
     }
 }

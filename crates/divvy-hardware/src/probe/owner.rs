@@ -26,7 +26,7 @@ pub(super) enum Question {
     Processes,
     /// Read how busy processes keep these GPUs.
     Utilization(Vec<SamplesSince>),
-    /// Limit the GPU memory of a pod.
+    /// Limit the GPU memory of a pod or of a container.
     Limit(Limit),
     /// End a process of a pod.
     Kill(Kill),
@@ -114,8 +114,8 @@ impl Owner {
 
     fn limit(&mut self, wanted: &Limit) -> Result<Limited, Failure> {
         let root = self.sys_root.join("sys/fs/cgroup");
-        let cgroup = limit::directory(&root, &wanted.cgroup)?;
-        limit::enable(&root, &cgroup);
+        let cgroup = limit::cgroup(&root, wanted)?;
+        limit::enable(&root, &cgroup.directory);
         self.drivers.limit(&wanted.uuid, &cgroup, wanted.hard)
     }
 
@@ -137,7 +137,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::backend::{Backend, Event, Sink};
+    use crate::backend::{Backend, Cgroup, Event, Sink};
     use crate::{Driver, Fault, GpuFacts, GpuProcesses, SNAPSHOT_VERSION, Sample, Snapshot};
 
     /// What a scripted driver does next: it cannot be opened, or it answers.
@@ -189,9 +189,12 @@ mod tests {
             }
         }
 
-        fn limit(&mut self, uuid: &str, _: &std::path::Path, hard: divvy_model::MiB) -> Result<Limited, Failure> {
+        fn limit(&mut self, uuid: &str, _: &Cgroup, hard: divvy_model::MiB) -> Result<Limited, Failure> {
             match uuid == self::uuid(self.vendor) {
-                true => Ok(Limited { used: hard }),
+                true => Ok(Limited {
+                    used: hard,
+                    left_out: false,
+                }),
                 false => Err(Failure::new(Code::Unknown, format!("{} has no {uuid}", self.vendor))),
             }
         }

@@ -353,7 +353,7 @@ mod tests {
                 // Each of these characters has two bytes, and each quotation mark has two in JSON.
                 reason: Some("ä\"".repeat(REASON_BYTES / 3)),
                 links: links.collect(),
-                enforcement: (!is_part).then_some(Enforcement::Cgroup),
+                enforcement: (!is_part).then_some(Enforcement::CGROUP),
             }
         };
         Inventory {

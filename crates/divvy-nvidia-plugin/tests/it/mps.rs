@@ -7,7 +7,7 @@ use divvy_nvidia_config::{Config, SharingStrategy};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{
     Action, ComputeMode, Daemon, Intervals, Limit, Next, ReadBack, Report, Service, SharedGpu, Supervision, changes, daemons,
-    directory, excerpt, left_over,
+    directory, excerpt, for_shares, left_over,
 };
 use divvy_nvidia_plugin::{Error, Machine, offer};
 use proptest::prelude::*;
@@ -50,6 +50,23 @@ fn each_replica_gets_its_part_of_memory_and_threads_rounded_down() {
             ]
         );
     }
+}
+
+#[test]
+fn the_daemon_for_shares_has_the_gpus_that_mps_can_serve_and_only_the_limit_that_is_none() {
+    let mut machine = machine(4);
+    machine.gpus[0].mig = Some(true);
+    machine.gpus[1] = Machine::unreadable(1);
+    machine.gpus[2].lost = true;
+    let daemon = for_shares(&machine, Path::new(ROOT), "uid").expect("a daemon");
+    let gpus: Vec<(u32, bool)> = daemon.gpus.iter().map(|gpu| (gpu.index, gpu.is_usable)).collect();
+    assert_eq!(gpus, [(2, false), (3, true)]);
+    assert_eq!(commands(&daemon), ["set_default_active_thread_percentage 100"]);
+    assert_eq!(daemon.pipe_directory(), Path::new("/mps/divvy.dev/shares/pipe"));
+    let marker = Action::WriteFile("/mps/divvy.dev/shares/.started".into(), "uid".to_owned());
+    assert_eq!(daemon.start().last(), Some(&marker));
+    machine.gpus.truncate(2);
+    assert_eq!(for_shares(&machine, Path::new(ROOT), "uid"), None);
 }
 
 #[test]

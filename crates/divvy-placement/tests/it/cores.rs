@@ -13,7 +13,7 @@ fn ledger(gpus: usize) -> Ledger {
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &vec![16; gpus]);
     for gpu in 0..gpus {
-        edit_gpu(&mut node, gpu, |gpu| gpu.enforcement = Some(Enforcement::Guard));
+        edit_gpu(&mut node, gpu, |gpu| gpu.enforcement = Some(Enforcement::GUARD));
     }
     ledger.apply_node(&node);
     ledger
@@ -93,7 +93,7 @@ fn the_allocation_says_which_share_the_pod_has_and_what_enforces_it() {
         let containers = allocation.containers.values().flatten().map(|share| share.cores);
         (shares.collect::<Vec<_>>(), containers.collect::<Vec<_>>())
     };
-    let guard = Some(Enforcement::Guard);
+    let guard = Some(Enforcement::GUARD);
     assert_eq!(of(rules(30, 2, None)), (vec![(30, guard); 2], vec![30; 2]));
     assert_eq!(of(rules(0, 1, None)), (vec![(0, guard)], vec![0]));
     assert_eq!(of(rules(30, 1, Some(Isolation::None))), (vec![(30, None)], vec![30]));

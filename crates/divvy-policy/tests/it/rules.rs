@@ -170,7 +170,7 @@ fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
 fn a_pod_that_wants_isolation_gets_a_gpu_on_which_shares_are_enforced() {
     let mut ledger = ledger();
     let mut mixed = divvy_node("mixed", &[15, 40, 80]);
-    edit_gpu(&mut mixed, 1, |gpu| gpu.enforcement = Some(Enforcement::Cgroup));
+    edit_gpu(&mut mixed, 1, |gpu| gpu.enforcement = Some(Enforcement::CGROUP));
     ledger.apply_node(&mixed);
     for (isolation, expected) in [
         ("hard", [Some(1), None, None, None]),

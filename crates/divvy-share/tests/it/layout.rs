@@ -65,6 +65,41 @@ fn a_writer_killed_at_any_byte_leaves_the_limits_before_or_after() {
     }
 }
 
+/// A reader that sees the mark of its last reading need not read the rest. So there is none while a copy is replaced, and each content has its own.
+#[test]
+fn only_complete_limits_have_a_mark_and_any_change_changes_it() {
+    let words = |file: &[u8]| {
+        let mut words = [0; limits::WORDS];
+        for (word, bytes) in words.iter_mut().zip(file.as_chunks().0) {
+            *word = u64::from_ne_bytes(*bytes);
+        }
+        words
+    };
+    let mark = |file: &[u8]| Limits::parse_marked(&words(file)).unwrap().1;
+    let before = limits_of(1 << 30).file();
+    let at_mark = |file: &[u8]| limits::MARK.map(|at| words(file)[at]);
+    assert_eq!(mark(&before), Some(at_mark(&before)));
+    for generation in [2, 3] {
+        // Also a copy with the same limits has another mark.
+        for new in [limits_of(5 << 30), limits_of(1 << 30)] {
+            let (offset, copy) = new.copy(generation);
+            let mut file = before;
+            let place = &mut file[offset as usize..][..copy.len()];
+            place.copy_from_slice(&copy);
+            assert_eq!(mark(&file), Some(at_mark(&file)));
+            assert_ne!(mark(&file), mark(&before));
+            for missing in 0..copy.len() / 8 {
+                let mut torn = file;
+                let word = offset as usize + missing * 8..offset as usize + missing * 8 + 8;
+                if torn[word.clone()] != before[word.clone()] {
+                    torn[word.clone()].copy_from_slice(&before[word]);
+                    assert_eq!(mark(&torn), None, "word {missing} is not written yet");
+                }
+            }
+        }
+    }
+}
+
 /// What a waiting process has read there is something else after the next write, and a later write at the other copy has its own place.
 #[test]
 fn a_write_changes_the_bits_for_which_others_wait() {

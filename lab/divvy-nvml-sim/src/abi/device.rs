@@ -225,8 +225,13 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
         }
         device_call(device, |inner, card, index| {
             inner.memory_is_readable(index, 2)?;
-            let used: u64 = inner.processes(card, index, None)?.values().sum();
-            let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
+            let (total, used) = match super::limits::own(inner, card, index)? {
+                Some(of_cgroup) => of_cgroup,
+                None => {
+                    let used: u64 = inner.processes(card, index, None)?.values().sum();
+                    (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB))
+                }
+            };
             let info = ffi::nvmlMemory_v2_t {
                 version,
                 total,

@@ -3,13 +3,14 @@
 
 use std::ffi::c_char;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, get_text, mig};
 use crate::changes::{Limit, LimitMode};
-use crate::machine::Card;
+use crate::machine::{Card, Pci};
 use crate::sim::{Code, Inner, sim};
 
 const MIB: u64 = 1 << 20;
@@ -17,6 +18,8 @@ const MIB: u64 = 1 << 20;
 const FIRST_DRIVER: u32 = 615;
 /// The value that means "no limit".
 const MAX: u64 = u64::MAX;
+/// The kernel's file with the limits of a cgroup.
+const DMEM_MAX: &str = "dmem.max";
 
 /// The argument of nvmlDeviceSetMemoryLimits_v1 (`nvmlSetMemoryLimits_v1_t`).
 #[repr(C)]
@@ -51,17 +54,21 @@ fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, Li
 }
 
 fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<(), Code> {
-    let index = call(device, |inner, _, index, mode| {
+    let path = Path::new(cgroup);
+    let (index, kernel) = call(device, |inner, card, index, mode| {
         inner.limit_can_be_set(index)?;
-        let path = Path::new(cgroup);
-        let has_files = mode != LimitMode::Dmem || path.join("dmem.max").exists();
+        let file = (mode == LimitMode::Dmem).then(|| (path.join(DMEM_MAX), region(card.pci)));
+        let has_files = file.as_ref().is_none_or(|(file, _)| file.exists());
         match path.is_absolute() && path.is_dir() && has_files {
-            true => Ok(index),
+            true => Ok((index, file)),
             false => Err(NOT_FOUND),
         }
     })?;
     if soft > hard {
         return Err(INVALID_ARGUMENT);
+    }
+    if let Some((file, region)) = kernel {
+        write_kernel(&file, &region, hard).map_err(|_| NOT_FOUND)?;
     }
     let limit = Limit { soft, hard };
     let changed = sim().change(|changes, _| {
@@ -72,6 +79,47 @@ fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<
         Ok(())
     });
     changed.map_err(|_| ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN)
+}
+
+/// Return the name that the kernel's controller has for the memory of a GPU.
+fn region(pci: Pci) -> String {
+    format!("nvidia/{:08x}:{:02x}:{:02x}.0/vidmem", pci.domain, pci.bus, pci.device)
+}
+
+/// Write the limit of a region into a file of the kernel's controller, which has a line for each region.
+fn write_kernel(file: &Path, region: &str, hard: u64) -> std::io::Result<()> {
+    let value = if hard == MAX { "max".to_owned() } else { hard.to_string() };
+    let mut lines: Vec<String> = fs::read_to_string(file)?.lines().map(str::to_owned).collect();
+    lines.retain(|line| line.split_once(' ').is_some_and(|(of, _)| of != region));
+    lines.push(format!("{region} {value}\n"));
+    fs::write(file, lines.join("\n"))
+}
+
+/// Return the limit on the cgroup of this process, if that very cgroup has one, and the memory that the cgroup's processes use, in bytes.
+pub(super) fn own(inner: &Inner, card: &Card, index: usize) -> Result<Option<(u64, u64)>, Code> {
+    if !card.mig.is_empty() || matches!(inner.limit_mode(), Some(LimitMode::Off | LimitMode::Forgotten)) {
+        return Ok(None);
+    }
+    let (Some(cgroup), limits) = (own_cgroup(), inner.limits(index)) else {
+        return Ok(None);
+    };
+    let limit = cgroup
+        .to_str()
+        .and_then(|path| limits.get(path))
+        .filter(|limit| limit.hard != MAX);
+    limit
+        .map(|limit| Ok((limit.hard, used(inner, card, index, cgroup)?)))
+        .transpose()
+}
+
+/// Return the directory of the cgroup in which this process started.
+fn own_cgroup() -> Option<&'static Path> {
+    static OWN: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let find = || match std::env::var_os("DIVVY_NVML_SIM_CGROUP") {
+        Some(path) => Some(path.into()),
+        None => cgroup_of(std::process::id()),
+    };
+    OWN.get_or_init(find).as_deref()
 }
 
 /// Return the limit of the nearest cgroup that has one, and the memory that the cgroup's processes use, in bytes.
@@ -89,24 +137,38 @@ fn get(device: ffi::nvmlDevice_t, cgroup: &str) -> Result<(Limit, u64), Code> {
             LimitMode::Forgotten => &Limit { soft: 0, hard: MAX },
             // The kernel's files.
             LimitMode::Dmem => {
-                let has_files = |path: &&str| Path::new(path).join("dmem.max").exists();
+                let has_files = |path: &&str| Path::new(path).join(DMEM_MAX).exists();
                 let nearest = above().find(has_files).ok_or(NOT_FOUND)?;
                 limits.get(nearest).copied().unwrap_or(&Limit { soft: 0, hard: MAX })
             }
         };
-        let processes = inner.processes(card, index, None)?.into_iter();
-        let used = processes
-            .filter(|(pid, _)| is_in(*pid, path))
-            .fold(0_u64, |sum, (_, used)| sum.saturating_add(used.saturating_mul(MIB)));
-        Ok((*limit, used))
+        Ok((*limit, used(inner, card, index, path)?))
     })
+}
+
+/// Return the memory that the processes of a cgroup use, in bytes.
+fn used(inner: &Inner, card: &Card, index: usize, cgroup: &Path) -> Result<u64, Code> {
+    let processes = inner.processes(card, index, None)?.into_iter();
+    Ok(processes
+        .filter(|(pid, _)| is_in(*pid, cgroup))
+        .fold(0_u64, |sum, (_, used)| sum.saturating_add(used.saturating_mul(MIB))))
 }
 
 /// Report whether a process is in a cgroup or below it.
 fn is_in(pid: u32, cgroup: &Path) -> bool {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-    let own = text.lines().find_map(|line| line.strip_prefix("0::/"));
-    own.is_some_and(|own| Path::new("/sys/fs/cgroup").join(own).starts_with(cgroup))
+    let own = if pid == std::process::id() {
+        own_cgroup().map(Path::to_owned)
+    } else {
+        cgroup_of(pid)
+    };
+    own.is_some_and(|own| own.starts_with(cgroup))
+}
+
+/// Return the directory of a process's cgroup of version 2.
+fn cgroup_of(pid: u32) -> Option<PathBuf> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let own = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    Some(Path::new("/sys/fs/cgroup").join(own))
 }
 
 #[unsafe(no_mangle)]

@@ -123,6 +123,33 @@ impl Embedded {
         Ok(())
     }
 
+    /// Start or end `mps-control-daemon` for the agent's pods, and wait until it serves.
+    pub(super) async fn serve_mps(&mut self, name: &str, on: bool) -> io::Result<()> {
+        if !on {
+            let node = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
+            return match node.mps.take() {
+                Some(program) => finish(program, End::Stopped).await,
+                None => Ok(()),
+            };
+        }
+        let directory = self.nvidia_directory(name);
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join("config.yaml"), "version: v1\n")?;
+        self.lay_out(name, &directory)?;
+        let root = self.node(name)?.paths().sys_root.join("run/nvidia/mps");
+        // What `mount-shm` mounts.
+        fs::create_dir_all(root.join("shm"))?;
+        let program = self.program(name, MPS_CONTROL_DAEMON, &[], &[("DIVVY_MPS_SHARES", "true")])?;
+        let node = self.nodes.get_mut(name).ok_or_else(|| not_joined(name))?;
+        let program = node.mps.insert(program);
+        let until = Instant::now() + PATIENCE;
+        while !root.join(".ready").exists() {
+            serves_soon(Some(&mut *program), until)?;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
     /// End `mps-control-daemon`.
     pub(super) async fn stop_mps(&mut self, name: &str, end: End) -> io::Result<()> {
         let nvidia = self.nvidia(name)?.as_mut();

@@ -1,12 +1,15 @@
-//! Runs `nvidia-smi` and `nvidia-cuda-mps-control`, which a container runtime mounts into the container.
+//! Runs `nvidia-smi` and `nvidia-cuda-mps-control`. A container runtime may mount them into the container. Otherwise they run in the driver's root directory,
+//! which is a mount.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, ExitStatus, Stdio};
 use std::time::Duration;
 
 use divvy_host::plain_line;
+use divvy_nvidia_config::Program;
 use divvy_nvidia_plugin::mps::{ComputeMode, Daemon};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
@@ -16,6 +19,10 @@ use crate::files;
 
 pub(super) const CONTROL: &str = "nvidia-cuda-mps-control";
 const SMI: &str = "nvidia-smi";
+/// The first argument of this program when it is to run another one in the driver's root directory.
+pub(crate) const IN_ROOT: &str = "in-root";
+/// The directories of programs in the driver's root directory.
+const DIRECTORIES: &str = "/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/bin:/usr/local/nvidia/bin:/opt/bin";
 /// The maximum number of bytes that are read of a program's output. A program that writes more waits, and is killed at the deadline.
 const BYTES: u64 = 64 * 1024;
 /// The maximum number of characters of an output that an error contains.
@@ -28,6 +35,10 @@ pub(super) const KILL_LIMIT: Duration = Duration::from_secs(1);
 pub(super) struct Tools {
     /// The directories in which they are looked for, as in the variable `PATH`.
     pub(super) path: OsString,
+    /// The driver's root directory in this container. It may be missing.
+    pub(super) root: PathBuf,
+    /// This program, which starts another one in the driver's root directory.
+    pub(super) own: PathBuf,
     /// The time in which the control daemon must answer. `nvidia-smi` has three times as much, because it may have to wake up GPUs.
     pub(super) deadline: Duration,
 }
@@ -40,31 +51,43 @@ struct Output {
 }
 
 impl Tools {
-    /// Return the path of a program, or `None` if no directory contains it.
-    pub(super) fn find(&self, program: &str) -> Option<PathBuf> {
-        let is_program = |path: &PathBuf| {
-            let data = std::fs::metadata(path);
-            data.is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
-        };
-        std::env::split_paths(&self.path)
-            .map(|directory| directory.join(program))
-            .find(is_program)
+    /// Report whether a program is in one of the directories of this container, or in the driver's root directory.
+    pub(super) fn has(&self, program: &str) -> bool {
+        self.command(program).is_ok()
     }
 
-    fn found(&self, program: &str) -> Result<PathBuf, String> {
-        self.find(program).ok_or_else(|| {
-            format!(
-                "exec: {program:?}: executable file not found in $PATH: NVIDIA's container runtime mounts it; set \
-                 NVIDIA_DRIVER_CAPABILITIES=compute,utility"
-            )
-        })
+    /// Return the command that runs a program, without arguments.
+    fn command(&self, program: &str) -> Result<Command, String> {
+        let here = std::env::split_paths(&self.path).map(|directory| directory.join(program));
+        if let Some(path) = here.into_iter().find(|path| is_program(path)) {
+            let mut command = Command::new(path);
+            command.env("PATH", &self.path);
+            return Ok(command);
+        }
+        let below = DIRECTORIES.split(':').map(|directory| Path::new(directory).join(program));
+        let in_root = |path: &PathBuf| path.strip_prefix("/").is_ok_and(|path| is_program_or_link(&self.root.join(path)));
+        let Some(path) = below.into_iter().find(in_root) else {
+            return Err(format!(
+                "exec: {program:?}: executable file not found in $PATH, and not below {}: NVIDIA's container runtime mounts it; set \
+                 NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+                self.root.display()
+            ));
+        };
+        let mut command = Command::new(&self.own);
+        command
+            .arg0(Program::MpsControlDaemon.name())
+            .arg(IN_ROOT)
+            .arg(&self.root)
+            .arg(path)
+            .env("PATH", DIRECTORIES);
+        Ok(command)
     }
 
     /// Set the compute mode of a GPU within `limit`.
     pub(super) async fn set_compute_mode(&self, gpu: &str, mode: ComputeMode, limit: Duration) -> Result<(), String> {
         let set = async {
-            let mut command = Command::new(self.found(SMI)?);
-            command.env("PATH", &self.path).args(["-i", gpu, "-c", mode.name()]);
+            let mut command = self.command(SMI)?;
+            command.args(["-i", gpu, "-c", mode.name()]);
             let output = self.run(command, None, limit).await?;
             // nvidia-smi writes its errors to the standard output.
             succeeded(output.status, [&output.stdout, &output.stderr])
@@ -117,8 +140,9 @@ impl Tools {
 
     /// Like NVIDIA's program, the control daemon gets no other variables. `PATH` is for `nvidia-cuda-mps-server`, which it starts.
     fn control_command(&self, daemon: &Daemon) -> Result<Command, String> {
-        let mut command = Command::new(self.found(CONTROL)?);
-        command.env_clear().env("PATH", &self.path).envs(daemon.environment());
+        let mut command = self.command(CONTROL)?;
+        let path = command.as_std().get_envs().find_map(|(name, value)| (name == "PATH").then_some(value?.to_owned()));
+        command.env_clear().envs(path.map(|path| ("PATH", path))).envs(daemon.environment());
         Ok(command)
     }
 
@@ -161,6 +185,34 @@ impl Tools {
         };
         format!("{program} did not end within {} s; {rest}", deadline.as_secs_f64())
     }
+}
+
+fn is_program(path: &Path) -> bool {
+    let data = std::fs::metadata(path);
+    data.is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+/// As [`is_program`], but accept any link: an absolute one leads to a file of the other root directory.
+fn is_program_or_link(path: &Path) -> bool {
+    let data = std::fs::symlink_metadata(path);
+    data.is_ok_and(|data| data.is_symlink() || (data.is_file() && data.permissions().mode() & 0o111 != 0))
+}
+
+/// Run a program with this directory as its root, in place of this process. The words are the directory, the program's path below it, and its
+/// arguments.
+#[expect(clippy::print_stderr, reason = "the reader is the process that started this one")]
+pub(crate) fn run_in_root(words: &[String]) -> ExitCode {
+    let [root, program, arguments @ ..] = words else {
+        eprintln!("{IN_ROOT} needs a directory and a program");
+        return ExitCode::from(2);
+    };
+    let entered = rustix::process::chroot(root.as_str()).map_err(Into::into);
+    let error = match entered.and_then(|()| std::env::set_current_dir("/")) {
+        Ok(()) => std::process::Command::new(program).args(arguments).exec(),
+        Err(error) => error,
+    };
+    eprintln!("{program} in {root}: {error}");
+    ExitCode::from(127)
 }
 
 async fn text(pipe: Option<impl AsyncRead + Unpin>) -> String {

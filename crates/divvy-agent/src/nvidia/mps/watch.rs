@@ -66,7 +66,7 @@ impl Daemons {
 async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: watch::Sender<BTreeMap<String, Service>>) {
     let (host, started) = (mps.host(), Instant::now());
     let mut known = BTreeMap::new();
-    if host.tools.find(CONTROL).is_none() {
+    if !host.tools.has(CONTROL) {
         warn!(
             "{CONTROL} is not in PATH, so a control daemon that hangs is not noticed here; with NVIDIA's container runtime, set \
              NVIDIA_DRIVER_CAPABILITIES=compute,utility"
@@ -127,8 +127,8 @@ async fn check(mps: &Mps, host: &Host, resource: &str) -> Result<(), String> {
         }
         Err(error) => return Err(format!("{}: {error}", marker.display())),
     }
-    match host.tools.find(CONTROL) {
-        Some(_) => host.answers(&daemon).await,
-        None => Ok(()),
+    match host.tools.has(CONTROL) {
+        true => host.answers(&daemon).await,
+        false => Ok(()),
     }
 }

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use divvy_model::cgroup::pod_uid;
+
 use super::*;
 
 /// What the probe answers: each GPU's memory in MiB, and the XIDs so far.
@@ -22,6 +24,8 @@ pub(super) struct Machine {
     pub(super) holds_limits: bool,
     /// Why the driver sets no limit.
     pub(super) refuses_limits: Option<String>,
+    /// Why the driver sets no limit on the cgroups of containers.
+    pub(super) refuses_container_limits: Option<String>,
     /// The requests for limits so far.
     pub(super) limits: Arc<Mutex<Vec<Value>>>,
     /// The UID of the pod that keeps the first GPU busy, and for which part of the time, in percent.
@@ -119,7 +123,16 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                         if machine.wait_for(|machine| !machine.holds_limits).await.is_err() {
                             return;
                         }
-                        match &machine.borrow().refuses_limits {
+                        let Machine {
+                            refuses_limits,
+                            refuses_container_limits,
+                            ..
+                        } = &*machine.borrow();
+                        let refuses = match is_of_pod(&request) {
+                            true => refuses_limits,
+                            false => refuses_container_limits,
+                        };
+                        match refuses {
                             Some(text) => json!({"err": {"code": "no_permission", "text": text}}),
                             None => json!({"usedMiB": 0}),
                         }
@@ -159,6 +172,12 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
             }
         });
     }
+}
+
+/// Report whether a request for a limit concerns the cgroup of a pod, and not that of a container.
+fn is_of_pod(limit: &Value) -> bool {
+    let cgroup = limit["cgroup"].as_str().expect("a path");
+    cgroup.rsplit('/').next().and_then(pod_uid).is_some()
 }
 
 /// What a driver says that takes a sample each 100 ms.
@@ -278,6 +297,20 @@ impl Bed {
             .await;
         let node = self.api.get("nodes", "", "n1").expect("there");
         assert!(found.is_some(), "{capacity} and {allocatable} expected: {}", node["status"]);
+    }
+
+    /// Return the requests for limits of pods so far.
+    pub(super) fn pod_limits(&self) -> Vec<Value> {
+        let mut limits = self.machine.borrow().limits.lock().expect("no panic").clone();
+        limits.retain(is_of_pod);
+        limits
+    }
+
+    /// Return the requests for limits of containers and sandboxes so far.
+    pub(super) fn container_limits(&self) -> Vec<Value> {
+        let mut limits = self.machine.borrow().limits.lock().expect("no panic").clone();
+        limits.retain(|limit| !is_of_pod(limit));
+        limits
     }
 
     /// Wait until `look` accepts the inventory.

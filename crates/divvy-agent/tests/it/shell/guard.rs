@@ -24,7 +24,7 @@ async fn bed_with(on_escape: OnEscape) -> Bed {
     bed.config.on_escape = on_escape;
     bed.config.guard_dir = Some(bed.config.kubelet_dir.clone());
     bed.start_agent();
-    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::Guard)))
+    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::GUARD)))
         .await;
     bed.kubelet_has(16).await;
     bed
@@ -208,12 +208,12 @@ async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
 async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_same_pod() {
     let mut bed = bed().await;
     bed.machine.send_modify(|machine| machine.has_limits = true);
-    bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::CgroupAndGuard))
+    bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::CGROUP.and(Enforcement::GUARD)))
         .await;
     bed.kubelet_has(16).await;
     let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "hard")]);
     let container = bed.running("a").await;
-    let limited = bed.machine.borrow().limits.lock().expect("no panic").clone();
+    let limited = bed.pod_limits();
     assert_eq!((limited.len(), &limited[0]["hardMiB"]), (1, &3072.into()));
     let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/limits");
     assert_eq!(limits(&file), Some(3072));

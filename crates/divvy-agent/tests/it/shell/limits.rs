@@ -5,7 +5,7 @@ use super::*;
 async fn bed() -> Bed {
     let bed = Bed::new(&[16384, 16384]).await;
     bed.machine.send_modify(|machine| machine.has_limits = true);
-    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::Cgroup)))
+    bed.inventory(|inventory| inventory.gpus.iter().all(|gpu| gpu.enforcement == Some(Enforcement::CGROUP)))
         .await;
     bed.kubelet_has(32).await;
     bed
@@ -17,11 +17,12 @@ async fn the_driver_has_the_limit_of_a_pod_before_its_container_starts_and_again
     bed.machine.send_modify(|machine| machine.holds_limits = true);
     let uid = bed.create("a", Some(1), 3);
     let asked = |count: usize| {
-        let limits = bed.machine.borrow().limits.lock().expect("no panic").clone();
+        let limits = bed.pod_limits();
         (limits.len() == count).then_some(limits)
     };
     let limits = bed.eventually("a limit", || asked(1)).await;
     assert!(bed.node.containers().is_empty(), "it waits for the limit");
+    assert!(bed.container_limits().is_empty(), "the pod's limit is the first");
     assert_eq!(limits[0]["uuid"], "GPU-1");
     assert_eq!(limits[0]["hardMiB"], 3072);
     let cgroup = limits[0]["cgroup"].as_str().expect("a path");
@@ -35,6 +36,86 @@ async fn the_driver_has_the_limit_of_a_pod_before_its_container_starts_and_again
     bed.node.reboot().await.expect("rebooted");
     bed.eventually("another limit", || asked(2)).await;
     bed.running("a").await;
+    bed.stop_agent().await;
+}
+
+/// Wait until the driver has been asked for the limit of this container's cgroup more than `before` times, and return the last request.
+async fn limited(bed: &Bed, container: &ContainerView, before: usize) -> Value {
+    let look = || {
+        let mut limits = bed.container_limits();
+        limits.retain(|limit| limit["cgroup"] == *container.cgroup);
+        (limits.len() > before).then(|| limits.pop())?
+    };
+    bed.eventually("a limit of the container", look).await
+}
+
+/// Wait until the metrics have this line, and return them.
+async fn counted(bed: &Bed, line: &str) -> String {
+    let deadline = tokio::time::Instant::now() + LIMIT;
+    loop {
+        let (_, text) = bed.get("/metrics").await.expect("served");
+        if text.contains(line) {
+            return text;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{line} expected: {text}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_container_gets_the_limit_of_its_pod_also_one_that_starts_later_or_runs_while_the_agent_restarts() {
+    let mut bed = bed().await;
+    bed.create_with("free", Some(0), 3, &[(names::ISOLATION, "none")]);
+    bed.running("free").await;
+    let uid = bed.create("a", Some(1), 3);
+    let container = bed.running("a").await;
+    let limit = limited(&bed, &container, 0).await;
+    assert_eq!(
+        (&limit["uuid"], &limit["hardMiB"], &limit["alone"]),
+        (&json!("GPU-1"), &json!(3072), &json!(true))
+    );
+    // The pod's sandbox has one as well.
+    counted(&bed, "divvy_agent_container_limits_total{outcome=\"set\"} 2").await;
+
+    bed.stop_agent().await;
+    bed.start_agent();
+    limited(&bed, &container, 1).await;
+
+    bed.kubelet_has(32).await;
+    bed.node.reboot().await.expect("rebooted");
+    let later = bed.running("a").await;
+    assert_ne!(later.cgroup, container.cgroup);
+    // The simulated cgroups may have the inodes of those before the reboot, unlike real ones. A look at all pods finds them.
+    let other = bed.create("b", Some(1), 2);
+    limited(&bed, &later, 0).await;
+    for limit in bed.container_limits() {
+        let cgroup = limit["cgroup"].as_str().expect("a path");
+        assert!(
+            cgroup.contains(&uid) || cgroup.contains(&other),
+            "{cgroup} is not of a limited pod"
+        );
+    }
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_container_that_the_driver_does_not_limit_starts_and_is_counted_and_its_pod_has_its_limit() {
+    let mut bed = bed().await;
+    bed.machine
+        .send_modify(|machine| machine.refuses_container_limits = Some("no permission".to_owned()));
+    bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "hard")]);
+    let container = bed.running("a").await;
+    limited(&bed, &container, 1).await;
+    let text = counted(&bed, "divvy_agent_container_limits_total{outcome=\"failed\"} 2").await;
+    assert!(text.contains("divvy_agent_memory_limits_total{outcome=\"set\"} 1"), "{text}");
+    let events = bed.api.list("events", "default").expect("listed");
+    assert!(events.iter().all(|event| event["reason"] != "NotLimited"), "{events:?}");
+    bed.machine.send_modify(|machine| machine.refuses_container_limits = None);
+    bed.stop_agent().await;
+    bed.start_agent();
+    let tried = bed.container_limits().len();
+    bed.eventually("the limit", || (bed.container_limits().len() > tried).then_some(()))
+        .await;
     bed.stop_agent().await;
 }
 

@@ -81,14 +81,14 @@ impl<C: Cluster> Play<'_, C> {
         .await
     }
 
-    /// Wait until a node's GPUs have the guard, or have it no longer.
-    pub(in crate::scenario) async fn has_guard(&mut self, node: &str, expected: bool) -> Result<(), Stop> {
+    /// Wait until shares of a node's GPUs are enforced in this way, or no longer.
+    pub(in crate::scenario) async fn enforces(&mut self, node: &str, kind: Enforcement, expected: bool) -> Result<(), Stop> {
         self.eventually("what enforces shares", async |play| {
             let nodes = play.nodes().await?;
             let found = nodes.into_iter().find(|found| found.metadata.name.as_deref() == Some(node));
             let annotations = found.and_then(|found| found.metadata.annotations).unwrap_or_default();
             let text = annotations.get(names::INVENTORY).cloned().unwrap_or_default();
-            let enforces = |inventory: Inventory| inventory.gpus.iter().any(|gpu| gpu.enforcement == Some(Enforcement::Guard));
+            let enforces = |inventory: Inventory| inventory.gpus.iter().any(|gpu| gpu.enforcement == Some(kind));
             Ok(match Inventory::parse(&text).map(enforces) {
                 Ok(enforces) if enforces == expected => Ok(()),
                 _ => Err(text),

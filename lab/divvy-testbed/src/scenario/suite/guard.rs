@@ -3,7 +3,7 @@
 //! The libraries are text files here, and no program loads them. The tests of `divvy-guard` and the scenario `isolation` run programs
 //! with the real ones.
 
-use divvy_model::names;
+use divvy_model::{Enforcement, names};
 use serde_json::json;
 
 use super::node_configs::configure;
@@ -121,7 +121,7 @@ async fn restored<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), 
     for library in LIBRARIES {
         play.cluster.place(node, library, None)?;
     }
-    play.has_guard(node, false).await?;
+    play.enforces(node, Enforcement::GUARD, false).await?;
     play.offers(node, Machine::Laptop.units()).await
 }
 

@@ -1,10 +1,11 @@
-//! `nvidia-device-plugin` and `mps-control-daemon` share a GPU through MPS (`sharing.mps`).
+//! `nvidia-device-plugin` and `mps-control-daemon` share a GPU through MPS (`sharing.mps`), and the agent limits compute time through it (`--mps`).
 //!
 //! The driver's programs are scripts that record their calls. What the control daemon does with the limits is not simulated.
 
-use divvy_model::Vendor;
+use divvy_model::{Enforcement, Vendor, names};
 
 use super::whole::whole_gpus;
+use crate::builders::pod;
 use crate::scenario::devices::gpus;
 use crate::scenario::{Cluster, Machine, Part, Play, Plugin, Report, Stop};
 
@@ -40,6 +41,63 @@ pub(in crate::scenario) async fn mps<C: Cluster>(play: &mut Play<'_, C>) -> Resu
         .last()
         .is_some_and(|call| call.starts_with("nvidia-smi") && call.ends_with("DEFAULT"));
     play.check(is_open, "the GPU's compute mode is DEFAULT again", || format!("{calls:?}"))?;
+    shares(play, &node).await
+}
+
+/// Where a client of the agent's has the daemon's directory.
+const PIPE_OF_SHARES: &str = "/mps/divvy.dev/shares/pipe";
+const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+
+async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+    play.scene("The agent runs with --mps, and mps-control-daemon next to it: two pods have 30 and 70 percent of the GPU's threads")
+        .await?;
+    let before = play.cluster.mps_calls(node)?.len();
+    play.cluster.use_mps(true).await?;
+    let played = share(play, node, before).await;
+    play.scene("The agent runs without --mps, and the GPU is everyone's").await?;
+    let ended = play.cluster.use_mps(false).await;
+    played?;
+    ended?;
+    let calls = play.cluster.mps_calls(node)?;
+    let is_open = calls.last().is_some_and(|call| call.ends_with("DEFAULT"));
+    play.check(is_open, "the GPU's compute mode is DEFAULT again", || format!("{calls:?}"))?;
+    play.run_agent(node, Machine::Laptop).await
+}
+
+async fn share<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: usize) -> Result<(), Stop> {
+    play.enforces(node, Enforcement::MPS, true).await?;
+    let calls = play.cluster.mps_calls(node)?.split_off(before);
+    let is_exclusive = calls.iter().any(|call| call.ends_with("EXCLUSIVE_PROCESS"));
+    let has_limits = calls.iter().any(|call| call.contains("pinned_mem_limit"));
+    play.check(
+        is_exclusive && !has_limits,
+        "the GPU is the daemon's alone, which limits no memory",
+        || format!("{calls:?}"),
+    )?;
+    for (name, cores) in [("small", Some(30_u32)), ("large", Some(70)), ("plain", None)] {
+        let asked = pod(name).gpu_mem(2).select(node).grace_seconds(1);
+        match cores {
+            Some(cores) => {
+                let with_cores = asked.annotation(names::GPU_CORES, &cores.to_string());
+                play.create(&with_cores, &format!("asks for 2 GiB and {cores} percent")).await?;
+            }
+            None => {
+                play.create(&asked, "asks for 2 GiB").await?;
+            }
+        }
+    }
+    for (name, cores) in [("small", Some("30")), ("large", Some("70")), ("plain", None)] {
+        let (_, reports) = play.started("default", name).await?;
+        let is_client = |report: &Report| {
+            let of = |variable: &str| report.env.get(variable).map(String::as_str);
+            of("CUDA_MPS_PIPE_DIRECTORY") == Some(PIPE_OF_SHARES)
+                && of(PERCENTAGE) == cores
+                && of("CUDA_VISIBLE_DEVICES").is_some_and(|gpu| gpu.starts_with("GPU-"))
+                && report.mounts.iter().any(|mount| mount == PIPE_OF_SHARES)
+        };
+        let share = cores.map_or("no limit of threads".to_owned(), |cores| format!("{cores} percent of the threads"));
+        play.check(reports.iter().all(is_client), &format!("{name} is a client with {share}"), || format!("{reports:?}"))?;
+    }
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Programs in containers are held to their shares by the guard (`divvy agent --guard shadow`). The scene `guard` is about containers without programs.
 
+use divvy_model::Enforcement;
 use serde_json::{Value, json};
 
 use super::node_configs::configure;
@@ -24,7 +25,7 @@ pub(in crate::scenario) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>
 
 async fn guarded<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
     configure(play, json!({"default": {"guard": "shadow", "on-escape": "event"}})).await?;
-    play.has_guard(node, true).await?;
+    play.enforces(node, Enforcement::GUARD, true).await?;
     isolation::play(play).await?;
     replaced(play, node).await?;
     killed(play, node).await?;

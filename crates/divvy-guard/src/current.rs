@@ -1,0 +1,37 @@
+//! For which GPU a call is. If the process sees one GPU, as nearly all containers do, the driver is not asked.
+//!
+//! If it sees several, the driver is asked each time. An answer cannot be kept by the handle of a context or a stream, because the driver reuses handles, nor by
+//! thread, because the current context of a thread also changes in ways that the guard does not see.
+
+use crate::cuda::Device;
+use crate::driver;
+use crate::gpu::Gpu;
+use crate::process::process;
+
+/// The GPU of a process that sees one. Its ordinal is 0.
+pub(crate) fn only_gpu() -> Option<&'static Gpu> {
+    process()?.only_gpu(driver::gpus)
+}
+
+/// The GPU of the thread's current context. If the process has one GPU, it is also the answer if there is no context.
+pub(crate) fn device() -> Option<Device> {
+    match only_gpu() {
+        Some(_) => Some(0),
+        None => driver::device(),
+    }
+}
+
+/// The GPU and the current context of the thread.
+pub(crate) fn context() -> Option<(Device, u64)> {
+    Some((device()?, driver::context()?))
+}
+
+/// The GPU of a stream. The streams that every context has are those of the current one.
+pub(crate) fn device_of_stream(stream: u64) -> Option<Device> {
+    let device = device()?;
+    if only_gpu().is_some() {
+        return Some(device);
+    }
+    let other = driver::context_of_stream(stream).filter(|context| driver::context() != Some(*context));
+    other.and_then(driver::device_of_context).or(Some(device))
+}
