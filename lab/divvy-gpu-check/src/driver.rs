@@ -70,6 +70,8 @@ impl Driver {
                 std::fs::write(&machine, MACHINE).context("the simulated machine cannot be described")?;
                 std::fs::create_dir(&ledger).context("the simulated driver has no directory")?;
                 environment.push(("DIVVY_NVML_SIM", machine.display().to_string()));
+                // Third-party programs have kernels that the simulation does not know.
+                environment.push(("DIVVY_CUDA_SIM_CODE", "unread".to_owned()));
                 environment.push(("DIVVY_NVML_SIM_LEDGER", ledger.display().to_string()));
                 (pack.file("libdivvy_cuda_sim.so")?, pack.file("libdivvy_nvml_sim.so")?)
             }

@@ -30,6 +30,7 @@
 //! {"op":"memory","gpu":0,"pid":123,"used_mib":100,"mps":true}   the process is a client of MPS
 //! {"op":"temperature","gpu":0,"celsius":90}
 //! {"op":"utilization","gpu":0,"percent":50}
+//! {"op":"ecc","gpu":0,"corrected":7,"uncorrected":1}   the errors of the memory so far; a GPU without this has no ECC
 //! {"op":"init","error":9}                       0: nvmlInit works again
 //! {"op":"events","create":999,"wait":999}       errors of nvmlEventSetCreate and nvmlEventSetWait; 0 or absent: none
 //! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none
@@ -57,7 +58,7 @@
 //! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here. `nvmlDeviceGetMemoryInfo_v2` shows
 //! the limit to a process whose own cgroup has one, and not the limit of a cgroup above. With `dmem`, the limit is also written into the
 //! cgroup's file `dmem.max`, in whose place a test has a plain file.
-//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. Power, fans, ECC,
+//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. Power, fans,
 //! current clocks, displays, and the like are NOT_SUPPORTED, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 

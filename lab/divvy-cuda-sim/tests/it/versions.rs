@@ -168,3 +168,39 @@ fn the_library_of_a_version_has_only_the_symbols_of_that_version() {
         process.ok("cuMemAlloc_v2", &[Out, Num(1)]);
     }
 }
+
+#[test]
+fn each_error_that_users_meet_has_a_name_and_a_text() {
+    let codes = [
+        0, 1, 2, 3, 34, 46, 100, 101, 200, 201, 209, 214, 218, 220, 221, 222, 304, 400, 500, 600, 700, 701, 702, 715, 716, 719,
+        801, 802, 803, 804, 805, 806, 807, 808, 809, 810, 999,
+    ];
+    let mut process = Bed::new().start();
+    for name in ["cuGetErrorName", "cuGetErrorString"] {
+        for code in codes {
+            assert_ne!(process.ok(name, &[Num(code), Out]), 0, "{code}");
+        }
+        assert_eq!(process.call(name, &[Num(77_777), Out]).words, [0]);
+    }
+}
+
+#[test]
+fn a_function_can_be_missing() {
+    let bed = Bed::new();
+    let library = bed.path("library");
+    let make = |symbols: &[&str]| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_divvy-cuda-sim"));
+        program.arg("12.4").arg(bed::cuda()).arg(&library).args(symbols);
+        program.output().expect("the program")
+    };
+    assert!(make(&["cuEventElapsedTime", "cuMemAlloc_v2"]).status.success());
+    let path = library.to_str().expect("UTF-8");
+    let mut process = bed.start_with(&[("WORKER_CUDA", path), ("DIVVY_CUDA_SIM_MISSING", "cuMemFree,cuInit")]);
+    let mut is_there = |symbol| process.ok("symbol", &[Text(symbol)]) != 0;
+    let found = ["cuEventElapsedTime", "cuMemAlloc_v2", "cuMemFree_v2"].map(&mut is_there);
+    assert_eq!(found, [false, false, true]);
+    let mut code = |name| process.code("cuGetProcAddress", &[Text(name), Out, Num(12000), Num(0)]);
+    assert_eq!(["cuMemFree", "cuInit", "cuMemGetInfo"].map(&mut code), [500, 500, 0]);
+    let said = make(&["cuNothing"]);
+    assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("cuNothing"));
+}
