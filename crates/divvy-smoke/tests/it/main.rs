@@ -1,0 +1,7 @@
+//! Tests of the steps, of the supervision, and of the program.
+
+mod fake;
+mod kernels;
+mod lies;
+mod supervision;
+mod texts;
