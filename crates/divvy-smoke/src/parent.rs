@@ -235,6 +235,8 @@ impl Printer {
                 if self.mode == Mode::Sample && step.status != Status::Pass {
                     complain(step.text().trim_end());
                 }
+                // A child that crashes at its end takes back what it said of its last step.
+                self.steps.retain(|known| known.id != step.id);
                 self.steps.push(step);
             }
             Message::Line(line) => print(&format!("{line}\n")),

@@ -8,6 +8,8 @@ pub const MOST: u64 = 256 * MIB;
 pub const LEAST: u64 = 4 * MIB;
 /// What a run is to have in addition to its context.
 pub const WANTED: u64 = 64 * MIB;
+/// No context takes more. What is in use beyond that belongs to other processes.
+pub const LARGEST_CONTEXT: u64 = 1024 * MIB;
 /// The elements of the vectors in CUDA's sample vectorAdd.
 pub const ELEMENTS: u32 = 50_000;
 
@@ -38,12 +40,13 @@ impl Sizes {
         // Small allocations have pages of their own.
         let bytes = (share / 2).min(MOST).min(free.saturating_sub(free / 4)) / MIB * MIB;
         if bytes < LEAST {
-            let context = share.saturating_sub(free).div_ceil(MIB);
-            return Err(format!(
-                "a context alone takes {context} MiB, and the share has {} MiB, of which {} MiB are free then",
-                share / MIB,
-                free / MIB
-            ));
+            let (used, share, free) = (share.saturating_sub(free).div_ceil(MIB), share / MIB, free / MIB);
+            return Err(match used <= LARGEST_CONTEXT / MIB {
+                true => {
+                    format!("a context alone takes {used} MiB, and the share has {share} MiB, of which {free} MiB are free then")
+                }
+                false => format!("{free} of {share} MiB are free after a context was made, and other processes hold the rest"),
+            });
         }
         // The three matrices may take a quarter of the bytes; the largest are 1,024 rows.
         let rows = [1024_u32, 512, 256].into_iter();
@@ -101,6 +104,11 @@ mod tests {
         assert_eq!(
             refused,
             "a context alone takes 97 MiB, and the share has 100 MiB, of which 3 MiB are free then"
+        );
+        let full = Sizes::within(81_559 * MIB, 3 * MIB).expect_err("full");
+        assert_eq!(
+            full,
+            "3 of 81559 MiB are free after a context was made, and other processes hold the rest"
         );
         assert_eq!(needed_mib(550 * MIB), 614);
     }

@@ -124,12 +124,18 @@ fn open<'d>(
         .filter(|bytes| *bytes > 0)
         .unwrap_or_else(|| estimate(capability));
     let too_small = |found: String, context: u64| {
-        let why = "the share is too small for a context and the 64 MiB that a run is to have";
-        Problem::finding(
-            found,
-            why,
-            format!("request at least {} MiB for the container", sizes::needed_mib(context)),
-        )
+        let is_full = memory >= sizes::LARGEST_CONTEXT + sizes::WANTED;
+        let (why, fix) = match is_full {
+            true => (
+                "there is no memory left for a program",
+                "wait until other processes have ended: divvy-probe --once lists them on the node".to_owned(),
+            ),
+            false => (
+                "the share is too small for a context and the 64 MiB that a run is to have",
+                format!("request at least {} MiB for the container", sizes::needed_mib(context)),
+            ),
+        };
+        Problem::finding(found, why, fix)
     };
     let made = driver.retain(device).map_err(|failure| match failure.code {
         Code::OUT_OF_MEMORY => too_small(

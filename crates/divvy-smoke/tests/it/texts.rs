@@ -125,6 +125,10 @@ fn each_bad_input_has_its_message() {
             },
         ),
         ("a share that is hardly larger", machine(&|m| m.total = 514 * MIB)),
+        (
+            "a GPU that others have filled",
+            machine(&|m| (m.total, m.context) = (80_000 * MIB, 79_998 * MIB)),
+        ),
         ("no GPU", machine(&|m| m.count = 0)),
         (
             "17 GPUs",
