@@ -115,6 +115,8 @@ impl Container<'_> {
             ("HOME", "/tmp"),
             ("DIVVY_NVML_SIM", MACHINE),
             ("DIVVY_NVML_SIM_LEDGER", LEDGER),
+            // Third-party programs have kernels that the simulation does not know.
+            ("DIVVY_CUDA_SIM_CODE", "unread"),
         ]);
         Ok(Outcome::of(
             &command

@@ -20,6 +20,8 @@ pub(crate) struct Context {
     pub(crate) api_version: u32,
     /// The pages that its small allocations share.
     pub(crate) slabs: Slabs,
+    /// With what a kernel has failed. Each later call returns it, until the context is destroyed.
+    pub(crate) fault: Option<Code>,
 }
 
 /// Free the stack of a thread that ends.

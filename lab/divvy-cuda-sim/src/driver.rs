@@ -48,6 +48,9 @@ pub(crate) struct Driver {
 
 /// Run a symbol that needs no cuInit. A panic becomes CUDA_ERROR_UNKNOWN, because unwinding into C is undefined behavior.
 pub(crate) fn bare(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
+    if trace::hangs(name) {
+        wait_until(u64::MAX);
+    }
     let result = match trace::injected(name) {
         Some(code) => Err(code),
         None => catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(UNKNOWN)),
@@ -144,9 +147,10 @@ impl Driver {
     /// Return the handle of this thread's current context.
     pub(crate) fn current(&self) -> Result<usize, Code> {
         let handle = top().ok_or(INVALID_CONTEXT)?;
-        match self.contexts.contains_key(&handle) {
-            true => Ok(handle),
-            false => Err(CONTEXT_IS_DESTROYED),
+        match self.contexts.get(&handle) {
+            Some(Context { fault: Some(code), .. }) => Err(*code),
+            Some(_) => Ok(handle),
+            None => Err(CONTEXT_IS_DESTROYED),
         }
     }
 

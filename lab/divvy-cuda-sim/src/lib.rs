@@ -12,16 +12,29 @@
 //! | `DIVVY_NVML_SIM_LEDGER` | directory of the ledgers; if not set, each process has the whole GPU, and NVML does not know of it |
 //! | `DIVVY_CUDA_SIM_VERSION` | the driver's CUDA version, such as `12.4`; the one of the described driver if not set |
 //! | `DIVVY_CUDA_SIM_LOG` | a file that gets a line for each call: PID, symbol, code |
-//! | `DIVVY_CUDA_SIM_FAIL` | calls that fail, such as `cuMemAlloc_v2:3=2,cuInit:*=999`: the third of cuMemAlloc_v2 in a process, each of cuInit |
-//! | `DIVVY_CUDA_SIM_KERNEL_NS` | how long a kernel takes, in nanoseconds; a kernel whose name ends with `_2000ns` takes 2000 |
+//! | `DIVVY_CUDA_SIM_FAIL` | calls that fail, such as `cuMemAlloc_v2:3=2,cuInit:*=999`: the third of cuMemAlloc_v2 in a process, each of cuInit. The name of a kernel, such as `fill:2=719`: the launch succeeds, and the context is unusable afterwards |
+//! | `DIVVY_CUDA_SIM_HANG` | calls that never return, and kernels that never end, such as `cuInit:1,fill:*` |
+//! | `DIVVY_CUDA_SIM_WRONG` | launches that break a byte, such as `fill:3=0+1234`: after the third launch of `fill`, the byte 1234 behind the address in its parameter 0 is inverted; and copies, such as `cuMemcpyDtoDAsync:1=0+5`, by the name of the function without its version: the byte 5 of what was written |
+//! | `DIVVY_CUDA_SIM_SLOW` | by what the times between events are multiplied, such as `10` or `0.1` |
+//! | `DIVVY_CUDA_SIM_ATTRIBUTES` | attributes of each device that are other than described, such as `20=2` for a compute mode |
+//! | `DIVVY_CUDA_SIM_MISSING` | functions that `cuGetProcAddress` does not find, such as `cuEventElapsedTime` |
+//! | `DIVVY_CUDA_SIM_CODE` | `unread`: PTX is not executed, as other code never is |
+//! | `DIVVY_CUDA_SIM_KERNEL_NS` | how long a kernel takes, in nanoseconds, in addition to what it does; a kernel whose name ends with `_2000ns` takes 2000, and is not executed |
 //!
 //! # Versions
 //!
 //! `cuGetProcAddress` finds the functions of the driver's version, in the variant of the program's version. `dlsym` finds all symbols, because one
-//! file has one set of them. The program `divvy-cuda-sim` writes a copy of the library that has only the symbols of a version, for `dlsym` as well.
+//! file has one set of them. The program `divvy-cuda-sim` writes a copy of the library that has only the symbols of a version, for `dlsym` as well, and
+//! of these not the ones that its last arguments name.
 //! The library has 208 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there.
 //! It has no `cuGetExportTable`, whose tables are undocumented, so NVIDIA's runtime library does not start on it. Programs that use the driver's library
 //! directly do: numba launches kernels on it.
+//!
+//! # Code
+//!
+//! A module that is PTX is compiled and executed on the processor (`divvy_ptx`), as far as the driver's version and the GPU's compute capability allow
+//! it. What that crate does not know is CUDA_ERROR_INVALID_PTX; the reason is in the compiler's log, or on standard error if the program wants no
+//! log. Any other code is not read: such a module has each function, and a launch only takes time.
 //!
 //! # Memory
 //!
@@ -33,7 +46,9 @@
 //!
 //! # Simplifications
 //!
-//! - Memory of the GPU has no contents. A copy to main memory writes zeros.
+//! - Memory is zero at first. Memory of another process, and imported memory, has contents of its own here.
+//! - A launch executes the kernel before it returns, and a copy copies. Only what kernels wait for with `%globaltimer`, and what the name of a kernel
+//!   says, is time that passes afterwards. A kernel that is executed cannot be a node of a graph.
 //! - Managed memory counts as the GPU's as soon as it is allocated, and cannot be more than the GPU has.
 //! - Memory that another process imports ends with the process that made it. The real driver keeps it for the importer.
 //! - What `cuImportExternalMemory` imports counts as this process's, because no library simulates Vulkan.
@@ -52,6 +67,7 @@
 
 mod abi;
 mod codes;
+mod contents;
 mod context;
 mod device;
 mod driver;
@@ -59,6 +75,7 @@ mod graph;
 mod lookup;
 mod machine;
 mod memory;
+mod module;
 mod names;
 mod objects;
 mod pool;

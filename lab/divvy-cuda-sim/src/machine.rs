@@ -29,6 +29,15 @@ pub(crate) struct Card {
     pub(crate) context: u64,
 }
 
+impl Card {
+    /// Return the compute capability: 86 for 8.6.
+    pub(crate) fn capability(&self) -> u32 {
+        let (major, minor) = self.described.cc.split_once('.').unwrap_or_default();
+        let number = |text: &str| text.parse().unwrap_or(0);
+        10 * number(major) + number(minor)
+    }
+}
+
 impl Machine {
     /// Read what the environment describes.
     pub(crate) fn load() -> Result<Machine, String> {

@@ -1,4 +1,4 @@
-//! Writes the simulated driver library of a CUDA version: a copy that has only the symbols of that version.
+//! Writes the simulated driver library of a CUDA version: a copy that has only the symbols of that version, and lacks those that are named.
 
 mod names;
 
@@ -8,17 +8,22 @@ use std::fs;
 use anyhow::{Context as _, Result, bail};
 use divvy_gpu_sim::parse_version;
 
-const USAGE: &str =
-    "usage: divvy-cuda-sim VERSION LIBRARY OUTPUT, such as: divvy-cuda-sim 12.4 libdivvy_cuda_sim.so libcuda.so.1";
+const USAGE: &str = "usage: divvy-cuda-sim VERSION LIBRARY OUTPUT [MISSING SYMBOL...], such as: divvy-cuda-sim 12.4 libdivvy_cuda_sim.so libcuda.so.1";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [version, library, output] = arguments.as_slice() else {
+    let [version, library, output, missing @ ..] = arguments.as_slice() else {
         bail!(USAGE)
     };
     let version = parse_version(version).with_context(|| format!("{version:?} is not a version like \"12.4\"; {USAGE}"))?;
     let mut bytes = fs::read(library).with_context(|| format!("{library} cannot be read"))?;
-    hide(&mut bytes, &newer_than(version));
+    let mut hidden = newer_than(version);
+    for symbol in missing {
+        let known = names::TABLE.iter().find(|(_, _, known, _)| known == symbol);
+        let (_, _, known, _) = known.with_context(|| format!("{symbol} is no symbol of the library; {USAGE}"))?;
+        hidden.insert(known.as_bytes());
+    }
+    hide(&mut bytes, &hidden);
     fs::write(output, bytes).with_context(|| format!("{output} cannot be written"))
 }
 

@@ -32,11 +32,24 @@ pub(crate) struct Allocation {
     /// The size that was asked for.
     pub(crate) bytes: u64,
     pub(crate) kind: Kind,
+    /// What is in it, since something was first written there.
+    pub(crate) contents: Option<Mapping>,
+}
+
+impl Allocation {
+    pub(crate) fn new(device: usize, context: Option<usize>, bytes: u64, kind: Kind) -> Allocation {
+        Allocation {
+            device,
+            context,
+            bytes,
+            kind,
+            contents: None,
+        }
+    }
 }
 
 /// What an allocation takes of the GPU.
 #[derive(Debug)]
-#[expect(dead_code, reason = "a mapping is not read, but unmapped when it is dropped")]
 pub(crate) enum Kind {
     /// Pages of its own: how many bytes.
     Pages(u64),
@@ -91,6 +104,12 @@ impl Memory {
         (address - start < allocation.bytes).then_some((*start, allocation))
     }
 
+    /// Return the same, to change it.
+    pub(crate) fn containing_mut(&mut self, address: u64) -> Option<(u64, &mut Allocation)> {
+        let (start, allocation) = self.allocations.range_mut(..=address).next_back()?;
+        (address - start < allocation.bytes).then_some((*start, allocation))
+    }
+
     /// Remove what ends with a context. Return how much of it had pages of its own.
     pub(crate) fn forget_context(&mut self, handle: usize) -> u64 {
         let ended = self
@@ -134,6 +153,11 @@ impl Mapping {
             start,
             bytes: bytes.get(),
         })
+    }
+
+    /// Return a pointer to the memory. It is valid as long as the mapping.
+    pub(crate) fn pointer(&self) -> NonNull<u8> {
+        self.start.cast()
     }
 
     /// Return the address.

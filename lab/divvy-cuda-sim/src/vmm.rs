@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::codes::{Code, INVALID_VALUE};
+use crate::memory::Mapping;
 use crate::slab::PAGE;
 
 /// Physical memory, ranges, and mappings of this process.
@@ -24,6 +25,8 @@ pub(crate) struct Physical {
     pub(crate) imported: bool,
     pub(crate) handles: u64,
     pub(crate) mappings: u64,
+    /// What is in it, since something was first written there.
+    pub(crate) contents: Option<Mapping>,
 }
 
 /// Where memory lies.

@@ -5,17 +5,18 @@ use std::env;
 use std::thread;
 use std::time::Duration;
 
+use crate::module::{Function, Loaded};
+
 /// Streams, events, and kernels of this process, by handle.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     pub(crate) streams: BTreeMap<usize, Stream>,
     /// When the work before each event ends; `None` if the event has not been recorded.
     pub(crate) events: BTreeMap<usize, Option<u64>>,
-    pub(crate) modules: BTreeMap<usize, ()>,
+    pub(crate) modules: BTreeMap<usize, Loaded>,
     /// The module of each library.
     pub(crate) libraries: BTreeMap<usize, usize>,
-    /// How long a launch of each function takes, in nanoseconds.
-    pub(crate) functions: BTreeMap<usize, u64>,
+    pub(crate) functions: BTreeMap<usize, Function>,
 }
 
 /// A stream.
@@ -33,10 +34,17 @@ pub(crate) fn now() -> u64 {
     divvy_gpu_sim::monotonic().as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
-/// Wait until a time of the monotonic clock.
+/// Return by what the times between events are multiplied (`DIVVY_CUDA_SIM_SLOW`).
+pub(crate) fn slowness() -> f64 {
+    let factor = env::var("DIVVY_CUDA_SIM_SLOW").ok();
+    factor.and_then(|text| text.parse().ok()).unwrap_or(1.0)
+}
+
+/// Wait until a time of the monotonic clock. [`u64::MAX`] never comes.
 pub(crate) fn wait_until(until: u64) {
     loop {
         match until.saturating_sub(now()) {
+            _ if until == u64::MAX => thread::sleep(Duration::from_secs(3600)),
             0 => return,
             left => thread::sleep(Duration::from_nanos(left)),
         }

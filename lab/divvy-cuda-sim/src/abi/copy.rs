@@ -1,13 +1,13 @@
-//! Symbols that use memory: main memory, copies, fills, and questions about pointers. Memory of the GPU has no contents here: copies and fills check
-//! their arguments, and what is copied to main memory is zero.
+//! Symbols that use memory: main memory, copies, fills, and questions about pointers. A copy is done when its call returns.
 
 use std::ffi::{c_int, c_uint};
 
 use super::pointer::{Bytes, Out, Untyped};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_VALUE};
+use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::driver::Driver;
 use crate::memory::Kind;
+use crate::trace;
 
 symbols! {
     call cuMemAllocHost_v2(pointer: Out<u64>, bytes: u64) |driver| {
@@ -40,53 +40,49 @@ symbols! {
         }
     };
 
-    call [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to: u64, from: Bytes, bytes: u64) |driver| {
-        from.present(bytes)?;
-        inside(driver, to, bytes)
+    wait [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to: u64, from: Bytes, bytes: u64) |driver| {
+        upload(driver, "cuMemcpyHtoD", to, from, bytes)?;
+        before(driver)
     };
 
     call [cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz](to: u64, from: Bytes, bytes: u64, stream: usize) |driver| {
         driver.stream(stream)?;
-        from.present(bytes)?;
-        inside(driver, to, bytes)
+        upload(driver, "cuMemcpyHtoDAsync", to, from, bytes)
     };
 
-    call [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to: Bytes, from: u64, bytes: u64) |driver| {
-        inside(driver, from, bytes)?;
-        to.clear(bytes)
+    wait [cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds](to: Bytes, from: u64, bytes: u64) |driver| {
+        download(driver, to, from, bytes)?;
+        before(driver)
     };
 
     call [cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz](to: Bytes, from: u64, bytes: u64, stream: usize) |driver| {
         driver.stream(stream)?;
-        inside(driver, from, bytes)?;
-        to.clear(bytes)
+        download(driver, to, from, bytes)
     };
 
     call [cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds](to: u64, from: u64, bytes: u64) |driver| {
-        inside(driver, from, bytes)?;
-        inside(driver, to, bytes)
+        copy(driver, "cuMemcpyDtoD", to, from, bytes)
     };
 
     call [cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz](to: u64, from: u64, bytes: u64, stream: usize) |driver| {
         driver.stream(stream)?;
-        inside(driver, from, bytes)?;
-        inside(driver, to, bytes)
+        copy(driver, "cuMemcpyDtoDAsync", to, from, bytes)
     };
 
-    call [cuMemsetD8_v2, cuMemsetD8_v2_ptds](to: u64, _value: u8, count: u64) |driver| inside(driver, to, count);
+    call [cuMemsetD8_v2, cuMemsetD8_v2_ptds](to: u64, value: u8, count: u64) |driver| fill(driver, to, [value], count);
 
-    call [cuMemsetD8Async, cuMemsetD8Async_ptsz](to: u64, _value: u8, count: u64, stream: usize) |driver| {
+    call [cuMemsetD8Async, cuMemsetD8Async_ptsz](to: u64, value: u8, count: u64, stream: usize) |driver| {
         driver.stream(stream)?;
-        inside(driver, to, count)
+        fill(driver, to, [value], count)
     };
 
-    call [cuMemsetD32_v2, cuMemsetD32_v2_ptds](to: u64, _value: c_uint, count: u64) |driver| {
-        inside(driver, to, count.checked_mul(4).ok_or(INVALID_VALUE)?)
+    call [cuMemsetD32_v2, cuMemsetD32_v2_ptds](to: u64, value: c_uint, count: u64) |driver| {
+        fill(driver, to, value.to_ne_bytes(), count)
     };
 
-    call [cuMemsetD32Async, cuMemsetD32Async_ptsz](to: u64, _value: c_uint, count: u64, stream: usize) |driver| {
+    call [cuMemsetD32Async, cuMemsetD32Async_ptsz](to: u64, value: c_uint, count: u64, stream: usize) |driver| {
         driver.stream(stream)?;
-        inside(driver, to, count.checked_mul(4).ok_or(INVALID_VALUE)?)
+        fill(driver, to, value.to_ne_bytes(), count)
     };
 
     // The attributes (`CUpointer_attribute`) that frameworks ask for.
@@ -113,6 +109,72 @@ symbols! {
             _ => Err(INVALID_VALUE),
         }
     };
+}
+
+/// Return when the work ends that a copy waits for which is in no stream.
+fn before(driver: &mut Driver) -> Result<u64, Code> {
+    Ok(driver.stream(0)?.ends)
+}
+
+/// Copy from main memory. `name` is the function without its version, for a test that wants a wrong byte.
+fn upload(driver: &mut Driver, name: &str, to: u64, from: Bytes, bytes: u64) -> Result<(), Code> {
+    from.present(bytes)?;
+    inside(driver, to, bytes)?;
+    if bytes > 0 {
+        let place = driver.writable(to, bytes).ok_or(OUT_OF_MEMORY)?;
+        // SAFETY: there is this much memory.
+        unsafe { from.copy(place, bytes) }?;
+    }
+    corrupt(driver, name, to);
+    Ok(())
+}
+
+/// Copy to main memory.
+fn download(driver: &mut Driver, to: Bytes, from: u64, bytes: u64) -> Result<(), Code> {
+    inside(driver, from, bytes)?;
+    let place = driver.readable(from, bytes);
+    // SAFETY: there is this much memory, or it was never written.
+    unsafe { to.fill(place, bytes) }
+}
+
+/// Copy within the memory of GPUs.
+fn copy(driver: &mut Driver, name: &str, to: u64, from: u64, bytes: u64) -> Result<(), Code> {
+    inside(driver, from, bytes)?;
+    inside(driver, to, bytes)?;
+    let written = |driver: &mut Driver| driver.writable(to, bytes).ok_or(OUT_OF_MEMORY);
+    match driver.readable(from, bytes) {
+        _ if bytes == 0 => {}
+        // SAFETY: both have this length. The contents of the source do not move if those of another allocation are made.
+        Some(source) => unsafe { source.copy_to(written(driver)?, bytes as usize) },
+        None => fill(driver, to, [0], bytes)?,
+    }
+    corrupt(driver, name, to);
+    Ok(())
+}
+
+/// Repeat a value.
+fn fill<const N: usize>(driver: &mut Driver, to: u64, value: [u8; N], count: u64) -> Result<(), Code> {
+    let bytes = count.checked_mul(N as u64).ok_or(INVALID_VALUE)?;
+    inside(driver, to, bytes)?;
+    if !to.is_multiple_of(N as u64) {
+        return Err(INVALID_VALUE);
+    }
+    // Memory that was never written is zero already, and a test may clear more of it than the machine has.
+    if count == 0 || value == [0; N] && driver.readable(to, bytes).is_none() {
+        return Ok(());
+    }
+    let place = driver.writable(to, bytes).ok_or(OUT_OF_MEMORY)?;
+    // SAFETY: there is this much memory, and nothing else uses it during this call.
+    let place = unsafe { std::slice::from_raw_parts_mut(place.as_ptr(), bytes as usize) };
+    place.as_chunks_mut::<N>().0.fill(value);
+    Ok(())
+}
+
+/// Invert a byte of what a copy has written, if a test says so.
+fn corrupt(driver: &mut Driver, name: &str, to: u64) {
+    if let Some((_, offset)) = trace::wrong(name) {
+        driver.corrupt(to.saturating_add(offset));
+    }
 }
 
 /// Check that a range is inside an allocation or a mapping.

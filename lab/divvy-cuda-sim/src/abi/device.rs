@@ -37,7 +37,8 @@ symbols! {
     call cuDeviceGetAttribute(value: Out<c_int>, attribute: c_int, device: c_int) |driver| {
         value.present()?;
         let index = driver.device(device)?;
-        value.put(attribute_of(&driver.devices[index], attribute)?)
+        let known = attribute_of(&driver.devices[index], attribute)?;
+        value.put(set_attribute(attribute).unwrap_or(known))
     };
 
     call cuDeviceComputeCapability(major: Out<c_int>, minor: Out<c_int>, device: c_int) |driver| {
@@ -81,6 +82,24 @@ fn capability(device: &Device) -> (c_int, c_int) {
     (major.parse().unwrap_or(0), minor.parse().unwrap_or(0))
 }
 
+/// Return the domain, the bus, and the device of a PCI bus id such as `0000:81:00.0`.
+fn pci(device: &Device) -> [c_int; 3] {
+    let text = device.card.pci.trim_end_matches(".0");
+    let mut numbers = text.rsplit(':').map(|part| c_int::from_str_radix(part, 16).unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    let (device, bus) = (next(), next());
+    [next(), bus, device]
+}
+
+/// Return what DIVVY_CUDA_SIM_ATTRIBUTES says of an attribute, such as `20=2,32=1`.
+fn set_attribute(attribute: c_int) -> Option<c_int> {
+    let text = std::env::var("DIVVY_CUDA_SIM_ATTRIBUTES").ok()?;
+    text.split(',').find_map(|pair| {
+        let (name, value) = pair.split_once('=')?;
+        (name.parse() == Ok(attribute)).then(|| value.parse().ok())?
+    })
+}
+
 /// `CU_DEVICE_ATTRIBUTE_MAX` of CUDA 13.4.
 const MAX: c_int = 162;
 
@@ -96,6 +115,14 @@ fn attribute_of(device: &Device, attribute: c_int) -> Result<c_int, Code> {
         13 => c_int::try_from(card.clock_mhz.saturating_mul(1000)).unwrap_or(c_int::MAX),
         // MULTIPROCESSOR_COUNT
         16 => c_int::try_from(card.sms).unwrap_or(c_int::MAX),
+        // PCI_BUS_ID, PCI_DEVICE_ID, PCI_DOMAIN_ID
+        33 => pci(device)[1],
+        34 => pci(device)[2],
+        50 => pci(device)[0],
+        // MEMORY_CLOCK_RATE, in kHz
+        36 => c_int::try_from(card.memory_clock_mhz.unwrap_or(0).saturating_mul(1000)).unwrap_or(c_int::MAX),
+        // GLOBAL_MEMORY_BUS_WIDTH
+        37 => c_int::try_from(card.memory_bus_bits.unwrap_or(0)).unwrap_or(c_int::MAX),
         // MAX_THREADS_PER_MULTIPROCESSOR
         39 => 2048,
         // UNIFIED_ADDRESSING, COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR, MANAGED_MEMORY

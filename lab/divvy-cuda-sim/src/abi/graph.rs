@@ -63,7 +63,7 @@ symbols! {
     // The parameters begin with the function in each version.
     call [cuGraphAddKernelNode, cuGraphAddKernelNode_v2](node: Out<usize>, graph: usize, _from: usize, _count: u64, function: In<usize>) |driver| {
         node.present()?;
-        let length = driver.function(function.get()?)?;
+        let length = driver.node(function.get()?)?;
         node.put(driver.add_kernel(graph, length)?)
     };
 
@@ -186,7 +186,7 @@ fn add(driver: &mut Driver, graph: usize, parameters: InOut<Node>) -> Result<usi
     let mut node = parameters.get()?;
     match node.kind {
         KERNEL => {
-            let length = driver.function(node.words[0] as usize)?;
+            let length = driver.node(node.words[0] as usize)?;
             driver.add_kernel(graph, length)
         }
         ALLOCATE => {

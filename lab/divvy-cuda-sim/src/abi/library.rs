@@ -2,24 +2,26 @@
 
 use std::ffi::{c_int, c_uint};
 
-use super::pointer::{In, Out, Text};
+use super::pointer::{Image, Out, Text};
 use super::symbols::symbols;
 use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE};
+use crate::trace::complain;
 
 /// `CU_FUNC_ATTRIBUTE_MAX` of CUDA 13.
 const MAX: c_int = 16;
 
 symbols! {
-    // Code is not read: each library has each kernel.
     call cuLibraryLoadData(
-        library: Out<usize>, code: In<u8>,
+        library: Out<usize>, code: Image,
         _options: usize, _values: usize, _count: c_uint,
         _library_options: usize, _library_values: usize, _library_count: c_uint,
     ) |driver| {
-        code.get()?;
+        code.present()?;
         library.present()?;
-        let module = driver.new_handle();
-        driver.work.modules.insert(module, ());
+        let module = driver.load(code.ptx()?).map_err(|(code, log)| {
+            complain(&log);
+            code
+        })?;
         let handle = driver.new_handle();
         driver.work.libraries.insert(handle, module);
         library.put(handle)
@@ -39,8 +41,8 @@ symbols! {
     // A kernel is a function here. Programs may launch it by either handle.
     call cuLibraryGetKernel(kernel: Out<usize>, library: usize, name: Text) |driver| {
         kernel.present()?;
-        driver.work.libraries.get(&library).ok_or(INVALID_HANDLE)?;
-        kernel.put(driver.create_function(name.get()?))
+        let module = *driver.work.libraries.get(&library).ok_or(INVALID_HANDLE)?;
+        kernel.put(driver.create_function(module, name.get()?)?)
     };
 
     call cuKernelGetFunction(function: Out<usize>, kernel: usize) |driver| {

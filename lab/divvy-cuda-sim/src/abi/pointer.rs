@@ -1,7 +1,10 @@
 //! The pointers that programs pass. Values of these types exist only as parameters of symbols: cuda.h makes the caller promise that each is NULL, or
 //! valid for what the type is for until the call returns.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{NonNull, null, with_exposed_provenance, with_exposed_provenance_mut};
+
+use divvy_ptx::Kernel;
 
 use crate::codes::{Code, INVALID_VALUE};
 
@@ -124,13 +127,159 @@ impl Bytes {
         }
     }
 
-    /// Fill with zeros.
-    pub(super) fn clear(self, length: u64) -> Result<(), Code> {
+    /// Copy from memory of the GPU; `None` has zeros.
+    ///
+    /// # Safety
+    /// There is this much memory.
+    pub(super) unsafe fn fill(self, from: Option<NonNull<u8>>, length: u64) -> Result<(), Code> {
+        self.present(length)?;
+        match from {
+            _ if length == 0 => {}
+            // SAFETY: not NULL, and so valid for writes of this length by the caller's promise.
+            None => unsafe { self.0.write_bytes(0, length as usize) },
+            // SAFETY: as above; the source is valid by this function's contract. It may be the same memory, if it is main memory.
+            Some(from) => unsafe { self.0.copy_from(from.as_ptr(), length as usize) },
+        }
+        Ok(())
+    }
+
+    /// Copy to memory of the GPU.
+    ///
+    /// # Safety
+    /// There is this much memory.
+    pub(super) unsafe fn copy(self, to: NonNull<u8>, length: u64) -> Result<(), Code> {
         self.present(length)?;
         if length > 0 {
-            // SAFETY: not NULL, and so valid for writes of this length by the caller's promise.
-            unsafe { self.0.write_bytes(0, length as usize) };
+            // SAFETY: as in `fill`, in the other direction.
+            unsafe { self.0.copy_to(to.as_ptr(), length as usize) };
         }
+        Ok(())
+    }
+}
+
+/// The parameters of a launch, one pointer each.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Arguments(*const *const u8);
+
+impl Arguments {
+    /// Read as many bytes as each parameter of the kernel has.
+    fn bytes(self, kernel: &Kernel) -> Result<Vec<u8>, Code> {
+        let mut bytes = vec![0; kernel.parameter_bytes()];
+        for (index, parameter) in kernel.parameters().iter().enumerate() {
+            let from = In(self.0).at(index as u32)?;
+            if from.is_null() {
+                return Err(INVALID_VALUE);
+            }
+            let to = &mut bytes[parameter.offset..parameter.offset + parameter.bytes];
+            // SAFETY: the caller promises a pointer to a value of the parameter's size for each parameter of the kernel.
+            unsafe { from.copy_to_nonoverlapping(to.as_mut_ptr(), to.len()) };
+        }
+        Ok(bytes)
+    }
+}
+
+/// The parameters of a launch in the other form: pairs of a name and a value, of which the last name is CU_LAUNCH_PARAM_END.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Extra(*const usize);
+
+/// CU_LAUNCH_PARAM_END, CU_LAUNCH_PARAM_BUFFER_POINTER, and CU_LAUNCH_PARAM_BUFFER_SIZE.
+const END: usize = 0;
+const BUFFER: usize = 1;
+const SIZE: usize = 2;
+
+impl Extra {
+    /// A launch that does not use this form.
+    pub(super) const NONE: Extra = Extra(null());
+
+    /// Read the buffer. Return `None` if the launch does not use this form.
+    fn bytes(self) -> Result<Option<Vec<u8>>, Code> {
+        if self.0.is_null() {
+            return Ok(None);
+        }
+        let (mut buffer, mut size) = (null::<u8>(), 0_usize);
+        for pair in 0.. {
+            let value = |index| In(self.0).at(index);
+            match value(2 * pair)? {
+                END => break,
+                BUFFER => buffer = with_exposed_provenance(value(2 * pair + 1)?),
+                SIZE => size = In(with_exposed_provenance::<usize>(value(2 * pair + 1)?)).get()?,
+                _ => return Err(INVALID_VALUE),
+            }
+        }
+        // No kernel has more parameters than 32,764 bytes (CUDA C++ Programming Guide, "Function Parameters").
+        if buffer.is_null() || size > 32_764 {
+            return Err(INVALID_VALUE);
+        }
+        let mut bytes = vec![0; size];
+        // SAFETY: the caller promises a buffer of this size.
+        unsafe { buffer.copy_to_nonoverlapping(bytes.as_mut_ptr(), size) };
+        Ok(Some(bytes))
+    }
+}
+
+/// Read the parameters of a kernel in the form that the launch uses.
+pub(super) fn parameters(kernel: &Kernel, arguments: Arguments, extra: Extra) -> Result<Vec<u8>, Code> {
+    match extra.bytes()? {
+        Some(bytes) if bytes.len() == kernel.parameter_bytes() => Ok(bytes),
+        Some(_) => Err(INVALID_VALUE),
+        None => arguments.bytes(kernel),
+    }
+}
+
+/// Code: PTX, or another format.
+#[repr(transparent)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Image(*const c_char);
+
+impl Image {
+    pub(super) fn present(self) -> Result<(), Code> {
+        In(self.0).get().map(drop)
+    }
+
+    /// Return the text, if it is PTX: a text that ends with a zero byte, and begins with a directive or a comment.
+    pub(super) fn ptx<'a>(self) -> Result<Option<&'a str>, Code> {
+        for index in 0.. {
+            // SAFETY: the code is not NULL, and no byte before this one has ended a text. Each other format has more bytes than this before its end,
+            // because its first byte is no white space.
+            match In(self.0).at(index)? as u8 {
+                b' ' | b'\t' | b'\r' | b'\n' => {}
+                b'.' | b'/' => return Text(self.0).get().map(Some),
+                _ => break,
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The options of the compiler (`CUjit_option`), and a value for each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Options {
+    pub(super) count: u32,
+    pub(super) names: In<c_int>,
+    pub(super) values: InOut<usize>,
+}
+
+impl Options {
+    fn position(self, wanted: c_int) -> Option<u32> {
+        (0..self.count).find(|index| self.names.at(*index) == Ok(wanted))
+    }
+
+    /// Write a log into its buffer, and its length into the option that has the size of the buffer. A longer log is cut off.
+    pub(super) fn log(self, buffer: c_int, size: c_int, text: &str) -> Result<(), Code> {
+        let (Some(buffer), Some(size)) = (self.position(buffer), self.position(size)) else {
+            return Ok(());
+        };
+        let values = In(self.values.0.0.cast_const());
+        let room = values.at(size)? as u32;
+        let to: *mut c_char = with_exposed_provenance_mut(values.at(buffer)?);
+        if room > 0 && !to.is_null() {
+            Out(to).put_text(i32::try_from(room).unwrap_or(i32::MAX), text)?;
+        }
+        let written = text.len().min(room.saturating_sub(1) as usize);
+        // SAFETY: the caller promises as many values as options.
+        unsafe { self.values.0.0.add(size as usize).write_unaligned(written) };
         Ok(())
     }
 }

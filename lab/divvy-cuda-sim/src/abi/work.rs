@@ -3,14 +3,14 @@
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
-use super::pointer::{In, Out, Text};
-use super::symbols::symbols;
-use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE};
-use crate::driver::Driver;
-use crate::work::now;
+use divvy_ptx::Kernel;
 
-/// CUDA_ERROR_NOT_READY.
-const NOT_READY: Code = 600;
+use super::pointer::{Arguments, Extra, Image, In, InOut, Options, Out, Text, parameters};
+use super::symbols::symbols;
+use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED};
+use crate::driver::Driver;
+use crate::trace::complain;
+use crate::work::{now, slowness};
 
 /// `CUlaunchConfig`.
 #[repr(C)]
@@ -33,12 +33,12 @@ struct Launch {
     block: [c_uint; 3],
     shared: c_uint,
     stream: usize,
-    parameters: usize,
+    arguments: Arguments,
 }
 
 // The layout in cuda.h.
 const _: () = assert!(size_of::<Config>() == 56 && offset_of!(Config, stream) == 32);
-const _: () = assert!(size_of::<Launch>() == 56 && offset_of!(Launch, stream) == 40);
+const _: () = assert!(size_of::<Launch>() == 56 && offset_of!(Launch, stream) == 40 && size_of::<Arguments>() == 8);
 
 symbols! {
     call cuStreamCreate(stream: Out<usize>, _flags: c_uint) |driver| {
@@ -117,47 +117,51 @@ symbols! {
         if from.max(to) > now() {
             return Err(NOT_READY);
         }
-        milliseconds.put((to as f64 - from as f64) as f32 / 1e6)
+        milliseconds.put(((to as f64 - from as f64) * slowness() / 1e6) as f32)
     };
 
-    // Code is not read: each module has each function.
-    call [cuModuleLoad, cuModuleLoadData, cuModuleLoadFatBinary](module: Out<usize>, code: In<u8>) |driver| {
+    // Files and binaries are not read: each such module has each function.
+    call [cuModuleLoad, cuModuleLoadFatBinary](module: Out<usize>, code: In<u8>) |driver| {
         code.get()?;
-        load(driver, module)
+        load(driver, module, None, None)
     };
 
-    call cuModuleLoadDataEx(module: Out<usize>, code: In<u8>, _count: c_uint, _options: usize, _values: usize) |driver| {
-        code.get()?;
-        load(driver, module)
+    call cuModuleLoadData(module: Out<usize>, code: Image) |driver| {
+        code.present()?;
+        load(driver, module, code.ptx()?, None)
+    };
+
+    call cuModuleLoadDataEx(module: Out<usize>, code: Image, count: c_uint, names: In<c_int>, values: InOut<usize>) |driver| {
+        code.present()?;
+        load(driver, module, code.ptx()?, Some(Options { count, names, values }))
     };
 
     call cuModuleUnload(module: usize) |driver| driver.work.modules.remove(&module).map(drop).ok_or(INVALID_HANDLE);
 
     call cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) |driver| {
         function.present()?;
-        driver.work.modules.get(&module).ok_or(INVALID_HANDLE)?;
-        function.put(driver.create_function(name.get()?))
+        function.put(driver.create_function(module, name.get()?)?)
     };
 
     call [cuLaunchKernel, cuLaunchKernel_ptsz](
         function: usize,
         gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        _shared: c_uint, stream: usize, _parameters: usize, _extra: usize,
+        _shared: c_uint, stream: usize, arguments: Arguments, extra: Extra,
     ) |driver| {
-        driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
+        driver.launch(function, stream, [gx, gy, gz], [bx, by, bz], |kernel| parameters(kernel, arguments, extra))
     };
 
     call [cuLaunchCooperativeKernel, cuLaunchCooperativeKernel_ptsz](
         function: usize,
         gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
-        _shared: c_uint, stream: usize, _parameters: usize,
+        _shared: c_uint, stream: usize, arguments: Arguments,
     ) |driver| {
-        driver.launch(function, stream, [gx, gy, gz], [bx, by, bz])
+        driver.launch(function, stream, [gx, gy, gz], [bx, by, bz], |kernel| parameters(kernel, arguments, Extra::NONE))
     };
 
-    call [cuLaunchKernelEx, cuLaunchKernelEx_ptsz](config: In<Config>, function: usize, _parameters: usize, _extra: usize) |driver| {
+    call [cuLaunchKernelEx, cuLaunchKernelEx_ptsz](config: In<Config>, function: usize, arguments: Arguments, extra: Extra) |driver| {
         let config = config.get()?;
-        driver.launch(function, config.stream, config.grid, config.block)
+        driver.launch(function, config.stream, config.grid, config.block, |kernel| parameters(kernel, arguments, extra))
     };
 
     call cuLaunchCooperativeKernelMultiDevice(launches: In<Launch>, count: c_uint, _flags: c_uint) |driver| {
@@ -166,18 +170,20 @@ symbols! {
         }
         for index in 0..count {
             let of = launches.at(index)?;
-            driver.launch(of.function, of.stream, of.grid, of.block)?;
+            driver.launch(of.function, of.stream, of.grid, of.block, |kernel| parameters(kernel, of.arguments, Extra::NONE))?;
         }
         Ok(())
     };
 
-    // The symbols before CUDA 4. Their stream is the default one.
-    call cuLaunch(function: usize) |driver| driver.launch(function, 0, [1; 3], [1; 3]);
+    // The symbols before CUDA 4. Their stream is the default one, and their parameters are set by calls that are not simulated.
+    call cuLaunch(function: usize) |driver| driver.launch(function, 0, [1; 3], [1; 3], without_parameters);
 
-    call cuLaunchGrid(function: usize, width: c_int, height: c_int) |driver| driver.launch(function, 0, grid(width, height)?, [1; 3]);
+    call cuLaunchGrid(function: usize, width: c_int, height: c_int) |driver| {
+        driver.launch(function, 0, grid(width, height)?, [1; 3], without_parameters)
+    };
 
     call cuLaunchGridAsync(function: usize, width: c_int, height: c_int, stream: usize) |driver| {
-        driver.launch(function, stream, grid(width, height)?, [1; 3])
+        driver.launch(function, stream, grid(width, height)?, [1; 3], without_parameters)
     };
 }
 
@@ -192,10 +198,29 @@ fn record(driver: &mut Driver, event: usize, stream: usize) -> Result<(), Code> 
     Ok(())
 }
 
-fn load(driver: &mut Driver, module: Out<usize>) -> Result<(), Code> {
+/// CU_JIT_INFO_LOG_BUFFER, its size, CU_JIT_ERROR_LOG_BUFFER, and its size.
+const INFORMATION: (c_int, c_int) = (3, 4);
+const ERRORS: (c_int, c_int) = (5, 6);
+
+fn load(driver: &mut Driver, module: Out<usize>, ptx: Option<&str>, options: Option<Options>) -> Result<(), Code> {
     module.present()?;
     driver.current()?;
-    let handle = driver.new_handle();
-    driver.work.modules.insert(handle, ());
-    module.put(handle)
+    let loaded = driver.load(ptx);
+    let errors = loaded.as_ref().err().map_or("", |(_, log)| log);
+    match options {
+        Some(options) => {
+            options.log(INFORMATION.0, INFORMATION.1, "")?;
+            options.log(ERRORS.0, ERRORS.1, errors)?;
+        }
+        None if !errors.is_empty() => complain(errors),
+        None => {}
+    }
+    module.put(loaded.map_err(|(code, _)| code)?)
+}
+
+fn without_parameters(kernel: &Kernel) -> Result<Vec<u8>, Code> {
+    match kernel.parameters() {
+        [] => Ok(Vec::new()),
+        _ => Err(NOT_SUPPORTED),
+    }
 }

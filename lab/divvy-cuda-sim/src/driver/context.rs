@@ -22,6 +22,7 @@ impl Driver {
             flags,
             api_version,
             slabs: Slabs::default(),
+            fault: None,
         };
         self.contexts.insert(handle, context);
         Ok(())

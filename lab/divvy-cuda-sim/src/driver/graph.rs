@@ -112,12 +112,7 @@ impl Driver {
         graphs.used_high = graphs.used_high.max(used);
         graphs.reserved = graphs.reserved.max(used);
         graphs.reserved_high = graphs.reserved_high.max(graphs.reserved);
-        let allocation = Allocation {
-            device,
-            context: None,
-            bytes,
-            kind: Kind::Graph,
-        };
+        let allocation = Allocation::new(device, None, bytes, Kind::Graph);
         self.memory.allocations.insert(address, allocation);
         Ok(())
     }

@@ -122,12 +122,7 @@ impl Driver {
             return Err(INVALID_VALUE);
         }
         let address = self.memory.addresses(pages(bytes).ok_or(OUT_OF_MEMORY)?, PAGE)?;
-        let allocation = Allocation {
-            device,
-            context: None,
-            bytes,
-            kind: Kind::Borrowed,
-        };
+        let allocation = Allocation::new(device, None, bytes, Kind::Borrowed);
         self.memory.allocations.insert(address, allocation);
         Ok(address)
     }
@@ -161,12 +156,7 @@ impl Driver {
     }
 
     fn record(&mut self, address: u64, device: usize, context: usize, bytes: u64, kind: Kind) {
-        let allocation = Allocation {
-            device,
-            context: Some(context),
-            bytes,
-            kind,
-        };
+        let allocation = Allocation::new(device, Some(context), bytes, kind);
         self.memory.allocations.insert(address, allocation);
     }
 }

@@ -71,12 +71,7 @@ impl Driver {
         let pool = self.pool(handle)?;
         pool.used = used;
         pool.used_high = pool.used_high.max(used);
-        let allocation = Allocation {
-            device,
-            context: None,
-            bytes,
-            kind: Kind::Pool(handle),
-        };
+        let allocation = Allocation::new(device, None, bytes, Kind::Pool(handle));
         self.memory.allocations.insert(address, allocation);
         Ok(address)
     }

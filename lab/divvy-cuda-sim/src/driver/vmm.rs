@@ -29,6 +29,7 @@ impl Driver {
             imported,
             handles: 1,
             mappings: 0,
+            contents: None,
         };
         self.vmm.physical.insert(handle, physical);
         Ok(handle)

@@ -1,8 +1,17 @@
 //! Streams and launches of the driver.
 
+use divvy_ptx::{Fault, Kernel, Launch, Order};
+
 use super::Driver;
-use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE};
-use crate::work::{Stream, length_of, now};
+use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
+use crate::contents::KernelMemory;
+use crate::context::top;
+use crate::module::{Function, Loaded, compile};
+use crate::trace;
+use crate::work::{Stream, now};
+
+/// After how many instructions a kernel counts as one that never ends: some minutes.
+const LIMIT: u64 = 1 << 36;
 
 impl Driver {
     /// Make a stream in the current context.
@@ -25,6 +34,9 @@ impl Driver {
 
     /// Return a stream. NULL, CU_STREAM_LEGACY, and CU_STREAM_PER_THREAD are streams of the current context's device.
     pub(crate) fn stream(&mut self, handle: usize) -> Result<&mut Stream, Code> {
+        if let Some(code) = top().and_then(|handle| self.contexts.get(&handle)?.fault) {
+            return Err(code);
+        }
         if handle > 2 {
             return self.work.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
         }
@@ -45,33 +57,129 @@ impl Driver {
     }
 
     /// Make a function of a module.
-    pub(crate) fn create_function(&mut self, name: &str) -> usize {
+    pub(crate) fn create_function(&mut self, module: usize, name: &str) -> Result<usize, Code> {
+        let function = self.work.modules.get(&module).ok_or(INVALID_HANDLE)?.function(name)?;
         let handle = self.new_handle();
-        self.work.functions.insert(handle, length_of(name));
-        handle
+        self.work.functions.insert(handle, function);
+        Ok(handle)
     }
 
-    /// Return how long a launch of a function takes.
-    pub(crate) fn function(&self, handle: usize) -> Result<u64, Code> {
-        self.work.functions.get(&handle).copied().ok_or(INVALID_HANDLE)
+    /// Return a function.
+    pub(crate) fn function(&self, handle: usize) -> Result<&Function, Code> {
+        self.work.functions.get(&handle).ok_or(INVALID_HANDLE)
     }
 
-    /// Launch a function in a stream, or add it to the graph that the stream is captured into.
-    pub(crate) fn launch(&mut self, function: usize, stream: usize, grid: [u32; 3], block: [u32; 3]) -> Result<(), Code> {
-        let length = self.function(function)?;
+    /// Return how long a function takes as a node of a graph. There it cannot be executed.
+    pub(crate) fn node(&self, handle: usize) -> Result<u64, Code> {
+        match self.function(handle)? {
+            Function { kernel: Some(_), .. } => Err(NOT_SUPPORTED),
+            Function { length, .. } => Ok(*length),
+        }
+    }
+
+    /// Launch a function in a stream, or add it to the graph that the stream is captured into. `parameters` reads the bytes of the parameters.
+    pub(crate) fn launch(
+        &mut self,
+        function: usize,
+        stream: usize,
+        grid: [u32; 3],
+        block: [u32; 3],
+        parameters: impl Fn(&Kernel) -> Result<Vec<u8>, Code>,
+    ) -> Result<(), Code> {
+        let Function { name, length, kernel } = self.function(function)?.clone();
         if grid.contains(&0) || block.contains(&0) {
             return Err(INVALID_VALUE);
         }
         if let Some(graph) = self.stream(stream)?.capture {
+            let length = self.node(function)?;
             return self.add_kernel(graph, length).map(drop);
         }
+        let parameters = kernel.as_deref().map(&parameters).transpose()?;
+        if trace::hangs(&name) {
+            self.stream(stream)?.ends = u64::MAX;
+            return Ok(());
+        }
+        let mut length = length;
+        if let (Some(kernel), Some(parameters)) = (kernel, parameters) {
+            length = length.saturating_add(self.execute(&kernel, stream, grid, block, parameters)?);
+        }
+        if let Some(code) = trace::injected(&name) {
+            self.fail(code);
+        }
         self.run(stream, length)
+    }
+
+    /// Execute a kernel. Its work is done when this returns, and what it takes is the time that it has waited for. Return this time.
+    fn execute(
+        &mut self,
+        kernel: &Kernel,
+        stream: usize,
+        grid: [u32; 3],
+        block: [u32; 3],
+        parameters: Vec<u8>,
+    ) -> Result<u64, Code> {
+        let pointer = |index: usize| {
+            let parameter = kernel.parameters().get(index)?;
+            let bytes = parameters.get(parameter.offset..parameter.offset + parameter.bytes)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let wrong = trace::wrong(kernel.name());
+        let wrong = wrong.map(|(index, offset)| pointer(index).and_then(|start| start.checked_add(offset)));
+        let launch = Launch {
+            grid,
+            only: None,
+            block,
+            parameters: parameters.clone(),
+            order: Order::Forward,
+            timer: now(),
+            limit: LIMIT,
+        };
+        let outcome = kernel.run(&launch, &mut KernelMemory::new(&mut self.memory, &mut self.vmm));
+        match wrong {
+            Some(Some(address)) => self.corrupt(address),
+            Some(None) => trace::complain(&format!(
+                "DIVVY_CUDA_SIM_WRONG: this parameter of {} is no pointer",
+                kernel.name()
+            )),
+            None => {}
+        }
+        match outcome {
+            Ok(outcome) => return Ok(outcome.nanoseconds),
+            Err(Fault::Launch) => return Err(INVALID_VALUE),
+            Err(fault) => {
+                trace::complain(&format!("the kernel {}: {fault}", kernel.name()));
+                match fault.code() {
+                    Some(code) => self.fail(code),
+                    None => self.stream(stream)?.ends = u64::MAX,
+                }
+            }
+        }
+        Ok(0)
+    }
+
+    /// Make the current context unusable.
+    fn fail(&mut self, code: Code) {
+        if let Some(context) = top().and_then(|handle| self.contexts.get_mut(&handle)) {
+            context.fault = Some(code);
+        }
+    }
+
+    /// Load code into a module. An error has the text of the compiler's log.
+    pub(crate) fn load(&mut self, text: Option<&str>) -> Result<usize, (Code, String)> {
+        let device = self.current_device().unwrap_or(0);
+        let loaded = match text {
+            None => Loaded::Unread,
+            Some(text) => compile(text, self.version, self.devices[device].card.capability())?,
+        };
+        let handle = self.new_handle();
+        self.work.modules.insert(handle, loaded);
+        Ok(handle)
     }
 
     /// Put work into a stream.
     pub(crate) fn run(&mut self, stream: usize, length: u64) -> Result<(), Code> {
         let Stream { device, ends, .. } = *self.stream(stream)?;
-        if length == 0 {
+        if length == 0 || ends == u64::MAX {
             return Ok(());
         }
         let until = self.devices[device].run(ends.max(now()), length)?;

@@ -1,0 +1,71 @@
+//! Modules: what a program loads, and what the driver's compiler says of it.
+
+use std::sync::Arc;
+
+use divvy_ptx::{Code as Found, Kernel, Module};
+
+use crate::codes::{Code, INVALID_PTX, NOT_FOUND};
+use crate::work::length_of;
+
+/// A module that is loaded.
+#[derive(Debug, Clone)]
+pub(crate) enum Loaded {
+    /// PTX, which is executed.
+    Ptx(Arc<Module>),
+    /// Other code, which is not read: it has each function, and a launch only takes time.
+    Unread,
+}
+
+/// A function of a module.
+#[derive(Debug, Clone)]
+pub(crate) struct Function {
+    pub(crate) name: Arc<str>,
+    /// How long a launch takes, in nanoseconds, in addition to what the code does.
+    pub(crate) length: u64,
+    /// The code, if it is executed.
+    pub(crate) kernel: Option<Arc<Kernel>>,
+}
+
+/// Whether code is executed at all (`DIVVY_CUDA_SIM_CODE`).
+fn is_read() -> bool {
+    std::env::var_os("DIVVY_CUDA_SIM_CODE").is_none_or(|value| value != "unread")
+}
+
+/// Compile PTX as a driver of this CUDA version does for a GPU of this compute capability. An error has the text of the compiler's log.
+pub(crate) fn compile(text: &str, cuda: i32, gpu: u32) -> Result<Loaded, (Code, String)> {
+    if !is_read() {
+        return Ok(Loaded::Unread);
+    }
+    // A kernel whose name says how long it takes is not executed.
+    let module = Module::parse(text, |name| length_of(name) > 0).map_err(|error| {
+        (
+            INVALID_PTX,
+            format!(
+                "ptxas application ptx input, line {}; fatal : {}: {}",
+                error.line, error.why, error.text
+            ),
+        )
+    })?;
+    match module.check(cuda, gpu) {
+        Ok(()) => Ok(Loaded::Ptx(Arc::new(module))),
+        Err(refusal) => Err((refusal.code(), format!("ptxas fatal : {refusal}"))),
+    }
+}
+
+impl Loaded {
+    /// Find a function.
+    pub(crate) fn function(&self, name: &str) -> Result<Function, Code> {
+        let kernel = match self {
+            Loaded::Unread => None,
+            Loaded::Ptx(module) => match module.entries.get(name).ok_or(NOT_FOUND)? {
+                Found::Kernel(kernel) => Some(Arc::clone(kernel)),
+                Found::Unread => None,
+            },
+        };
+        Ok(Function {
+            name: name.into(),
+            length: length_of(name),
+            kernel,
+        })
+    }
+}
