@@ -54,11 +54,11 @@ pub enum Text {
 }
 
 impl Text {
-    /// Return the PTX.
+    /// Return the PTX, without comments.
     pub fn ptx(self) -> &'static str {
         match self {
-            Text::Smoke => include_str!("kernels/smoke.ptx"),
-            Text::Tensor => include_str!("kernels/tensor.ptx"),
+            Text::Smoke => include_str!(concat!(env!("OUT_DIR"), "/smoke.ptx")),
+            Text::Tensor => include_str!(concat!(env!("OUT_DIR"), "/tensor.ptx")),
         }
     }
 }

@@ -34,7 +34,7 @@ Options:
   --isolation       Allocate memory up to the limit in S07 and S09, and check that more is refused
   --tensor          Run S05 on a shared GPU, too: it loads the GPU fully for a moment
   --gpu GPU         UUID, a prefix of it that only one GPU has, or index. Default: 0
-  --timeout TIME    Give up after this time: 90s, 2m, or seconds. Default: 120s
+  --timeout TIME    Give up after this time: 90s, 2m, 500ms, or seconds. Default: 120s
   --via WAY         How functions are found: dlsym, as old programs do, or getprocaddress.
                     Default: dlsym
   -o, --output FORM text, or json. Default: text
@@ -191,18 +191,21 @@ fn steps(list: &str) -> Result<Vec<Id>, UsageError> {
 }
 
 fn time(text: &str) -> Result<Duration, UsageError> {
-    let (number, unit) = match text.strip_suffix('m') {
-        Some(minutes) => (minutes, 60.0),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    let (number, unit) = match text {
+        text if text.ends_with("ms") => (text.strip_suffix("ms"), 1),
+        text if text.ends_with('m') => (text.strip_suffix('m'), 60_000),
+        text => (text.strip_suffix('s').or(Some(text)), 1000),
     };
-    let seconds = number.parse::<f64>().ok().map(|number| number * unit);
-    let seconds = seconds.filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    let number = number.and_then(|number| number.parse::<u64>().ok());
+    let ms = number
+        .and_then(|number| number.checked_mul(unit))
+        .filter(|ms| (100..=86_400_000).contains(ms));
     let wrong = || {
         UsageError(format!(
-            "--timeout {text} is not a time from 0.1s to 1 day; write 90s, 2m, or seconds"
+            "--timeout {text} is not a time from 100ms to 1 day; write 90s, 2m, 500ms, or seconds"
         ))
     };
-    seconds.map(Duration::from_secs_f64).ok_or_else(wrong)
+    ms.map(Duration::from_millis).ok_or_else(wrong)
 }
 
 #[cfg(test)]
@@ -225,7 +228,7 @@ mod tests {
             json: true,
             termination_message: Some("/dev/termination-log".into()),
         };
-        let line = "--isolation here --steps=memory,S05,tensor-cores --tensor --gpu GPU-1 --timeout 2.5 --via getprocaddress -ojson \
+        let line = "--isolation here --steps=memory,S05,tensor-cores --tensor --gpu GPU-1 --timeout 2500ms --via getprocaddress -ojson \
                     --termination-message /dev/termination-log";
         assert_eq!(parse(line), Ok(Command::Here(expected)));
         assert_eq!(parse("vector-add"), Ok(Command::VectorAdd(Options::default())));
@@ -247,7 +250,8 @@ mod tests {
             ("here --steps S10", "--steps S10: there is no such step"),
             ("here --steps=", "there is no such step"),
             ("here --timeout 0", "--timeout 0 is not a time"),
-            ("here --timeout nan", "is not a time"),
+            ("here --timeout 2.5", "is not a time"),
+            ("here --timeout 99999999999999999999m", "is not a time"),
             ("here --timeout 2h", "is not a time"),
             ("here --timeout", "--timeout"),
             ("here --via ld", "write dlsym or getprocaddress"),

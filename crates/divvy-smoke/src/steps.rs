@@ -219,9 +219,18 @@ pub fn rate(amount: f64, ms: f64, units: [&str; 2]) -> String {
     let rate = amount / (ms * 1e6);
     match rate {
         rate if !(ms > 0.0 && rate.is_finite()) => String::new(),
-        rate if rate >= 1000.0 => format!(", {:.1} {}", rate / 1000.0, units[1]),
-        rate if rate >= 10.0 => format!(", {rate:.0} {}", units[0]),
-        rate => format!(", {rate:.2} {}", units[0]),
+        rate if rate >= 1000.0 => format!(", {} {}", tenths(rate / 1000.0), units[1]),
+        rate => format!(", {} {}", tenths(rate), units[0]),
+    }
+}
+
+/// Return a number as text: with one digit after the point if it is small. The standard library's code for floating-point numbers would be a large part
+/// of the program.
+pub fn tenths(number: f64) -> String {
+    let tenths = (number * 10.0).round() as u64;
+    match tenths {
+        0..100 => format!("{}.{}", tenths / 10, tenths % 10),
+        _ => format!("{}", (tenths + 5) / 10),
     }
 }
 
@@ -266,10 +275,10 @@ mod tests {
             (0.0, ""),
             (-1.0, ""),
             (f64::NAN, ""),
-            (f64::INFINITY, ", 0.00 GB/s"),
+            (f64::INFINITY, ", 0.0 GB/s"),
             (1.0, ", 3.0 TB/s"),
             (100.0, ", 30 GB/s"),
-            (1e4, ", 0.30 GB/s"),
+            (1e4, ", 0.3 GB/s"),
         ];
         for (ms, expected) in table {
             assert_eq!(rate(3e9, ms, units), expected, "{ms}");

@@ -90,11 +90,11 @@ fn crashed(step: Id, call: &str, how: Option<String>) -> Step {
 
 fn hung(child: &mut dyn Child, step: Id, call: &str, timeout: Duration) -> Step {
     child.kill();
-    let seconds = timeout.as_secs_f64();
+    let seconds = seconds(timeout);
     let found = match wait(child, Instant::now() + LAST) {
-        Some(_) => format!("{call} had not returned after {seconds} s, and the process was killed"),
+        Some(_) => format!("{call} had not returned after {seconds}, and the process was killed"),
         None => format!(
-            "{call} had not returned after {seconds} s, and the process cannot be killed: hung in the kernel, {}",
+            "{call} had not returned after {seconds}, and the process cannot be killed: hung in the kernel, {}",
             child.place()
         ),
     };
@@ -104,4 +104,12 @@ fn hung(child: &mut dyn Child, step: Id, call: &str, timeout: Duration) -> Step 
         "programs on this GPU wait for ever",
         "look for an XID in the node's kernel log (dmesg | grep NVRM); reset the GPU, or reboot the node if the process stays; --timeout gives a slow GPU more time",
     )
+}
+
+/// Return a time as text. Code that prints any floating-point number would be a large part of the program.
+fn seconds(time: Duration) -> String {
+    match time.subsec_millis() {
+        0 => format!("{} s", time.as_secs()),
+        _ => format!("{} ms", time.as_millis()),
+    }
 }

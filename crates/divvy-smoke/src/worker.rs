@@ -42,7 +42,7 @@ pub(crate) struct Task {
 pub(crate) fn main(task: &str) -> i32 {
     // A parent that was killed leaves no child behind.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    let task: Task = match serde_json::from_str(task) {
+    let task: Task = match serde_json::from_slice(task.as_bytes()) {
         Ok(task) => task,
         Err(error) => {
             tell(Message::Error(format!("this command is for divvy-smoke itself: {error}")));
@@ -173,7 +173,7 @@ impl Second for Process<'_> {
         let mut line = String::new();
         let read = output.read_line(&mut line).map_err(no_second)?;
         self.child = Some((child, output));
-        match serde_json::from_str(&line) {
+        match serde_json::from_slice::<Message>(line.as_bytes()) {
             Ok(Message::Held(held)) => Ok(held),
             Ok(Message::Error(error)) => Err(no_second(error)),
             _ if read == 0 => Err(no_second("it ended without an answer")),

@@ -1,6 +1,6 @@
 //! S06: copies to the GPU, from it, and within it.
 
-use super::{Bench, Done, Outcome, Problem, size};
+use super::{Bench, Done, Outcome, Problem, size, tenths};
 use crate::codes::Finding;
 use crate::driver::Failure;
 use crate::expect::Pattern;
@@ -102,8 +102,7 @@ fn speeds(bytes: u64, times: Times) -> [(&'static str, f64); 3] {
 
 fn rates(bytes: u64, times: Times) -> String {
     let text = |(name, speed): (&str, f64)| match speed.is_finite() && speed > 0.0 {
-        true if speed < 10.0 => format!("{name} {speed:.1} GB/s"),
-        true => format!("{name} {speed:.0} GB/s"),
+        true => format!("{name} {} GB/s", tenths(speed)),
         false => format!("{name} at an unknown speed"),
     };
     speeds(bytes, times).map(text).join(", ")
@@ -119,7 +118,7 @@ pub fn judge(model: &str, bytes: u64, times: Times) -> Option<Finding> {
     let slow = speeds(bytes, times).into_iter().zip(expected);
     let slow: Vec<String> = slow
         .filter(|((_, speed), expected)| *speed < expected / 2.0)
-        .map(|((name, speed), expected)| format!("{name} {speed:.1} GB/s, expected {expected:.0}"))
+        .map(|((name, speed), expected)| format!("{name} {} GB/s, expected {}", tenths(speed), tenths(expected)))
         .collect();
     (!slow.is_empty()).then(|| {
         Finding::new(
@@ -146,7 +145,7 @@ mod tests {
         let model = "NVIDIA H100 80GB HBM3";
         assert_eq!(judge(model, 256 * MIB, fast), None);
         let finding = judge(model, 256 * MIB, slow).expect("slow");
-        assert_eq!(finding.found, "to the GPU 24.4 GB/s, expected 50");
+        assert_eq!(finding.found, "to the GPU 24 GB/s, expected 50");
         for (model, bytes, times) in [
             (model, 63 * MIB, slow),
             ("Another GPU", 256 * MIB, slow),

@@ -82,9 +82,9 @@ fn a_hanging_child_is_killed_and_reported_even_if_it_cannot_be_killed() {
             [(Id::S01, Status::Pass), (Id::S02, Status::Fail), (Id::S03, Status::Skip)]
         );
         let expected = match can_be_killed {
-            true => "cuStreamSynchronize had not returned after 0.2 s, and the process was killed",
+            true => "cuStreamSynchronize had not returned after 200 ms, and the process was killed",
             false => {
-                "cuStreamSynchronize had not returned after 0.2 s, and the process cannot be killed: hung in the kernel, state D, wchan nvidia_ioctl"
+                "cuStreamSynchronize had not returned after 200 ms, and the process cannot be killed: hung in the kernel, state D, wchan nvidia_ioctl"
             }
         };
         assert_eq!(steps[1].found, expected);
