@@ -48,8 +48,8 @@ struct NoEvents {
 
 /// Judge the probe's answer.
 pub(crate) fn judge(answer: &str, gpu: &Gpu) -> Outcome {
-    let snapshot: Snapshot =
-        serde_json::from_slice(answer.as_bytes()).map_err(|error| Problem::Skip(format!("divvy-probe gave no snapshot: {error}")))?;
+    let snapshot: Snapshot = serde_json::from_slice(answer.as_bytes())
+        .map_err(|error| Problem::Skip(format!("divvy-probe gave no snapshot: {error}")))?;
     let is_it = |facts: &&Facts| facts.uuid == gpu.uuid || facts.mig_devices.iter().any(|mig| mig.uuid == gpu.uuid);
     let facts = snapshot.gpus.iter().find(is_it);
     let facts = facts.ok_or_else(|| Problem::Skip(format!("divvy-probe does not list {}", gpu.uuid)))?;

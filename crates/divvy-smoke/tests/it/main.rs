@@ -3,5 +3,7 @@
 mod fake;
 mod kernels;
 mod lies;
+mod program;
+mod rig;
 mod supervision;
 mod texts;
