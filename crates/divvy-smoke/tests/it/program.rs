@@ -32,7 +32,7 @@ fn every_step_passes_with_the_real_kernels() {
         // Four patterns in 6 MiB, every element of both products, and what was copied.
         let bytes = |id| report.steps.iter().find(|step| step.id == id).map(|step| step.bytes);
         assert_eq!(bytes(Id::S02), Some(200_000));
-        assert_eq!(bytes(Id::S03), Some(4 * 6 << 20));
+        assert_eq!(bytes(Id::S03), Some((4 * 6) << 20));
         assert_eq!(bytes(Id::S04), Some(4 * 256 * 256 + 8 * 64 * 64));
         assert_eq!(bytes(Id::S06), Some(15 << 20));
     }
