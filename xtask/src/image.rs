@@ -342,7 +342,7 @@ fn files(
         ("bin/divvy".to_owned(), divvy.clone()),
         // For divvy-runtime, which queries the GPUs with it; the same file as above.
         ("bin/divvy-probe".to_owned(), probe.clone()),
-        // For the node's administrator; it asks the probe beside it.
+        // For the node's administrator; it asks the probe in the same directory.
         ("bin/divvy-smoke".to_owned(), smoke.clone()),
     ]);
     let mut libraries = linked(probe)?;

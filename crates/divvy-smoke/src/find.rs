@@ -1,7 +1,7 @@
 //! Where the driver's library is, and how a program is started that can load it.
 //!
 //! The library loads others by their names, `libnvidia-ptxjitcompiler.so.1` above all. So its directory must be in the search path of the loader
-//! when a process starts. A container may have no `ld.so.cache`, because with CDI nobody may have written one.
+//! when a process starts. A container may have no `ld.so.cache`, because with CDI it may not have been written.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -87,7 +87,7 @@ pub(crate) struct Start {
 
 /// Return how to start a program so that it can load the library.
 ///
-/// The loader is one beside the program, as in a container to which only the two and their libraries were mounted, or the one of the machine.
+/// The loader is one in the program's directory, as in a container to which only the two and their libraries were mounted, or the one of the machine.
 pub(crate) fn start(program: &Path, root: &Path, library: &Path, library_path: Option<&OsStr>) -> Start {
     let own = program.parent().unwrap_or(Path::new("/"));
     let beside = LOADERS

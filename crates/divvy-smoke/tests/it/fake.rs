@@ -63,7 +63,7 @@ impl Default for Machine {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The memory's contents. What nobody touches costs nothing.
+    /// The memory's contents. What is not touched costs nothing.
     memory: BTreeMap<Address, (u64, Vec<u8>)>,
     next: Address,
     functions: Vec<(Text, &'static str)>,

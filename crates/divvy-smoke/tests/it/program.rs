@@ -169,7 +169,7 @@ fn a_killed_parent_leaves_no_child() {
     let children = format!("/proc/{0}/task/{0}/children", parent.id());
     let alive = |pid: &str| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // A zombie that nobody has waited for yet has ended, too.
+        // A zombie has ended, too.
         stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
     };
     let started = Instant::now();

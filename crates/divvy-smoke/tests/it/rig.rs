@@ -66,7 +66,7 @@ impl Rig {
         self.directory.path().join(name)
     }
 
-    /// Use a copy of the program, so that other files can lie beside it.
+    /// Use a copy of the program, so that other files can lie next to it.
     pub(crate) fn copied(mut self) -> Rig {
         self.program = self.path("divvy-smoke");
         std::fs::copy(program(), &self.program).expect("copied");
