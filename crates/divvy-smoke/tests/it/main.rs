@@ -1,6 +1,7 @@
 //! Tests of the steps, of the supervision, and of the program.
 
 mod fake;
+mod guard;
 mod kernels;
 mod lies;
 mod program;

@@ -1,7 +1,6 @@
 //! The program as it is started: by the loader, on the simulated driver, with the real kernels.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -336,7 +335,6 @@ fn the_termination_message_is_the_report() {
 #[test]
 fn a_probe_beside_the_program_says_whether_the_gpu_is_healthy() {
     let rig = Rig::new(12).copied();
-    let probe = rig.path("divvy-probe");
     for (script, expected) in [
         (
             format!("echo '{{\"gpus\":[{{\"uuid\":\"{UUID}\",\"temperature\":41}}]}}'"),
@@ -352,8 +350,7 @@ fn a_probe_beside_the_program_says_whether_the_gpu_is_healthy() {
         ),
         ("exec sleep 60".to_owned(), (Status::Fail, "did not answer in time")),
     ] {
-        fs::write(&probe, format!("#!/bin/sh\n{script}\n")).expect("written");
-        fs::set_permissions(&probe, fs::Permissions::from_mode(0o755)).expect("executable");
+        rig.install(format!("#!/bin/sh\n{script}\n").as_bytes(), "divvy-probe");
         let ran = rig.run("here -o json --steps S02,S08 --timeout 2s", &[("PATH", "/usr/bin:/bin")]);
         let report = Report::read(&ran.out()).expect("a report");
         let step = report.step(Id::S08).expect("S08");

@@ -45,8 +45,16 @@ impl Rig {
         Rig::with(mib, "9.0")
     }
 
+    /// The same in a directory of a certain name.
+    pub(crate) fn at(directory: &tempfile::Builder<'_, '_>, mib: u64) -> Rig {
+        Rig::made(directory.tempdir_in("/tmp").expect("a directory"), mib, "9.0")
+    }
+
     pub(crate) fn with(mib: u64, capability: &str) -> Rig {
-        let directory = tempfile::tempdir().expect("a directory");
+        Rig::made(tempfile::tempdir().expect("a directory"), mib, capability)
+    }
+
+    fn made(directory: TempDir, mib: u64, capability: &str) -> Rig {
         let text = format!(
             "v = 1\n[[node]]\nname = \"n\"\ndriver = \"580.159.04\"\n[[node.gpu]]\nmodel = \"NVIDIA H100 80GB HBM3\"\nuuid = \"{UUID}\"\n\
              memory_mib = {mib}\ncontext_mib = 4\ncc = \"{capability}\"\n"
@@ -69,8 +77,17 @@ impl Rig {
     /// Use a copy of the program, so that other files can lie next to it.
     pub(crate) fn copied(mut self) -> Rig {
         self.program = self.path("divvy-smoke");
-        std::fs::copy(program(), &self.program).expect("copied");
+        self.install(&std::fs::read(program()).expect("the program"), "divvy-smoke");
         self
+    }
+
+    /// Make a program. Another process writes it: this one may be forking another test's program, which would have the file open for writing until it
+    /// is executed, and such a file cannot be started.
+    pub(crate) fn install(&self, content: &[u8], name: &str) {
+        let data = self.path("data");
+        std::fs::write(&data, content).expect("written");
+        let status = Command::new("install").arg("-m755").args([&data, &self.path(name)]).status();
+        assert!(status.expect("install").success());
     }
 
     /// Use a library that lacks functions.
