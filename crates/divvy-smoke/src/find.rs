@@ -124,13 +124,13 @@ pub(crate) fn start(program: &Path, root: &Path, library: &Path, library_path: O
     }
 }
 
-/// Return the path of this program. If a loader was started with it, the process's executable is the loader.
+/// Return the path of this program. If a loader was started with it, the process's executable is the loader. Without `/proc`, the executable is unknown.
 pub(crate) fn own_program(executable: &Path, first_argument: Option<&OsStr>) -> PathBuf {
     let is_loader = executable
         .file_name()
         .is_some_and(|name| name.to_string_lossy().starts_with("ld-"));
     match first_argument {
-        Some(argument) if is_loader => argument.into(),
+        Some(argument) if is_loader || executable.as_os_str().is_empty() => argument.into(),
         _ => executable.to_owned(),
     }
 }
@@ -229,5 +229,6 @@ mod tests {
         let own = |executable: &str| own_program(Path::new(executable), Some(OsStr::new("/run/divvy/bin/divvy-smoke")));
         assert_eq!(own("/lib64/ld-linux-x86-64.so.2"), Path::new("/run/divvy/bin/divvy-smoke"));
         assert_eq!(own("/usr/bin/divvy-smoke"), Path::new("/usr/bin/divvy-smoke"));
+        assert_eq!(own(""), Path::new("/run/divvy/bin/divvy-smoke"));
     }
 }

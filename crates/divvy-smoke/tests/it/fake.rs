@@ -440,16 +440,17 @@ pub(crate) struct Neighbour<'n> {
     pub(crate) machine: Machine,
     pub(crate) others: &'n Cell<u64>,
     /// What it says, if it is not the truth.
-    pub(crate) says: Option<Result2>,
+    pub(crate) says: Option<HeldOrNot>,
     /// Whether its memory is part of what the driver shows to the first process.
     pub(crate) is_seen: bool,
     pub(crate) first_holds: u64,
 }
 
-pub(crate) type Result2 = std::result::Result<Held, Problem>;
+pub(crate) type HeldOrNot = std::result::Result<Held, Problem>;
+pub(crate) type LimitOrNot = std::result::Result<Option<Limit>, String>;
 
 impl Second for Neighbour<'_> {
-    fn hold(&mut self) -> Result2 {
+    fn hold(&mut self) -> HeldOrNot {
         let held = (self.machine.total - self.machine.context * 2 - self.first_holds) / MIB / 16 * 16 * MIB;
         if self.is_seen {
             self.others.set(held + self.machine.context);
@@ -475,11 +476,11 @@ pub(crate) struct Case {
     pub(crate) tensor: bool,
     pub(crate) sample: bool,
     pub(crate) asked: Asked,
-    pub(crate) limit: Option<Limit>,
+    pub(crate) limit: LimitOrNot,
     pub(crate) sizes: Option<Sizes>,
     /// The call with this number returns this code.
     pub(crate) fault: Option<(usize, i32)>,
-    pub(crate) second: Option<Result2>,
+    pub(crate) second: Option<HeldOrNot>,
     pub(crate) second_is_seen: bool,
 }
 
@@ -492,7 +493,7 @@ impl Default for Case {
             tensor: false,
             sample: false,
             asked: Asked::default(),
-            limit: None,
+            limit: Ok(None),
             sizes: Some(SMALL),
             fault: None,
             second: None,
@@ -536,10 +537,10 @@ impl Case {
         Case {
             isolation: true,
             tensor: true,
-            limit: Some(Limit {
+            limit: Ok(Some(Limit {
                 bytes: machine.total,
                 context: machine.context,
-            }),
+            })),
             asked: Asked {
                 grant: Grant {
                     uuids: vec![UUID.to_owned()],
@@ -589,7 +590,7 @@ impl Case {
             &plan,
             &mut World {
                 library: "/usr/lib64/libcuda.so.1",
-                limit: &|_| self.limit,
+                limit: &|_| self.limit.clone(),
                 begin: &|id| current.set(id),
                 second: &mut second,
                 tell: &mut |message| match message {

@@ -145,7 +145,7 @@ fn a_share_that_is_not_enforced_is_a_failure() {
     let ran = unlimited.run();
     assert_eq!(ran.failed(), [Id::S07]);
     let mut without_guard = Case::isolated();
-    without_guard.limit = None;
+    without_guard.limit = Ok(None);
     let ran = without_guard.run();
     assert_eq!(ran.failed(), [Id::S07], "a shared GPU without a limit is not filled");
     let fill = ran
