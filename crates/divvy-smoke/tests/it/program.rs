@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Id, Outcome, Report, Status};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::{Rig, UUID, program, with};
 
@@ -162,33 +163,36 @@ fn a_call_or_a_kernel_that_never_ends_is_reported_in_time() {
 }
 
 #[test]
-fn a_killed_parent_leaves_no_child() {
-    let rig = Rig::new(12);
-    let mut parent = rig.start("here", &[("DIVVY_CUDA_SIM_HANG", "cuInit:1")]);
-    let children = format!("/proc/{0}/task/{0}/children", parent.id());
-    let alive = |pid: &str| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        // A zombie has ended, too.
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
-    };
-    let started = Instant::now();
-    let child = loop {
-        let text = fs::read_to_string(&children).expect("the children");
-        let child = text.split_whitespace().next().map(str::to_owned);
-        // Before it loads the library, it asks to end with its parent.
-        let is_worker =
-            |pid: &String| fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libdivvy_cuda_sim"));
-        match child.filter(is_worker) {
-            Some(child) => break child,
-            None => assert!(started.elapsed() < Duration::from_secs(20), "no child"),
+fn a_parent_that_is_killed_or_asked_to_end_leaves_no_child() {
+    for (signal, code) in [(Signal::KILL, None), (Signal::TERM, Some(143)), (Signal::INT, Some(130))] {
+        let rig = Rig::new(12);
+        let mut parent = rig.start("here", &[("DIVVY_CUDA_SIM_HANG", "cuInit:1")]);
+        let children = format!("/proc/{0}/task/{0}/children", parent.id());
+        let started = Instant::now();
+        let child = loop {
+            let text = fs::read_to_string(&children).expect("the children");
+            let child = text.split_whitespace().next().map(str::to_owned);
+            // Before it loads the library, it asks to end with its parent.
+            let is_worker = |pid: &String| {
+                fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libdivvy_cuda_sim"))
+            };
+            match child.filter(is_worker) {
+                Some(child) => break child,
+                None => assert!(started.elapsed() < Duration::from_secs(20), "no child"),
+            }
+            std::thread::yield_now();
+        };
+        kill_process(Pid::from_child(&parent), signal).expect("killed");
+        assert_eq!(parent.wait().expect("gone").code(), code, "{signal:?}");
+        let alive = || {
+            let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+            // A zombie has ended, too.
+            stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+        };
+        while alive() {
+            assert!(started.elapsed() < Duration::from_secs(30), "the child lives");
+            std::thread::yield_now();
         }
-        std::thread::yield_now();
-    };
-    parent.kill().expect("killed");
-    parent.wait().expect("gone");
-    while alive(&child) {
-        assert!(started.elapsed() < Duration::from_secs(30), "the child lives");
-        std::thread::yield_now();
     }
 }
 
