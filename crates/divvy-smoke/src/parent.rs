@@ -324,4 +324,19 @@ mod tests {
             assert_eq!(place(stat, wchan), expected);
         }
     }
+
+    #[test]
+    fn a_child_that_crashes_after_its_last_step_takes_back_that_it_passed() {
+        let mut printer = Printer {
+            mode: Mode::Here,
+            json: true,
+            gpu: None,
+            steps: Vec::new(),
+        };
+        printer.take(Message::Step(Step::pass(Id::S02, "", 1)));
+        printer.take(Message::Step(Step::fail(Id::S02, "", "", "")));
+        let report = Report::new(None, printer.steps);
+        assert_eq!((report.steps.len(), report.result.exit_status()), (1, 2));
+        assert!(Report::read(&report.json()).is_ok());
+    }
 }

@@ -189,3 +189,20 @@ pub fn result(id: Id, outcome: Outcome) -> Step {
         Err(Problem::Skip(reason)) => Step::skip(id, reason),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_smoke_report::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_step_that_compared_nothing_has_failed() {
+        for id in Id::ALL {
+            let step = result(id, Ok(Done::new("done", 0)));
+            let expected = if id.compares() { Status::Fail } else { Status::Pass };
+            assert_eq!(step.status, expected, "{id:?}");
+            assert_eq!(result(id, Ok(Done::new("done", 1))), Step::pass(id, "done", 1));
+        }
+    }
+}

@@ -38,6 +38,8 @@ pub(crate) struct Machine {
     pub(crate) context: u64,
     /// The call with this number does nothing, and says that all is well.
     pub(crate) silent: Option<usize>,
+    /// The copy with this number does not do its first half, and says that all is well.
+    pub(crate) half: Option<usize>,
     /// After the launch with this number, one bit of the largest allocation is another one.
     pub(crate) flip: Option<usize>,
     /// Whether more than the memory can be allocated.
@@ -55,6 +57,7 @@ impl Default for Machine {
             total: 2048 * MIB,
             context: 512 * MIB,
             silent: None,
+            half: None,
             flip: None,
             unlimited: false,
         }
@@ -90,6 +93,14 @@ impl Fake<'_> {
         let mut state = self.state.borrow_mut();
         state.calls += 1;
         self.machine.silent == Some(state.calls)
+    }
+
+    /// Return how many bytes the copy that was counted last leaves out.
+    fn left_out(&self, bytes: usize) -> usize {
+        match self.machine.half == Some(self.state.borrow().calls) {
+            true => bytes / 2,
+            false => 0,
+        }
     }
 
     fn used(&self) -> u64 {
@@ -336,21 +347,28 @@ impl Driver for Fake<'_> {
     }
 
     fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
-        if self.is_silent() { Ok(()) } else { self.write(to, from) }
+        if self.is_silent() {
+            return Ok(());
+        }
+        let left_out = self.left_out(from.len());
+        self.write(to + left_out as u64, &from[left_out..])
     }
 
     fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
         if !self.is_silent() {
-            to.copy_from_slice(&self.read(from, to.len())?);
+            let left_out = self.left_out(to.len());
+            let to = &mut to[left_out..];
+            to.copy_from_slice(&self.read(from + left_out as u64, to.len())?);
         }
         Ok(())
     }
 
     fn copy(&self, to: Address, from: Address, bytes: u64, _: Handle) -> Result<()> {
-        match self.is_silent() {
-            true => Ok(()),
-            false => self.write(to, &self.read(from, bytes as usize)?),
+        if self.is_silent() {
+            return Ok(());
         }
+        let left_out = self.left_out(bytes as usize) as u64;
+        self.write(to + left_out, &self.read(from + left_out, (bytes - left_out) as usize)?)
     }
 
     fn set(&self, to: Address, value: u8, bytes: u64) -> Result<()> {
