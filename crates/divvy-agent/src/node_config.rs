@@ -492,7 +492,7 @@ mod tests {
                 format!("/configs/large cannot be used: it is larger than 1 MiB; {KEEPS}{CORRECT}{ADVICE}"),
             ),
         ];
-        let names = ["whole", "broken", "node", "mistaken", "large"];
+        let names = ["whole", "broken", "node", "mistaken", "mps", "large"];
         let available = Available::of(names.map(|name| (name.to_owned(), true)));
         for (label, in_use, text, report) in cases {
             let (found, said) = chooser(Path::new("/nowhere"), in_use).choose(label, &available, read);

@@ -1,0 +1,175 @@
+//! One step of a run.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Outcome;
+
+/// The id of a step. An id is never used for another step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Id {
+    /// The driver's library, its version, and the GPU.
+    S01,
+    /// A vector addition.
+    S02,
+    /// Patterns in the memory.
+    S03,
+    /// Products of matrices.
+    S04,
+    /// The tensor cores.
+    S05,
+    /// Copies to and from the GPU.
+    S06,
+    /// The share of the memory.
+    S07,
+    /// The GPU's health, from the probe.
+    S08,
+    /// Two processes within one share.
+    S09,
+}
+
+impl Id {
+    /// All steps, in their order.
+    pub const ALL: [Id; 9] = [
+        Id::S01,
+        Id::S02,
+        Id::S03,
+        Id::S04,
+        Id::S05,
+        Id::S06,
+        Id::S07,
+        Id::S08,
+        Id::S09,
+    ];
+
+    /// Return the id as text.
+    pub fn word(self) -> &'static str {
+        ["S01", "S02", "S03", "S04", "S05", "S06", "S07", "S08", "S09"][self as usize]
+    }
+
+    /// Return what the step looks at.
+    pub fn title(self) -> &'static str {
+        [
+            "driver",
+            "vector add",
+            "memory",
+            "matrix",
+            "tensor cores",
+            "copies",
+            "share",
+            "health",
+            "accounting",
+        ][self as usize]
+    }
+
+    /// Return the step with this id, or with this title.
+    pub fn parse(text: &str) -> Option<Id> {
+        Id::ALL
+            .into_iter()
+            .find(|id| id.word().eq_ignore_ascii_case(text) || id.title().eq_ignore_ascii_case(text))
+    }
+
+    /// Report whether the step compares results. Such a step does not pass unless it compared at least one byte.
+    pub fn compares(self) -> bool {
+        matches!(self, Id::S02 | Id::S03 | Id::S04 | Id::S05 | Id::S06)
+    }
+}
+
+/// The outcome of a step, in the words of `divvy doctor`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Status {
+    /// The step was done, and everything was as it should be.
+    Pass,
+    /// The step was not done. `found` says why.
+    Skip,
+    /// Something is not as it should be, and programs still compute correctly.
+    Warn,
+    /// Something fails.
+    Fail,
+}
+
+impl Status {
+    /// Return the word for people and in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            Status::Pass => "PASS",
+            Status::Skip => "SKIP",
+            Status::Warn => "WARN",
+            Status::Fail => "FAIL",
+        }
+    }
+}
+
+/// The result of one step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    /// The id.
+    pub id: Id,
+    /// The outcome.
+    pub status: Status,
+    /// What was found, or the reason for a SKIP.
+    pub found: String,
+    /// Why it matters. Present only for WARN and FAIL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What to do next. Present only for WARN and FAIL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+    /// How long the step took, in milliseconds.
+    pub ms: u64,
+    /// How many bytes of results were compared with what they must be.
+    pub bytes: u64,
+}
+
+impl Step {
+    /// A step that passed, after it compared so many bytes.
+    pub fn pass(id: Id, found: impl Into<String>, bytes: u64) -> Step {
+        Step {
+            id,
+            status: Status::Pass,
+            found: found.into(),
+            why: None,
+            fix: None,
+            ms: 0,
+            bytes,
+        }
+    }
+
+    /// A step that was not done, and the reason.
+    pub fn skip(id: Id, reason: impl Into<String>) -> Step {
+        Step {
+            status: Status::Skip,
+            ..Step::pass(id, reason, 0)
+        }
+    }
+
+    /// A step with a warning.
+    pub fn warn(id: Id, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Step {
+        Step {
+            status: Status::Warn,
+            ..Step::fail(id, found, why, fix)
+        }
+    }
+
+    /// A step that failed.
+    pub fn fail(id: Id, found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Step {
+        Step {
+            status: Status::Fail,
+            why: Some(why.into()),
+            fix: Some(fix.into()),
+            ..Step::pass(id, found, 0)
+        }
+    }
+
+    /// Return what this step makes of the run. A step that passed without having compared anything has failed.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self.status {
+            Status::Fail => Outcome::Fail,
+            Status::Pass if self.id.compares() && self.bytes == 0 => Outcome::Fail,
+            Status::Warn => Outcome::Warn,
+            Status::Pass => Outcome::Pass,
+            Status::Skip => Outcome::Skip,
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! Where the driver's library is, and how a program is started that can load it.
+//!
+//! The library loads others by their names, `libnvidia-ptxjitcompiler.so.1` above all. So its directory must be in the search path of the loader
+//! when a process starts. A container may have no `ld.so.cache`, because with CDI it may not have been written.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// The library's name, which is the same for every driver version.
+pub(crate) const SONAME: &str = "libcuda.so.1";
+
+/// Where distributions, device plugins, and WSL have the library.
+const DIRECTORIES: [&str; 7] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/usr/lib/wsl/lib",
+];
+
+/// The paths of glibc's loader on x86-64 and on Arm.
+const LOADERS: [&str; 2] = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+
+/// `e_machine` of this architecture (elf.h).
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
+
+/// Return the directories to search below a root, in this order; the last ones are those of `LD_LIBRARY_PATH`.
+pub(crate) fn directories(root: &Path, library_path: Option<&OsStr>) -> Vec<PathBuf> {
+    let usual = DIRECTORIES
+        .iter()
+        .map(|directory| root.join(directory.trim_start_matches('/')));
+    let named = library_path.map(std::env::split_paths).into_iter().flatten();
+    usual.chain(named.filter(|path| !path.as_os_str().is_empty())).collect()
+}
+
+/// Return the first usable library, and why those before it are not usable.
+pub(crate) fn library(directories: &[PathBuf]) -> (Option<PathBuf>, Vec<String>) {
+    let mut refused = Vec::new();
+    for directory in directories {
+        let file = directory.join(SONAME);
+        match usable(&file) {
+            Ok(true) => return (Some(file), refused),
+            Ok(false) => {}
+            Err(reason) => refused.push(format!("{}: {reason}", file.display())),
+        }
+    }
+    (None, refused)
+}
+
+/// Report whether a file exists, or return why it cannot be the driver's library.
+fn usable(file: &Path) -> Result<bool, String> {
+    if file.parent().is_some_and(|directory| directory.ends_with("stubs")) && file.exists() {
+        return Err("it is a stub for linking".to_owned());
+    }
+    let mut head = [0; 20];
+    let opened = match File::open(file) {
+        Ok(mut opened) => opened.read_exact(&mut head),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !file.is_symlink() => return Ok(false),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err("the link leads nowhere".to_owned()),
+        Err(error) => return Err(error.to_string()),
+    };
+    if opened.is_err() || !head.starts_with(b"\x7fELF") {
+        return Err("it is no library".to_owned());
+    }
+    if head[4] != 2 {
+        return Err("it has 32 bits".to_owned());
+    }
+    match u16::from_le_bytes([head[18], head[19]]) {
+        MACHINE => Ok(true),
+        other => Err(format!("it is for another architecture (ELF machine {other})")),
+    }
+}
+
+/// How to start this program again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Start {
+    pub(crate) program: PathBuf,
+    /// The arguments before those of this program.
+    pub(crate) arguments: Vec<OsString>,
+    /// Set if there is no loader, which would take it as an option.
+    pub(crate) library_path: Option<OsString>,
+}
+
+/// Return how to start a program so that it can load the library.
+///
+/// The loader is one in the program's directory, as in a container to which only the two and their libraries were mounted, or the one of the machine.
+pub(crate) fn start(program: &Path, root: &Path, library: &Path, library_path: Option<&OsStr>) -> Start {
+    let own = program.parent().unwrap_or(Path::new("/"));
+    let beside = LOADERS
+        .iter()
+        .filter_map(|loader| Path::new(loader).file_name())
+        .map(|name| own.join(name));
+    let beside = beside
+        .filter(|loader| loader.exists())
+        .map(|loader| (loader, Some(own.to_owned())));
+    let usual = LOADERS.iter().map(|loader| root.join(loader.trim_start_matches('/')));
+    let usual = usual.filter(|loader| loader.exists()).map(|loader| (loader, None));
+    let loader = beside.chain(usual).next();
+    let carried = loader.as_ref().and_then(|(_, carried)| carried.clone());
+    let named = library_path.map(std::env::split_paths).into_iter().flatten();
+    let paths = carried.into_iter().chain(library.parent().map(Path::to_owned)).chain(named);
+    let mut path = OsString::new();
+    for part in paths.filter(|part| !part.as_os_str().is_empty()) {
+        if !path.is_empty() {
+            path.push(":");
+        }
+        path.push(part);
+    }
+    match loader {
+        Some((loader, _)) => Start {
+            arguments: vec!["--library-path".into(), path, program.into()],
+            program: loader,
+            library_path: None,
+        },
+        None => Start {
+            program: program.to_owned(),
+            arguments: Vec::new(),
+            library_path: Some(path),
+        },
+    }
+}
+
+/// Return the path of this program. If a loader was started with it, the process's executable is the loader. Without `/proc`, the executable is unknown.
+pub(crate) fn own_program(executable: &Path, first_argument: Option<&OsStr>) -> PathBuf {
+    let is_loader = executable
+        .file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with("ld-"));
+    match first_argument {
+        Some(argument) if is_loader || executable.as_os_str().is_empty() => argument.into(),
+        _ => executable.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Return the start of an ELF file.
+    fn elf(class: u8, machine: u16) -> Vec<u8> {
+        let mut head = b"\x7fELF".to_vec();
+        head.extend([class, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0]);
+        head.extend(machine.to_le_bytes());
+        head
+    }
+
+    #[test]
+    fn the_first_usable_library_is_taken_and_others_are_named_with_the_reason() {
+        let root = tempfile::tempdir().expect("a directory");
+        let directories = directories(root.path(), Some(OsStr::new("/none::/opt/cuda/lib64/stubs")));
+        assert_eq!(directories.len(), 9);
+        assert_eq!(directories[8], Path::new("/opt/cuda/lib64/stubs"));
+        assert_eq!(library(&directories[..7]), (None, vec![]));
+        let contents = [
+            elf(1, MACHINE),
+            elf(2, if MACHINE == 62 { 183 } else { 62 }),
+            b"INPUT(libcuda.so)".to_vec(),
+            b"\x7fEL".to_vec(),
+        ];
+        for (directory, content) in directories.iter().zip(contents) {
+            fs::create_dir_all(directory).expect("created");
+            fs::write(directory.join(SONAME), content).expect("written");
+        }
+        fs::create_dir_all(&directories[4]).expect("created");
+        symlink("nowhere", directories[4].join(SONAME)).expect("linked");
+        let stubs = root.path().join("stubs");
+        fs::create_dir_all(&stubs).expect("created");
+        fs::write(stubs.join(SONAME), elf(2, MACHINE)).expect("written");
+        let good = &directories[6];
+        fs::create_dir_all(good).expect("created");
+        fs::write(good.join(SONAME), elf(2, MACHINE)).expect("written");
+        let mut searched = vec![stubs];
+        searched.extend_from_slice(&directories[..7]);
+        let (found, refused) = library(&searched);
+        assert_eq!(found, Some(good.join(SONAME)));
+        let reasons: Vec<&str> = refused.iter().filter_map(|text| Some(text.split_once(": ")?.1)).collect();
+        let other = if MACHINE == 62 { 183 } else { 62 };
+        assert_eq!(
+            reasons,
+            [
+                "it is a stub for linking",
+                "it has 32 bits",
+                &format!("it is for another architecture (ELF machine {other})"),
+                "it is no library",
+                "it is no library",
+                "the link leads nowhere"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_carried_loader_comes_before_the_machines() {
+        let root = tempfile::tempdir().expect("a directory");
+        let (bin, library) = (root.path().join("bin"), Path::new("/usr/lib64/libcuda.so.1"));
+        let program = bin.join("divvy-smoke");
+        let named = Some(OsStr::new("/a::/b"));
+        let without = start(&program, root.path(), library, named);
+        assert_eq!(
+            (without.program, without.library_path),
+            (program.clone(), Some("/usr/lib64:/a:/b".into()))
+        );
+        let machines = root.path().join(LOADERS[0].trim_start_matches('/'));
+        for (loader, path) in [
+            (machines, "/usr/lib64:/a:/b".to_owned()),
+            (
+                bin.join("ld-linux-x86-64.so.2"),
+                format!("{}:/usr/lib64:/a:/b", bin.display()),
+            ),
+        ] {
+            fs::create_dir_all(loader.parent().expect("a directory")).expect("created");
+            fs::write(&loader, "").expect("written");
+            let expected = Start {
+                program: loader,
+                arguments: vec!["--library-path".into(), path.into(), program.clone().into()],
+                library_path: None,
+            };
+            assert_eq!(start(&program, root.path(), library, named), expected);
+        }
+    }
+
+    #[test]
+    fn a_program_that_a_loader_started_knows_its_own_path() {
+        let own = |executable: &str| own_program(Path::new(executable), Some(OsStr::new("/run/divvy/bin/divvy-smoke")));
+        assert_eq!(own("/lib64/ld-linux-x86-64.so.2"), Path::new("/run/divvy/bin/divvy-smoke"));
+        assert_eq!(own("/usr/bin/divvy-smoke"), Path::new("/usr/bin/divvy-smoke"));
+        assert_eq!(own(""), Path::new("/run/divvy/bin/divvy-smoke"));
+    }
+}

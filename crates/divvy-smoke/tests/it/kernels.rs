@@ -1,0 +1,39 @@
+//! The texts of the kernels agree with what the program says to the driver about them.
+
+use divvy_smoke::driver::{Argument, Text, agrees};
+
+const U32: Argument = Argument::U32(0);
+const U64: Argument = Argument::U64(0);
+
+#[test]
+fn each_text_is_for_the_oldest_driver_and_gpu_that_it_can_be_for() {
+    for (text, head) in [
+        (Text::Smoke, [".version 6.0", ".target sm_30", ".address_size 64"]),
+        (Text::Tensor, [".version 7.0", ".target sm_80", ".address_size 64"]),
+    ] {
+        let lines: Vec<&str> = text.ptx().lines().filter(|line| line.starts_with('.')).take(3).collect();
+        assert_eq!(lines, head);
+        assert!(!text.ptx().contains('\0'));
+    }
+}
+
+#[test]
+fn arguments_in_another_number_order_or_size_are_noticed() {
+    let text = Text::Smoke.ptx();
+    for (kernel, arguments, expected) in [
+        ("vector_add", &[U64, U64, U64, U32][..], true),
+        ("fill", &[U64, U64, U32, U32], true),
+        ("check", &[U64, U64, U32, U32, U64], true),
+        ("matmul_f32", &[U64, U64, U64, U32], true),
+        ("matmul_f64", &[U64, U64, U64, U32], true),
+        ("vector_add", &[U64, U64, U64], false),
+        ("vector_add", &[U64, U64, U64, U64], false),
+        ("vector_add", &[U32, U64, U64, U64], false),
+        ("vector_add", &[U64, U64, U64, U32, U32], false),
+        ("vector", &[U64, U64, U64, U32], false),
+        ("tensor", &[U64, U64, U64, U32], false),
+    ] {
+        assert_eq!(agrees(text, kernel, arguments), expected, "{kernel} {arguments:?}");
+    }
+    assert!(agrees(Text::Tensor.ptx(), "tensor", &[U64, U64, U64, U32]));
+}
