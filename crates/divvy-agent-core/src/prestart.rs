@@ -523,7 +523,10 @@ impl Core {
     /// Return the part of a GPU's threads that MPS leaves to each process of the container, in percent; 0 if it has no limit.
     pub(super) fn threads(&self, uid: &str, booking: &Booking) -> u32 {
         let isolation = self.isolation(uid);
-        let limited = booking.gpus.iter().filter(|share| needs_compute_limit(share, isolation) && self.uses_mps(&share.uuid));
+        let limited = booking
+            .gpus
+            .iter()
+            .filter(|share| needs_compute_limit(share, isolation) && self.uses_mps(&share.uuid));
         limited.map(|share| share.cores).min().unwrap_or(0)
     }
 

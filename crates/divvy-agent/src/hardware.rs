@@ -334,9 +334,17 @@ impl Machine {
             let mechanisms = [
                 (can_limit && facts.memory_limit, Enforcement::CGROUP),
                 (is_guarded, Enforcement::GUARD),
-                (has_mps && facts.vendor == Vendor::Nvidia && facts.partition.is_none() && !is_divided(facts), Enforcement::MPS),
+                (
+                    has_mps && facts.vendor == Vendor::Nvidia && facts.partition.is_none() && !is_divided(facts),
+                    Enforcement::MPS,
+                ),
             ];
-            Enforcement::all_of(mechanisms.into_iter().filter(|(is_there, _)| *is_there).map(|(_, mechanism)| mechanism))
+            Enforcement::all_of(
+                mechanisms
+                    .into_iter()
+                    .filter(|(is_there, _)| *is_there)
+                    .map(|(_, mechanism)| mechanism),
+            )
         };
         let seen = self.seen.values().map(|facts| {
             let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());

@@ -425,8 +425,7 @@ mod tests {
 
     #[test]
     fn a_label_that_cannot_be_followed_is_reported_and_changes_nothing() {
-        const ADVICE: &str =
-            "one of broken, large, mistaken, mps, node, whole: kubectl label node n1 nvidia.com/device-plugin.config=NAME --overwrite";
+        const ADVICE: &str = "one of broken, large, mistaken, mps, node, whole: kubectl label node n1 nvidia.com/device-plugin.config=NAME --overwrite";
         const CORRECT: &str = "Correct the file, or choose ";
         const KEEPS: &str = "the agent continues with the settings that it has. ";
         let broken = "/configs/broken: line 2 (whole-gpus = 1): invalid type: integer `1`, expected a boolean; ";

@@ -576,11 +576,30 @@ mod tests {
     fn a_share_must_be_enforced_if_the_pod_says_so_and_need_not_be_otherwise() {
         // "compute" stands for a share of the compute time, which the driver's limit is not on. MPS is here only for compute.
         let cases = [
-            ("hard", ["cgroup", "cgroup+guard", "cgroup+mps", "cgroup+guard+mps"].as_slice()),
-            ("soft", &["cgroup", "guard", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"]),
+            (
+                "hard",
+                ["cgroup", "cgroup+guard", "cgroup+mps", "cgroup+guard+mps"].as_slice(),
+            ),
+            (
+                "soft",
+                &[
+                    "cgroup",
+                    "guard",
+                    "cgroup+guard",
+                    "cgroup+mps",
+                    "guard+mps",
+                    "cgroup+guard+mps",
+                ],
+            ),
             ("hard compute", &["cgroup+guard", "cgroup+mps", "cgroup+guard+mps"]),
-            ("soft compute", &["guard", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"]),
-            ("compute", &["guard", "mps", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"]),
+            (
+                "soft compute",
+                &["guard", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"],
+            ),
+            (
+                "compute",
+                &["guard", "mps", "cgroup+guard", "cgroup+mps", "guard+mps", "cgroup+guard+mps"],
+            ),
         ];
         for (wanted, expected) in cases {
             let words = wanted.split(' ').map(|word| match word {

@@ -29,7 +29,11 @@ fn variables(node: &Node) -> Vec<String> {
 
 #[test]
 fn a_client_gets_the_daemons_directories_its_gpu_and_its_part_of_the_threads() {
-    for (isolation, percentage) in [(None, Some(30)), (Some(Isolation::Soft), Some(30)), (Some(Isolation::None), None)] {
+    for (isolation, percentage) in [
+        (None, Some(30)),
+        (Some(Isolation::Soft), Some(30)),
+        (Some(Isolation::None), None),
+    ] {
         let mut node = served();
         node.see(with_cores(isolation));
         node.admit("a").expect("admitted");
@@ -87,7 +91,11 @@ fn mps_alone_is_enough_for_a_share_of_the_compute_time_and_not_for_one_of_the_me
         node.see(with_cores(isolation));
         node.admit("a").expect("admitted");
         let answer = node.pre_start("a", "main");
-        assert_eq!(matches!(answer, PreStart::Granted { .. }), starts, "{isolation:?}: {answer:?}");
+        assert_eq!(
+            matches!(answer, PreStart::Granted { .. }),
+            starts,
+            "{isolation:?}: {answer:?}"
+        );
     }
 }
 
@@ -114,7 +122,8 @@ fn without_cuda_in_the_nodes_specs_mps_still_limits_the_compute_time() {
     node.node_files.specs[0].container_edits.mounts.clear();
     node.see(with_cores(None));
     node.admit("a").expect("admitted");
-    node.start("a", "main").expect("the guard is missing, and it would limit only the memory");
+    node.start("a", "main")
+        .expect("the guard is missing, and it would limit only the memory");
     assert!(variables(&node).iter().any(|variable| variable.ends_with("PERCENTAGE=30")));
     let events = node.events.iter().filter(|(_, reason, _)| *reason == NOT_LIMITED).count();
     assert_eq!(events, 1, "{:?}", node.events);

@@ -53,7 +53,10 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         warn!("{text}");
     }
     if invocation.is_mount_shm() {
-        return mps::mount_shm(&super::Mps::of_pod(Path::new("/"), super::surroundings::variable)?.shm(), Path::new("/proc"));
+        return mps::mount_shm(
+            &super::Mps::of_pod(Path::new("/"), super::surroundings::variable)?.shm(),
+            Path::new("/proc"),
+        );
     }
     let stop = divvy_program::until_stopped(other_root().is_some()).map_err(|error| Error::Ended {
         part: "the wait for signals",

@@ -31,9 +31,9 @@ use tracing::{debug, error, info, warn};
 
 use self::host::Host;
 pub(super) use self::shm::mount_shm;
-pub(super) use self::tools::{IN_ROOT, run_in_root};
 use self::supervisor::{Serving, supervise};
 use self::tools::Tools;
+pub(super) use self::tools::{IN_ROOT, run_in_root};
 pub(super) use self::watch::{Daemons, served};
 use super::facts::Facts;
 use super::health::Health;

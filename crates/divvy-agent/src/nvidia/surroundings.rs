@@ -72,7 +72,9 @@ impl Mps {
                 root: crate::mps::below(root),
                 ..mps
             }),
-            Some(other) => Err(Error::Plugin(format!("{FOR_SHARES}: {other:?} was found; write true or false"))),
+            Some(other) => Err(Error::Plugin(format!(
+                "{FOR_SHARES}: {other:?} was found; write true or false"
+            ))),
         }
     }
 

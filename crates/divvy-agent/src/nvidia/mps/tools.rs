@@ -65,7 +65,10 @@ impl Tools {
             return Ok(command);
         }
         let below = DIRECTORIES.split(':').map(|directory| Path::new(directory).join(program));
-        let in_root = |path: &PathBuf| path.strip_prefix("/").is_ok_and(|path| is_program_or_link(&self.root.join(path)));
+        let in_root = |path: &PathBuf| {
+            path.strip_prefix("/")
+                .is_ok_and(|path| is_program_or_link(&self.root.join(path)))
+        };
         let Some(path) = below.into_iter().find(in_root) else {
             return Err(format!(
                 "exec: {program:?}: executable file not found in $PATH, and not below {}: NVIDIA's container runtime mounts it; set \
@@ -141,8 +144,14 @@ impl Tools {
     /// Like NVIDIA's program, the control daemon gets no other variables. `PATH` is for `nvidia-cuda-mps-server`, which it starts.
     fn control_command(&self, daemon: &Daemon) -> Result<Command, String> {
         let mut command = self.command(CONTROL)?;
-        let path = command.as_std().get_envs().find_map(|(name, value)| (name == "PATH").then_some(value?.to_owned()));
-        command.env_clear().envs(path.map(|path| ("PATH", path))).envs(daemon.environment());
+        let path = command
+            .as_std()
+            .get_envs()
+            .find_map(|(name, value)| (name == "PATH").then_some(value?.to_owned()));
+        command
+            .env_clear()
+            .envs(path.map(|path| ("PATH", path)))
+            .envs(daemon.environment());
         Ok(command)
     }
 

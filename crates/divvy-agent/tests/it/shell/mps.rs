@@ -20,7 +20,10 @@ async fn pods_are_placed_for_mps_while_the_daemon_serves_and_a_container_waits_f
         Some(message.to_owned())
     });
     let message = waits.await.expect("the container waits");
-    assert!(message.contains("the MPS control daemon of this node does not serve"), "{message}");
+    assert!(
+        message.contains("the MPS control daemon of this node does not serve"),
+        "{message}"
+    );
 
     let root = bed.config.sys_root.join("run/nvidia/mps");
     let directory = root.join("divvy.dev/shares");
@@ -30,10 +33,20 @@ async fn pods_are_placed_for_mps_while_the_daemon_serves_and_a_container_waits_f
     fs::write(directory.join(".started"), "uid").expect("written");
     let container = bed.running("a").await;
     assert_eq!(env(&container, "CUDA_MPS_PIPE_DIRECTORY"), "/mps/divvy.dev/shares/pipe");
-    let mount = |path: &str| container.mounts.iter().find(|mount| mount.container == path).map(|mount| mount.host.clone());
+    let mount = |path: &str| {
+        container
+            .mounts
+            .iter()
+            .find(|mount| mount.container == path)
+            .map(|mount| mount.host.clone())
+    };
     assert_eq!(mount("/dev/shm").as_deref(), Some("/run/nvidia/mps/shm"));
-    bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::MPS)).await;
+    bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::MPS))
+        .await;
     let (_, text) = bed.get("/metrics").await.expect("served");
-    assert!(text.contains("divvy_agent_gpu_enforcement{gpu=\"GPU-0\",mechanism=\"mps\"} 1"), "{text}");
+    assert!(
+        text.contains("divvy_agent_gpu_enforcement{gpu=\"GPU-0\",mechanism=\"mps\"} 1"),
+        "{text}"
+    );
     bed.stop_agent().await;
 }

@@ -49,8 +49,10 @@ const PIPE_OF_SHARES: &str = "/mps/divvy.dev/shares/pipe";
 const PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
 
 async fn shares<C: Cluster>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
-    play.scene("The agent runs with --mps, and mps-control-daemon next to it: two pods have 30 and 70 percent of the GPU's threads")
-        .await?;
+    play.scene(
+        "The agent runs with --mps, and mps-control-daemon next to it: two pods have 30 and 70 percent of the GPU's threads",
+    )
+    .await?;
     let before = play.cluster.mps_calls(node)?.len();
     play.cluster.use_mps(true).await?;
     let played = share(play, node, before).await;
@@ -79,7 +81,8 @@ async fn share<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: usize) ->
         match cores {
             Some(cores) => {
                 let with_cores = asked.annotation(names::GPU_CORES, &cores.to_string());
-                play.create(&with_cores, &format!("asks for 2 GiB and {cores} percent")).await?;
+                play.create(&with_cores, &format!("asks for 2 GiB and {cores} percent"))
+                    .await?;
             }
             None => {
                 play.create(&asked, "asks for 2 GiB").await?;
@@ -95,8 +98,14 @@ async fn share<C: Cluster>(play: &mut Play<'_, C>, node: &str, before: usize) ->
                 && of("CUDA_VISIBLE_DEVICES").is_some_and(|gpu| gpu.starts_with("GPU-"))
                 && report.mounts.iter().any(|mount| mount == PIPE_OF_SHARES)
         };
-        let share = cores.map_or("no limit of threads".to_owned(), |cores| format!("{cores} percent of the threads"));
-        play.check(reports.iter().all(is_client), &format!("{name} is a client with {share}"), || format!("{reports:?}"))?;
+        let share = cores.map_or("no limit of threads".to_owned(), |cores| {
+            format!("{cores} percent of the threads")
+        });
+        play.check(
+            reports.iter().all(is_client),
+            &format!("{name} is a client with {share}"),
+            || format!("{reports:?}"),
+        )?;
     }
     Ok(())
 }
