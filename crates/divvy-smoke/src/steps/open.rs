@@ -233,7 +233,7 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
         uuids
             .iter()
             .enumerate()
-            .map(|(index, uuid)| format!("{index} {uuid}"))
+            .map(|(index, uuid)| format!("{index} ({uuid})"))
             .collect::<Vec<_>>()
             .join(", ")
     };
@@ -241,7 +241,7 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
     if let Ok(index) = wanted.parse::<usize>() {
         return match index < uuids.len() {
             true => Ok(index),
-            false => Err(Problem::Skip(format!("there is no GPU {index}; there are {}", there_are()))),
+            false => Err(Problem::Skip(format!("there is no GPU {index}; the GPUs here: {}", there_are()))),
         };
     }
     // A MIG device's UUID from CUDA has the same digits.
@@ -253,12 +253,12 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
     match matching.as_slice() {
         [index] => Ok(*index),
         [] if prefix.len() == 40 => Err(Problem::finding(
-            format!("the GPU {wanted} is not here; there are {}", there_are()),
+            format!("the GPU {wanted} is not here; the GPUs here: {}", there_are()),
             "the container has another GPU than it was to get",
             "restart the pod; look at the node's agent if it happens again",
         )),
         [] => Err(Problem::Skip(format!(
-            "no GPU's UUID begins with {wanted}; there are {}",
+            "no GPU's UUID begins with {wanted}; the GPUs here: {}",
             there_are()
         ))),
         several => Err(Problem::Skip(format!(
@@ -332,12 +332,12 @@ mod tests {
             assert_eq!(select(&UUIDS, wanted), Ok(index), "{wanted:?}");
         }
         for (wanted, part) in [
-            ("3", "SKIP there is no GPU 3; there are 0 GPU-8f0a1111"),
+            ("3", "SKIP there is no GPU 3; the GPUs here: 0 (GPU-8f0a1111"),
             (
                 "GPU-8f",
-                "SKIP 2 GPUs have a UUID that begins with GPU-8f; write more of it: 0 GPU-8f0a1111",
+                "SKIP 2 GPUs have a UUID that begins with GPU-8f; write more of it: 0 (GPU-8f0a1111",
             ),
-            ("GPU-9", "SKIP no GPU's UUID begins with GPU-9; there are"),
+            ("GPU-9", "SKIP no GPU's UUID begins with GPU-9; the GPUs here"),
             (
                 "GPU-99999999-0000-4000-8000-000000000000",
                 "FAIL the GPU GPU-99999999-0000-4000-8000-000000000000 is not here",
