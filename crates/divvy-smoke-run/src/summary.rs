@@ -45,10 +45,6 @@ pub struct Row {
     pub report: Option<Report>,
     /// From the pod's creation to its result, in milliseconds.
     pub ms: u64,
-    #[serde(skip)]
-    is_unknown: bool,
-    #[serde(skip)]
-    has_failed: bool,
 }
 
 /// The results of a run.
@@ -74,8 +70,6 @@ impl Row {
             explanation: None,
             report: None,
             ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
-            is_unknown: verdict.is_unknown(),
-            has_failed: verdict.has_failed(),
         };
         match verdict.clone() {
             Verdict::Tested(report) => row.report = Some(report),
@@ -117,7 +111,7 @@ impl Row {
             }
         }
         let steps = self.report.iter().flat_map(|report| &report.steps);
-        let none_ran = self.result == "SKIP";
+        let none_ran = self.result == "ERROR";
         for step in steps.filter(|step| step.status > Status::Skip || (none_ran && step.status == Status::Skip)) {
             for line in step.text().lines() {
                 let _ = writeln!(text, "  {line}");
@@ -138,18 +132,9 @@ impl Summary {
             .map(|(target, verdict, time)| Row::new(target, verdict, time))
             .collect();
         gpus.sort_by(|a, b| (&a.node, a.index).cmp(&(&b.node, b.index)));
-        let any = |word: &str| gpus.iter().any(|row| row.result == word);
-        let result = if gpus.iter().any(|row| row.has_failed) {
-            "FAIL"
-        } else if gpus.iter().any(|row| row.is_unknown) {
-            "ERROR"
-        } else if any("WARN") {
-            "WARN"
-        } else if any("PASS") {
-            "PASS"
-        } else {
-            "SKIP"
-        };
+        let mut worst = ["FAIL", "ERROR", "WARN", "PASS"].into_iter();
+        let worst = worst.find(|word| gpus.iter().any(|row| row.result == *word));
+        let result = worst.unwrap_or(Outcome::Skip.word());
         Summary { gpus, result }
     }
 

@@ -38,25 +38,17 @@ impl Verdict {
     /// Return the word in the table and in JSON.
     pub fn word(&self) -> &'static str {
         match self {
+            _ if self.is_unknown() => "ERROR",
             Verdict::Tested(report) => report.result.word(),
+            Verdict::Skipped(_) | Verdict::Untried { .. } => Outcome::Skip.word(),
             Verdict::Broken { .. } => Outcome::Fail.word(),
-            Verdict::Skipped(_) => Outcome::Skip.word(),
-            Verdict::Untried { .. } => "ERROR",
-        }
-    }
-
-    /// Report whether the GPU failed.
-    pub fn has_failed(&self) -> bool {
-        match self {
-            Verdict::Tested(report) => report.result == Outcome::Fail,
-            Verdict::Broken { .. } => true,
-            Verdict::Skipped(_) | Verdict::Untried { .. } => false,
         }
     }
 
     /// Report whether the GPU should have been tried, and was not.
-    pub fn is_unknown(&self) -> bool {
+    fn is_unknown(&self) -> bool {
         match self {
+            // The container found no GPU that it could try, although its pod has one.
             Verdict::Tested(report) => report.result == Outcome::Skip,
             Verdict::Untried { .. } => true,
             Verdict::Broken { .. } | Verdict::Skipped(_) => false,

@@ -64,7 +64,7 @@ fn a_result_counts_only_if_nothing_contradicts_it() {
         (ended(&good), "PASS", ""),
         (ended(&report("GPU-0", vec![pass(Id::S02), fail()])), "FAIL", ""),
         (ended(&report("GPU-0", vec![pass(Id::S02), warn()])), "WARN", ""),
-        (ended(&report("GPU-0", vec![Step::skip(Id::S01, "no GPU")])), "SKIP", ""),
+        (ended(&report("GPU-0", vec![Step::skip(Id::S01, "no GPU")])), "ERROR", ""),
         (
             ended(&report("GPU-9", vec![pass(Id::S02)])),
             "FAIL",

@@ -165,6 +165,7 @@ fn an_inventory_that_cannot_be_used_is_an_error_of_its_node() {
     };
     inventory.unschedulable = true;
     let mut other = node("n2", Vec::new());
+    (other.capacity_units, other.allocatable_units) = (16, 16);
     other.inventory = Some(Err(Inventory::parse("{").expect_err("not an inventory")));
     let planned = plan(&snapshot(&[one, other], |_| {}), &Choice::default()).expect("a plan");
     let shown = shown(&planned);

@@ -3,8 +3,11 @@
 mod cluster;
 mod local;
 
-use crate::cli::smoke::SmokeArgs;
+use clap::Parser as _;
 use divvy_smoke_report::Outcome;
+
+use crate::cli::smoke::SmokeArgs;
+use crate::cli::{AccessArgs, Cli, Command};
 
 /// Run the test, and return the exit status.
 pub async fn run(args: SmokeArgs) -> anyhow::Result<u8> {
@@ -20,6 +23,26 @@ pub async fn run(args: SmokeArgs) -> anyhow::Result<u8> {
             Ok(Outcome::Skip.exit_status())
         }
     })
+}
+
+/// Run the test after `divvy doctor`: on this machine, or on the cluster with these flags. Return the exit status in the words of `divvy doctor`, in which
+/// 2 also means that something could not be tried.
+pub(super) async fn after_doctor(cluster: Option<&AccessArgs>) -> anyhow::Result<u8> {
+    let place = if cluster.is_some() { "--all-nodes" } else { "--here" };
+    let Command::Smoke(mut args) = Cli::try_parse_from(["divvy", "smoke", place])?.command else {
+        anyhow::bail!("divvy smoke {place} is not understood");
+    };
+    let status = match cluster {
+        Some(access) => {
+            args.cluster.access = access.clone();
+            run(*args).await?
+        }
+        None => local::status(&args).unwrap_or_else(|error| {
+            divvy_program::fail(&error);
+            Outcome::Fail.exit_status()
+        }),
+    };
+    Ok(status.min(Outcome::Fail.exit_status()))
 }
 
 /// Return the arguments of `divvy-smoke` that choose what it does.

@@ -2,13 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use divvy_model::{Allocation, names};
 use divvy_smoke_report::{Gpu, Id, Report, Step};
-use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Match, PatchKind, Right, Rule};
+use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, PatchKind, Right, Rule};
 use divvy_testbed::builders::pod;
 use divvy_testbed::scenario::{Cluster as _, Fault};
+use jiff::{SignedDuration, Timestamp};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -20,6 +23,8 @@ const NAMESPACE: &str = "divvy-smoke";
 
 /// Create the agent's DaemonSet as the chart does, as far as `divvy smoke` reads it.
 fn install(api: &ApiServer) {
+    api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
+        .expect("a namespace");
     let labels = json!({"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "agent"});
     let spec = json!({"tolerations": [{"key": "gpus", "operator": "Exists"}], "containers": [{"name": "agent", "image": "divvy.test/divvy:1"}]});
     let set = json!({
@@ -270,7 +275,10 @@ async fn ctrl_c_takes_the_pods_along() {
 
 #[tokio::test]
 async fn what_a_killed_run_left_is_removed_by_a_later_one() {
-    let bed = Bed::new(&[&[16]]).await;
+    let hours_ago = Arc::new(AtomicI64::new(0));
+    let shown = hours_ago.clone();
+    let clock = Clock::new(move || Timestamp::now() - SignedDuration::from_hours(shown.load(Ordering::SeqCst)));
+    let bed = Bed::at(&[&[16]], clock, |_| {}).await;
     install(bed.api());
     let kubeconfig = bed.cluster.kubeconfig().display().to_string();
     let mut command = command(&["smoke", "--all-nodes", "--kubeconfig", &kubeconfig], &[]);
@@ -301,7 +309,9 @@ async fn what_a_killed_run_left_is_removed_by_a_later_one() {
     });
     old["spec"].as_object_mut().expect("a spec").remove("nodeName");
     old["spec"]["schedulerName"] = "nobody".into();
+    hours_ago.store(2, Ordering::SeqCst);
     bed.api().create("pods", old).expect("created");
+    hours_ago.store(0, Ordering::SeqCst);
     let (status, _, errors) = smoke(&bed, &["--all-nodes"], &["n1"], result).await;
     assert_eq!(status, Some(0), "{errors}");
     assert_eq!(pods(&bed), [Value::Null; 0]);
@@ -360,7 +370,7 @@ async fn a_refused_pod_is_shown_with_what_was_tried() {
     let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
     assert_eq!(status, Some(3), "{text}{errors}");
     assert_eq!(
-        text.matches("the API server refused the pod: forbidden (403 Forbidden)")
+        text.matches("the API server refused the pod: forbidden (a fault on request) (403 Forbidden)")
             .count(),
         2,
         "{text}"
@@ -438,8 +448,11 @@ async fn wrong_names_and_missing_parts_are_told() {
         texts.insert(args.join(" "), steady(&errors, &bed));
     }
     install(bed.api());
-    let dying = json!({"metadata": {"name": NAMESPACE, "finalizers": ["divvy.test/stay"]}, "status": {"phase": "Terminating"}});
+    let dying = json!({"metadata": {"name": NAMESPACE, "finalizers": ["divvy.test/stay"]}});
     bed.api().create("namespaces", dying).expect("created");
+    bed.api()
+        .delete("namespaces", "", NAMESPACE, &DeleteOptions::default())
+        .expect("begun");
     let (status, _, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
     assert_eq!(status, Some(3));
     texts.insert("a namespace that is being deleted".to_owned(), errors);

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context as _;
+use divvy_smoke_report::Outcome;
 use divvy_smoke_run::PROGRAM;
 
 use crate::cli::smoke::{SmokeArgs, SmokeOutput};
@@ -43,6 +44,15 @@ pub(super) fn replace(mut command: Command, args: &SmokeArgs) -> anyhow::Result<
         "install the engine, or choose another one"
     };
     Err(error).with_context(|| format!("{name} could not be started; {fix}"))
+}
+
+/// Run the program, and return its exit status.
+pub(super) fn status(args: &SmokeArgs) -> anyhow::Result<u8> {
+    let program = program(args)?;
+    let status = Command::new(&program).args(test(args)).status();
+    let status = status.with_context(|| format!("{} could not be started", program.display()))?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.unwrap_or(Outcome::Fail.exit_status()))
 }
 
 fn program(args: &SmokeArgs) -> anyhow::Result<PathBuf> {

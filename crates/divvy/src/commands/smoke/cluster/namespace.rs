@@ -28,9 +28,8 @@ impl Namespace {
         };
         match api.get_opt(name).await {
             Ok(Some(object)) => {
-                let phase = object.status.and_then(|status| status.phase);
                 anyhow::ensure!(
-                    phase.as_deref() != Some("Terminating"),
+                    object.metadata.deletion_timestamp.is_none(),
                     "the namespace {name} is being deleted, and takes no pods; wait until kubectl get namespace {name} finds none, or choose another one with -n"
                 );
                 let labels = object.metadata.labels.unwrap_or_default();

@@ -215,6 +215,7 @@ fn refusal(error: watcher::Error) -> Option<kube::Error> {
         watcher::Error::InitialListFailed(source)
         | watcher::Error::WatchStartFailed(source)
         | watcher::Error::WatchFailed(source) => source,
+        watcher::Error::WatchError(status) => kube::Error::Api(status),
         other => {
             tracing::debug!("{other}");
             return None;
