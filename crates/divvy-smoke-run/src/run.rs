@@ -454,6 +454,6 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
             why: "pods use other GPUs than the scheduler counts".to_owned(),
             fix: "divvy doctor, on the node, names what else gives GPUs to containers".to_owned(),
         },
-        _ => Verdict::Tested(report),
+        _ => Verdict::Tested(Box::new(report)),
     }
 }

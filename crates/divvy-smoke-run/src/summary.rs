@@ -72,7 +72,7 @@ impl Row {
             ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
         };
         match verdict.clone() {
-            Verdict::Tested(report) => row.report = Some(report),
+            Verdict::Tested(report) => row.report = Some(*report),
             Verdict::Broken { found, why, fix } => (row.reason, row.why, row.fix) = (Some(found), Some(why), Some(fix)),
             Verdict::Skipped(reason) => row.reason = Some(reason),
             Verdict::Untried { reason, explanation } => (row.reason, row.explanation) = (Some(reason), explanation),

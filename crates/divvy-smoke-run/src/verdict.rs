@@ -6,7 +6,7 @@ use divvy_smoke_report::{Outcome, Report};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// The program ran and reported.
-    Tested(Report),
+    Tested(Box<Report>),
     /// The GPU does not work, although no report says so.
     Broken {
         /// What was found.

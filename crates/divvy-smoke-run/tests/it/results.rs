@@ -182,15 +182,19 @@ fn a_test_that_hangs_is_given_up() {
     assert!(matches!(verdict, Verdict::Untried { reason, .. } if reason == "the test did not end within 150 s"));
 }
 
+fn tested(report: Report) -> Verdict {
+    Verdict::Tested(Box::new(report))
+}
+
 /// One GPU of each kind.
 fn all_kinds() -> Vec<(Planned, Verdict)> {
     let verdicts = [
-        Verdict::Tested(report(
+        tested(report(
             "GPU-0",
             vec![pass(Id::S01), pass(Id::S02), Step::skip(Id::S05, "shared")],
         )),
-        Verdict::Tested(report("GPU-1", vec![pass(Id::S01), fail(), Step::skip(Id::S05, "shared")])),
-        Verdict::Tested(report("GPU-2", vec![pass(Id::S01), warn()])),
+        tested(report("GPU-1", vec![pass(Id::S01), fail(), Step::skip(Id::S05, "shared")])),
+        tested(report("GPU-2", vec![pass(Id::S01), warn()])),
         Verdict::Skipped("full: 0 MiB of 16384 MiB are free, and the test requests 1024 MiB".to_owned()),
         Verdict::Broken {
             found: "Divvy's agent does not offer the GPU: XID 79".to_owned(),
@@ -201,7 +205,7 @@ fn all_kinds() -> Vec<(Planned, Verdict)> {
             reason: "no node took the pod: 0/2 nodes\u{1b}[31m are available".to_owned(),
             explanation: Some("Pod a waits.\nNo node has room.".to_owned()),
         },
-        Verdict::Tested(report("GPU-6", vec![Step::skip(Id::S01, "GPU older than sm_30")])),
+        tested(report("GPU-6", vec![Step::skip(Id::S01, "GPU older than sm_30")])),
     ];
     planned(7).into_iter().zip(verdicts).collect()
 }

@@ -1,6 +1,7 @@
 //! `divvy smoke` on the embedded cluster. Its kubelets run no images, so a listener ends each container with the report that the program would write.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -103,7 +104,19 @@ async fn smoke(
     nodes: &[&str],
     result: impl Fn(&str) -> Option<(i32, String)>,
 ) -> (Option<i32>, String, String) {
-    let kubeconfig = bed.cluster.kubeconfig().display().to_string();
+    let kubeconfig = bed.cluster.kubeconfig();
+    smoke_with(bed, &kubeconfig, args, nodes, result).await
+}
+
+/// Run the command as [`smoke`] does, with this kubeconfig.
+async fn smoke_with(
+    bed: &Bed,
+    kubeconfig: &Path,
+    args: &[&str],
+    nodes: &[&str],
+    result: impl Fn(&str) -> Option<(i32, String)>,
+) -> (Option<i32>, String, String) {
+    let kubeconfig = kubeconfig.display().to_string();
     let all = [&["smoke", "--kubeconfig", &kubeconfig], args].concat();
     let mut running = Box::pin(beside(&all, &[]));
     loop {
@@ -388,11 +401,15 @@ async fn a_user_without_rights_gets_a_sentence() {
     let bed = Bed::new(&[&[16]]).await;
     install(bed.api());
     let api = bed.api();
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("kubeconfig");
+    let url = bed.cluster.api_url();
+    let address = url.trim_start_matches("http://").split('/').next().expect("a host");
+    let text = api.kubeconfig_for(address.parse().expect("an address"), "ann");
+    std::fs::write(&file, text).expect("written");
     let as_ann = async || {
-        let (status, text, errors) = smoke(&bed, &["--all-nodes", "--as", "ann"], &["n1"], |uuid| {
-            Some(reported(&good(uuid)))
-        })
-        .await;
+        let passes = |uuid: &str| Some(reported(&good(uuid)));
+        let (status, text, errors) = smoke_with(&bed, &file, &["--all-nodes"], &["n1"], passes).await;
         (status, format!("{text}{errors}"))
     };
     api.rights().limit("ann");
@@ -448,8 +465,24 @@ async fn wrong_names_and_missing_parts_are_told() {
         texts.insert(args.join(" "), steady(&errors, &bed));
     }
     install(bed.api());
-    let dying = json!({"metadata": {"name": NAMESPACE, "finalizers": ["divvy.test/stay"]}});
-    bed.api().create("namespaces", dying).expect("created");
+    // The namespace stays while a pod in it ends.
+    bed.api()
+        .create("namespaces", json!({"metadata": {"name": NAMESPACE}}))
+        .expect("created");
+    let slow = pod("slow")
+        .namespace(NAMESPACE)
+        .gpu_mem(1)
+        .args(&["run", "--ignore-term"])
+        .grace_seconds(600);
+    bed.create(&slow);
+    bed.until("the pod to run", async |bed: &Bed| {
+        let found = pods(bed);
+        match found.first().is_some_and(|pod| pod["status"]["phase"] == "Running") {
+            true => Ok(()),
+            false => Err(format!("{found:?}")),
+        }
+    })
+    .await;
     bed.api()
         .delete("namespaces", "", NAMESPACE, &DeleteOptions::default())
         .expect("begun");
@@ -487,7 +520,7 @@ fn a_wrong_command_line_is_refused() {
 }
 
 /// Make a program that prints its arguments and ends with status 7.
-fn program(directory: &std::path::Path, name: &str) -> String {
+fn program(directory: &Path, name: &str) -> String {
     use std::os::unix::fs::PermissionsExt as _;
     let path = directory.join(name);
     std::fs::write(&path, "#!/bin/sh\necho \"$@\"\nexit 7\n").expect("written");
