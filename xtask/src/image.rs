@@ -1,9 +1,9 @@
 //! `cargo xtask image`: an OCI image archive, built without a container engine.
 //!
 //! The image has one layer. It contains the static programs `divvy` and `divvy-agent`, and `divvy-probe` with what it needs to load a driver's
-//! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). The driver's own programs, which NVIDIA's
+//! library: the dynamic loader, libc and its parts, and libgcc_s (a static program cannot load NVML). `divvy-smoke` loads CUDA's driver library with the same loader and libraries. The driver's own programs, which NVIDIA's
 //! container runtime mounts into `/usr/bin`, need the same loader and libraries (`mps-control-daemon` runs two of them). The guard's
-//! libraries are in the directory of the agent, which copies them to the node for `--guard`. For the node itself it contains the static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy` and the probe and nothing else, because
+//! libraries are in the directory of the agent, which copies them to the node for `--guard`. For the node itself it contains the static programs `divvy-runtime` and `divvy-hook`. These two are in `/bin`, together with `divvy`, the probe, and `divvy-smoke`, and nothing else, because
 //! `ctr install` copies the directory `/bin` onto a node.
 //!
 //! The same sources, toolchain, and libc produce the same bytes: source paths are remapped, files are sorted, and times are 0. The format is the
@@ -22,12 +22,12 @@ use sha2::{Digest as _, Sha256};
 
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE] [--fast]
 
-Write a container image of Divvy's programs as an OCI archive. Nodes copy divvy-runtime, divvy-hook, divvy, and divvy-probe from its /bin.
+Write a container image of Divvy's programs as an OCI archive. Nodes copy divvy-runtime, divvy-hook, divvy, divvy-probe, and divvy-smoke from its /bin.
 The archive has a second image with the same files, k8s-device-plugin, which takes the place of nvcr.io/nvidia/k8s-device-plugin.
 
   --name NAME   full image name with tag [default: divvy.dev/divvy:VERSION]
   --out FILE    output file [default: target/divvy-VERSION-ARCH.tar]
-  --fast        build all but divvy-runtime and divvy-hook without optimization: for tests; builds faster, makes larger and slower programs
+  --fast        build all but divvy-runtime, divvy-hook, and divvy-smoke without optimization: for tests; builds faster, makes larger and slower programs
 
 Examples:
   cargo xtask image
@@ -39,6 +39,9 @@ Needs musl's gcc wrapper (Debian: apt-get install musl-tools) and the Rust targe
 
 /// The limit on the size of a compressed image, in MiB.
 const MOST_MIB: f64 = 20.0;
+
+/// The limit on the size of `divvy-smoke`, in bytes: what NVIDIA's vector addition takes that is linked statically with CUDA's runtime library.
+const MOST_SMOKE: u64 = 700 << 10;
 
 /// Parts of glibc to which a driver's library may be linked, although they are empty since glibc 2.34.
 pub(crate) const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
@@ -197,6 +200,8 @@ impl Machine {
             &flags,
             &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
         )?;
+        // Its size is checked, so a fast image has the same one.
+        self.cargo(&dynamic_target, &flags, &["--profile", "node", "--package", "divvy-smoke"])?;
         // The libraries run in other programs, so a fast image has the same ones. Each is built alone, because other packages enable features of its
         // dependencies that need the standard library.
         for library in ["divvy-guard", "divvy-guard-nvml", "divvy-guard-audit"] {
@@ -209,6 +214,7 @@ impl Machine {
             agent,
             nvidia: built,
             probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
+            smoke: directory.join(&dynamic_target).join("node/divvy-smoke"),
             guard: directory.join(&dynamic_target).join("node/libdivvy_guard.so"),
             guard_nvml: directory.join(&dynamic_target).join("node/libdivvy_guard_nvml.so"),
             guard_audit: directory.join(dynamic_target).join("node/libdivvy_guard_audit.so"),
@@ -274,6 +280,8 @@ struct Programs {
     /// The agent with the programs under NVIDIA's names.
     nvidia: PathBuf,
     probe: PathBuf,
+    /// What proves that a GPU computes.
+    smoke: PathBuf,
     /// What containers get in the place of CUDA's driver library.
     guard: PathBuf,
     /// What containers get in the place of NVML.
@@ -291,6 +299,7 @@ fn files(
         agent,
         nvidia,
         probe,
+        smoke,
         guard,
         guard_nvml,
         guard_audit,
@@ -305,6 +314,13 @@ fn files(
             program.display()
         );
     }
+    let size = std::fs::metadata(smoke)
+        .with_context(|| format!("{} cannot be read", smoke.display()))?
+        .len();
+    ensure!(
+        size <= MOST_SMOKE,
+        "divvy-smoke has {size} bytes, and at most {MOST_SMOKE} are allowed"
+    );
     let mut files = BTreeMap::from([
         ("usr/bin/divvy".to_owned(), divvy.clone()),
         // Each has only what it runs, because an agent's memory use depends on the size of its program.
@@ -315,6 +331,7 @@ fn files(
         ("usr/bin/config-manager".to_owned(), nvidia.clone()),
         ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
+        ("usr/bin/divvy-smoke".to_owned(), smoke.clone()),
         // Where the agent expects them: in the directory of its program.
         ("usr/bin/libdivvy-guard.so".to_owned(), guard.clone()),
         ("usr/bin/libdivvy-guard-nvml.so".to_owned(), guard_nvml.clone()),
@@ -325,8 +342,11 @@ fn files(
         ("bin/divvy".to_owned(), divvy.clone()),
         // For divvy-runtime, which queries the GPUs with it; the same file as above.
         ("bin/divvy-probe".to_owned(), probe.clone()),
+        // For the node's administrator; it asks the probe in the same directory.
+        ("bin/divvy-smoke".to_owned(), smoke.clone()),
     ]);
-    let libraries = linked(probe)?;
+    let mut libraries = linked(probe)?;
+    libraries.extend(linked(smoke)?);
     let libc = libraries
         .iter()
         .find(|path| path.file_name().is_some_and(|name| name == "libc.so.6"))

@@ -15,6 +15,7 @@ mod krew;
 #[cfg(test)]
 mod named;
 mod prose;
+mod ptx;
 mod purity;
 mod quick;
 mod skips;
@@ -42,6 +43,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   gpu [FLAGS]       run every check that needs a real GPU, and write a report; `cargo xtask gpu --help`
   gpu pack [DIR]    build what these checks need into a directory for another machine
   bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
+  ptx               assemble the kernels of `divvy smoke` with NVIDIA's assembler for every GPU; `cargo xtask ptx --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
@@ -85,6 +87,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["compat", rest @ ..] => return compat::run(rest),
         ["torture", rest @ ..] => return build::torture(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
+        ["ptx", rest @ ..] => return ptx::run(rest),
         ["skips", rest @ ..] => return skips::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),
         ["image", rest @ ..] => image::run(rest)?,

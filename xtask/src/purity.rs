@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 16] = [
+const PURE: [&str; 17] = [
     "divvy-model",
     "divvy-share",
     "divvy-agent-core",
@@ -17,6 +17,7 @@ const PURE: [&str; 16] = [
     "divvy-policy",
     "divvy-audit",
     "divvy-simulator",
+    "divvy-smoke-report",
     "divvy-cdi",
     "divvy-oci",
     "divvy-engines",

@@ -2,7 +2,7 @@
 //!
 //! - [`Report`]: the steps and the result, as JSON ([`Report::json`]), as lines for people ([`Report::text`]), as an exit status
 //!   ([`Outcome::exit_status`]), and as a pod's termination message ([`Report::termination_message`]).
-//! - [`Report::read`]: the same from JSON that somebody else may have written. A tenant can write the termination message of its pod.
+//! - [`Report::read`]: the same from JSON of unknown origin: a tenant can write the termination message of its pod.
 
 #![forbid(unsafe_code)]
 

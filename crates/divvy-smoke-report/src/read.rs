@@ -1,4 +1,4 @@
-//! Reads a report that somebody else may have written.
+//! Reads a report of unknown origin.
 
 use std::collections::BTreeSet;
 

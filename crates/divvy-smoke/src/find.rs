@@ -1,7 +1,7 @@
 //! Where the driver's library is, and how a program is started that can load it.
 //!
 //! The library loads others by their names, `libnvidia-ptxjitcompiler.so.1` above all. So its directory must be in the search path of the loader
-//! when a process starts. A container may have no `ld.so.cache`, because with CDI nobody may have written one.
+//! when a process starts. A container may have no `ld.so.cache`, because with CDI it may not have been written.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -87,7 +87,7 @@ pub(crate) struct Start {
 
 /// Return how to start a program so that it can load the library.
 ///
-/// The loader is one beside the program, as in a container to which only the two and their libraries were mounted, or the one of the machine.
+/// The loader is one in the program's directory, as in a container to which only the two and their libraries were mounted, or the one of the machine.
 pub(crate) fn start(program: &Path, root: &Path, library: &Path, library_path: Option<&OsStr>) -> Start {
     let own = program.parent().unwrap_or(Path::new("/"));
     let beside = LOADERS
@@ -124,13 +124,13 @@ pub(crate) fn start(program: &Path, root: &Path, library: &Path, library_path: O
     }
 }
 
-/// Return the path of this program. If a loader was started with it, the process's executable is the loader.
+/// Return the path of this program. If a loader was started with it, the process's executable is the loader. Without `/proc`, the executable is unknown.
 pub(crate) fn own_program(executable: &Path, first_argument: Option<&OsStr>) -> PathBuf {
     let is_loader = executable
         .file_name()
         .is_some_and(|name| name.to_string_lossy().starts_with("ld-"));
     match first_argument {
-        Some(argument) if is_loader => argument.into(),
+        Some(argument) if is_loader || executable.as_os_str().is_empty() => argument.into(),
         _ => executable.to_owned(),
     }
 }
@@ -229,5 +229,6 @@ mod tests {
         let own = |executable: &str| own_program(Path::new(executable), Some(OsStr::new("/run/divvy/bin/divvy-smoke")));
         assert_eq!(own("/lib64/ld-linux-x86-64.so.2"), Path::new("/run/divvy/bin/divvy-smoke"));
         assert_eq!(own("/usr/bin/divvy-smoke"), Path::new("/usr/bin/divvy-smoke"));
+        assert_eq!(own(""), Path::new("/run/divvy/bin/divvy-smoke"));
     }
 }

@@ -1,6 +1,5 @@
 //! What this container was given, as its variables and its files say.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::find::SONAME;
@@ -19,16 +18,24 @@ const DEVICES: [&str; 4] = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0",
 /// The device node that a container with an AMD GPU has.
 const AMD: &str = "/dev/kfd";
 
+/// A name and a value.
+type Variable = (&'static str, String);
+
 /// Return the variables that say something about GPUs.
-pub(crate) fn variables() -> BTreeMap<&'static str, String> {
+pub(crate) fn variables() -> Vec<Variable> {
     let value = |name: &'static str| Some((name, std::env::var(name).ok()?));
     [VISIBLE, UNITS, ALL_UNITS].into_iter().filter_map(value).collect()
 }
 
 /// Return what the variables say.
-pub(crate) fn grant(variables: &BTreeMap<&'static str, String>) -> Grant {
-    let number = |name: &str| variables.get(name)?.parse::<u64>().ok().filter(|units| *units > 0);
-    let visible = variables.get(VISIBLE).map_or("", String::as_str).split(',').map(str::trim);
+pub(crate) fn grant(variables: &[Variable]) -> Grant {
+    let value = |name: &str| {
+        variables
+            .iter()
+            .find_map(|(of, value)| (*of == name).then_some(value.as_str()))
+    };
+    let number = |name: &str| value(name)?.parse::<u64>().ok().filter(|units| *units > 0);
+    let visible = value(VISIBLE).unwrap_or_default().split(',').map(str::trim);
     let uuids = visible.filter(|entry| entry.len() == 40 && (entry.starts_with("GPU-") || entry.starts_with("MIG-")));
     Grant {
         uuids: uuids.map(str::to_owned).collect(),
@@ -52,8 +59,8 @@ impl Signs {
         Signs::of(&variables(), &|path| Path::new(path).exists())
     }
 
-    fn of(variables: &BTreeMap<&'static str, String>, exists: &dyn Fn(&str) -> bool) -> Signs {
-        let names_gpus = |(name, value): (&&'static str, &String)| {
+    fn of(variables: &[Variable], exists: &dyn Fn(&str) -> bool) -> Signs {
+        let names_gpus = |(name, value): &Variable| {
             let is_none = *name == VISIBLE && matches!(value.as_str(), "" | "void" | "none");
             (!is_none).then_some(*name)
         };
@@ -97,11 +104,11 @@ mod tests {
     fn what_was_given_is_read_from_the_variables() {
         let uuid = "GPU-8f0a1111-0000-4000-8000-000000000000";
         let variables = |visible: &str, own: &str, all: &str| {
-            BTreeMap::from([
+            [
                 (VISIBLE, visible.to_owned()),
                 (UNITS, own.to_owned()),
                 (ALL_UNITS, all.to_owned()),
-            ])
+            ]
         };
         let table = [
             (variables(uuid, "2", "80"), vec![uuid], Some((2, 80))),
@@ -120,9 +127,9 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_a_failure_only_where_a_gpu_was_given() {
-        let nothing = BTreeMap::new();
-        let void = BTreeMap::from([(VISIBLE, "void".to_owned())]);
-        let all = BTreeMap::from([(VISIBLE, "all".to_owned())]);
+        let nothing = Vec::new();
+        let void = Vec::from([(VISIBLE, "void".to_owned())]);
+        let all = Vec::from([(VISIBLE, "all".to_owned())]);
         let none = |_: &str| false;
         let device = |path: &str| path == "/dev/nvidiactl";
         let amd = |path: &str| path == AMD;

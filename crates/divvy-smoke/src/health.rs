@@ -48,15 +48,15 @@ struct NoEvents {
 
 /// Judge the probe's answer.
 pub(crate) fn judge(answer: &str, gpu: &Gpu) -> Outcome {
-    let snapshot: Snapshot =
-        serde_json::from_slice(answer.as_bytes()).map_err(|error| Problem::Skip(format!("divvy-probe gave no snapshot: {error}")))?;
+    let snapshot: Snapshot = serde_json::from_slice(answer.as_bytes())
+        .map_err(|error| Problem::Skip(format!("divvy-probe gave no snapshot: {error}")))?;
     let is_it = |facts: &&Facts| facts.uuid == gpu.uuid || facts.mig_devices.iter().any(|mig| mig.uuid == gpu.uuid);
     let facts = snapshot.gpus.iter().find(is_it);
     let facts = facts.ok_or_else(|| Problem::Skip(format!("divvy-probe does not list {}", gpu.uuid)))?;
     let sick = |found: String| {
         Problem::finding(
             found,
-            "the GPU may fail at any time, whatever it computed so far",
+            "the GPU may fail at any time, even if all results were right so far",
             "drain the GPU; look for an XID in the node's kernel log (dmesg | grep NVRM)",
         )
     };
@@ -70,7 +70,7 @@ pub(crate) fn judge(answer: &str, gpu: &Gpu) -> Outcome {
     let warning = facts.no_events.as_ref().map(|no_events| {
         crate::codes::Finding::new(
             format!("the driver's events do not arrive: {}", no_events.error),
-            "nobody notices an XID of this GPU",
+            "an XID of this GPU is not noticed",
             "divvy doctor --node has the details",
         )
     });
@@ -80,7 +80,7 @@ pub(crate) fn judge(answer: &str, gpu: &Gpu) -> Outcome {
     })
 }
 
-/// Return the probe beside this program.
+/// Return the probe in the directory of this program.
 pub(crate) fn find(program: &Path) -> Option<PathBuf> {
     let beside = program.with_file_name("divvy-probe");
     beside.exists().then_some(beside)
@@ -90,7 +90,7 @@ pub(crate) fn find(program: &Path) -> Option<PathBuf> {
 pub(crate) fn ask(probe: Option<&Path>, gpu: Option<&Gpu>, most: Duration) -> Outcome {
     let skip = |reason: String| Problem::Skip(reason);
     let gpu = gpu.ok_or_else(|| skip(format!("no GPU was found in {}", Id::S01.word())))?;
-    let probe = probe.ok_or_else(|| skip("divvy-probe is not beside this program".to_owned()))?;
+    let probe = probe.ok_or_else(|| skip("divvy-probe is not in the directory of this program".to_owned()))?;
     if most.is_zero() {
         return Err(skip("no time was left".to_owned()));
     }
@@ -111,7 +111,7 @@ pub(crate) fn ask(probe: Option<&Path>, gpu: Option<&Gpu>, most: Duration) -> Ou
             .take(MOST)
             .read_to_string(&mut answer)
             .and_then(|_| errors.take(4096).read_to_string(&mut reason));
-        // Nobody listens any more if it took too long.
+        // It is no longer awaited if it took too long.
         let _ = said.send(read.map(|_| (answer, reason)));
     });
     match heard.recv_timeout(most) {
@@ -187,7 +187,7 @@ mod tests {
         let gpu = Gpu::default();
         let (probe, second) = (Path::new("/nonexistent/divvy-probe"), Duration::from_secs(1));
         for (outcome, part) in [
-            (ask(None, Some(&gpu), second), "not beside"),
+            (ask(None, Some(&gpu), second), "not in the directory"),
             (ask(Some(probe), None, second), "no GPU was found in S01"),
             (ask(Some(probe), Some(&gpu), Duration::ZERO), "no time was left"),
             (ask(Some(probe), Some(&gpu), second), "could not be started"),

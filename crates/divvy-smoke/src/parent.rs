@@ -10,6 +10,9 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
 use divvy_smoke_report::{Gpu, Id, Report, Status, Step, TERMINATION_MESSAGE};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level;
 
 use crate::find;
 use crate::given::{self, Signs};
@@ -34,6 +37,7 @@ pub(crate) enum Mode {
 /// Run a command, and return the exit status.
 pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
     let began = Instant::now();
+    end_on_signals();
     let mut printer = Printer {
         mode,
         json: options.json,
@@ -83,6 +87,19 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
         }));
     }
     printer.finish(options)
+}
+
+/// End when the user or the kubelet asks for it. As the first process of a container, the program would not end without a handler. Its child ends with it.
+fn end_on_signals() {
+    match Signals::new([SIGINT, SIGTERM]) {
+        Ok(mut signals) => drop(std::thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                // As shells report the end by a signal.
+                low_level::exit(128 + signal);
+            }
+        })),
+        Err(error) => complain(&format!("signals have their default effect: {error}")),
+    }
 }
 
 /// Run the child, and return the steps that it did not report.
@@ -306,5 +323,20 @@ mod tests {
         ] {
             assert_eq!(place(stat, wchan), expected);
         }
+    }
+
+    #[test]
+    fn a_child_that_crashes_after_its_last_step_takes_back_that_it_passed() {
+        let mut printer = Printer {
+            mode: Mode::Here,
+            json: true,
+            gpu: None,
+            steps: Vec::new(),
+        };
+        printer.take(Message::Step(Step::pass(Id::S02, "", 1)));
+        printer.take(Message::Step(Step::fail(Id::S02, "", "", "")));
+        let report = Report::new(None, printer.steps);
+        assert_eq!((report.steps.len(), report.result.exit_status()), (1, 2));
+        assert!(Report::read(&report.json()).is_ok());
     }
 }

@@ -9,8 +9,7 @@ use crate::codes::{self, Finding};
 use crate::driver::Driver;
 use crate::sizes::Sizes;
 use crate::steps::accounting::Second;
-use crate::steps::open::{self, Asked, Opened};
-use crate::steps::share::Limit;
+use crate::steps::open::{self, Asked, LimitOf, Opened};
 use crate::steps::vector::{self, Note};
 use crate::steps::{Done, Outcome, Problem, accounting, copies, matrix, memory, share, tensor};
 
@@ -49,7 +48,7 @@ pub struct World<'w> {
     /// The path of the driver's library.
     pub library: &'w str,
     /// What the guard holds the container to, for a UUID.
-    pub limit: &'w dyn Fn(&str) -> Option<Limit>,
+    pub limit: &'w LimitOf<'w>,
     /// Called before each step.
     pub begin: &'w dyn Fn(Id),
     pub second: &'w mut dyn Second,
@@ -188,5 +187,22 @@ pub fn result(id: Id, outcome: Outcome) -> Step {
         Err(Problem::Failed(failure)) => failed(codes::explain(&failure)),
         Err(Problem::Finding(finding)) => failed(finding),
         Err(Problem::Skip(reason)) => Step::skip(id, reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_smoke_report::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_step_that_compared_nothing_has_failed() {
+        for id in Id::ALL {
+            let step = result(id, Ok(Done::new("done", 0)));
+            let expected = if id.compares() { Status::Fail } else { Status::Pass };
+            assert_eq!(step.status, expected, "{id:?}");
+            assert_eq!(result(id, Ok(Done::new("done", 1))), Step::pass(id, "done", 1));
+        }
     }
 }

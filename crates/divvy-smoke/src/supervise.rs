@@ -1,4 +1,4 @@
-//! The parent's part: it waits for the child until a deadline, and never for ever.
+//! The parent's part: it waits for the child until a deadline, and never indefinitely.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -101,7 +101,7 @@ fn hung(child: &mut dyn Child, step: Id, call: &str, timeout: Duration) -> Step 
     Step::fail(
         step,
         found,
-        "programs on this GPU wait for ever",
+        "programs on this GPU wait indefinitely",
         "look for an XID in the node's kernel log (dmesg | grep NVRM); reset the GPU, or reboot the node if the process stays; --timeout gives a slow GPU more time",
     )
 }

@@ -124,14 +124,19 @@ fn tell(message: Message) {
 }
 
 /// Read what the guard holds this container to.
-fn limit(uuid: &str) -> Option<Limit> {
+fn limit(uuid: &str) -> Result<Option<Limit>, String> {
     let file = PathBuf::from(divvy_share::DIRECTORY).join(uuid).join(divvy_share::LIMITS);
-    let bytes = std::fs::read(file).ok()?;
-    let (_, limits) = Limits::from_bytes(&bytes).ok()?;
-    Some(Limit {
+    let unreadable = |error: &dyn std::fmt::Display| format!("{} cannot be read: {error}", file.display());
+    let bytes = match std::fs::read(&file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(&error)),
+    };
+    let (_, limits) = Limits::from_bytes(&bytes).map_err(|error| unreadable(&error))?;
+    Ok(Some(Limit {
         bytes: limits.bytes,
         context: limits.context,
-    })
+    }))
 }
 
 /// The second process of S09, as the first one sees it.

@@ -50,25 +50,3 @@ pub(crate) fn wait_until(until: u64) {
         }
     }
 }
-
-/// Return how long a launch of a kernel of this name takes: `anything_2000ns` takes 2000 ns; others what DIVVY_CUDA_SIM_KERNEL_NS says, or nothing.
-pub(crate) fn length_of(name: &str) -> u64 {
-    let digits = name.strip_suffix("ns").and_then(|name| name.rsplit_once('_'));
-    if let Some(length) = digits.and_then(|(_, digits)| digits.parse().ok()) {
-        return length;
-    }
-    let usual = env::var("DIVVY_CUDA_SIM_KERNEL_NS").ok();
-    usual.and_then(|text| text.parse().ok()).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_name_of_a_kernel_can_say_how_long_it_takes() {
-        for (name, length) in [("gemm_2000ns", 2000), ("_Z4busy_7ns", 7), ("ns", 0), ("x_ns", 0), ("gemm", 0)] {
-            assert_eq!(length_of(name), length, "{name}");
-        }
-    }
-}

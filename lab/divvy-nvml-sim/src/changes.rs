@@ -50,6 +50,8 @@ pub(crate) struct GpuChanges {
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.
     pub(crate) utilization: Option<u32>,
+    /// The errors of the memory; `None` if it has no ECC.
+    pub(crate) ecc: Option<EccErrors>,
     /// The MIG devices, if they are not the described ones.
     pub(crate) mig: Option<Division>,
     /// The error code of nvmlDeviceGetMigMode; 0 means success.
@@ -64,6 +66,13 @@ pub(crate) struct GpuChanges {
     pub(crate) utilization_error: u32,
     /// The limits of cgroups, by the full path of the cgroup's directory.
     pub(crate) limits: BTreeMap<String, Limit>,
+}
+
+/// How many errors of a GPU's memory ECC has found.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct EccErrors {
+    pub(crate) corrected: u64,
+    pub(crate) uncorrected: u64,
 }
 
 /// Where a driver keeps the limits of cgroups (the module option `RmMemacctMode`).

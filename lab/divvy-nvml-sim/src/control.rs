@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, Division, EventErrors, GpuChanges, Instance, LimitMode};
+use crate::changes::{Changes, Division, EccErrors, EventErrors, GpuChanges, Instance, LimitMode};
 use crate::machine::Machine;
 use crate::sim::{Event, complain, now_ms, sim};
 
@@ -56,6 +56,11 @@ enum Request {
     Utilization {
         gpu: u32,
         percent: u32,
+    },
+    Ecc {
+        gpu: u32,
+        corrected: u64,
+        uncorrected: u64,
     },
     Init {
         error: u32,
@@ -202,6 +207,14 @@ fn perform(request: Request) -> Result<Value, String> {
             Ok(())
         })?,
         Request::Temperature { gpu, celsius } => change_gpu(gpu, |gpu| gpu.temperature = Some(celsius))?,
+        Request::Ecc {
+            gpu,
+            corrected,
+            uncorrected,
+        } => {
+            let errors = EccErrors { corrected, uncorrected };
+            change_gpu(gpu, |gpu| gpu.ecc = Some(errors))?;
+        }
         Request::Utilization { gpu, percent } => change_gpu(gpu, |gpu| gpu.utilization = Some(percent.min(100)))?,
         Request::Init { error } => sim().change(|changes, _| {
             changes.init_error = error;

@@ -29,6 +29,7 @@
 //! {"op":"memory","gpu":0,"pid":123,"used_mib":100,"mps":true}   the process is a client of MPS
 //! {"op":"temperature","gpu":0,"celsius":90}
 //! {"op":"utilization","gpu":0,"percent":50}
+//! {"op":"ecc","gpu":0,"corrected":7,"uncorrected":1}   the errors of the memory so far; a GPU without this has no ECC
 //! {"op":"init","error":9}                       0: nvmlInit works again
 //! {"op":"events","create":999,"wait":999}       errors of nvmlEventSetCreate and nvmlEventSetWait; 0 or absent: none
 //! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none
@@ -54,7 +55,7 @@
 //! `sample_ms` of the description, and returns the latest one of each process that had at least half a percent. Real drivers take one each 1/6 s to
 //! 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). If there are several since the time that the caller names, they seem to return the mean. A process that has ended has no samples.
 //! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here.
-//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. Power, fans, ECC,
+//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. Power, fans,
 //! current clocks, displays, and the like are NOT_SUPPORTED, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 

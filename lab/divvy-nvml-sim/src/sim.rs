@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use divvy_gpu_sim::Ledger;
 use nvml_wrapper_sys::bindings as ffi;
 
-use crate::changes::{self, Changes, EventErrors, Limit, LimitMode, Stamp};
+use crate::changes::{self, Changes, EccErrors, EventErrors, Limit, LimitMode, Stamp};
 use crate::machine::{Card, Machine};
 use crate::samples::{self, Now, Sample};
 
@@ -384,6 +384,11 @@ impl Inner {
         self.gpu(index)
             .and_then(|changes| changes.temperature)
             .unwrap_or(card.described.temperature)
+    }
+
+    /// Return the errors of the memory, if they are counted.
+    pub(crate) fn ecc(&self, index: usize) -> Option<EccErrors> {
+        self.gpu(index)?.ecc
     }
 
     /// Return the utilization in percent.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::Error;
 use crate::instruction::{Address, Instruction, Kernel, Parameter, Place, Space, Special, What};
 use crate::ops::{atomic, convert, find};
-use crate::parse::{Operand, Statement};
+use crate::statement::{Operand, Statement};
 use crate::token::Reader;
 use crate::types::{Class, Type};
 

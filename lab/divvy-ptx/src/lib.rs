@@ -19,6 +19,7 @@ mod mma;
 mod ops;
 mod parse;
 mod run;
+mod statement;
 mod token;
 mod types;
 mod version;

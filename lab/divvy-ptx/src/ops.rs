@@ -207,7 +207,11 @@ fn compare(name: &str, of: Type) -> Option<Operation> {
         "eq" => ordered!((|a, b| a == b)).or_else(|| choose!(Two, of, (|a, b| a == b), B16: u16, B32: u32, B64: u64)),
         "ne" => integers!(Two, of, (|a, b| a != b))
             .or_else(|| choose!(Two, of, (|a, b| a != b), B16: u16, B32: u32, B64: u64))
-            .or_else(|| floats!(Two, of, (|a, b| a.partial_cmp(&b).is_some_and(|order| order.is_ne())))),
+            .or(floats!(
+                Two,
+                of,
+                (|a, b| a.partial_cmp(&b).is_some_and(|order| order.is_ne()))
+            )),
         "lt" => ordered!((|a, b| a < b)),
         "le" => ordered!((|a, b| a <= b)),
         "gt" => ordered!((|a, b| a > b)),

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::decode::Body;
 use crate::instruction::{Kernel, Parameter};
+use crate::statement::{Operand, Statement};
 use crate::token::{Reader, Token};
-use crate::types::{Class, Type};
+use crate::types::Type;
 use crate::{Code, Error, Module, Version};
 
 /// More registers than a thread of a GPU has, and few enough for the numbers of places.
@@ -14,42 +15,20 @@ const MOST_REGISTERS: usize = 4096;
 /// The shared memory that a kernel can declare (PTX ISA, ".shared"; CUDA C Programming Guide, "Compute Capabilities").
 const MOST_SHARED: u64 = 48 << 10;
 
-/// An operand as it is written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Operand<'t> {
-    /// A register, a shared variable, a label, or a special register with its dimension.
-    Name(&'t str, Option<&'t str>),
-    Integer(i128),
-    Float(u32),
-    Double(u64),
-    /// A base and an offset in brackets.
-    Address(&'t str, i64),
-    Vector(Vec<&'t str>),
-}
-
-/// An instruction as it is written.
-#[derive(Debug)]
-pub(crate) struct Statement<'t> {
-    pub(crate) line: usize,
-    /// The register of the predicate, and the value for which the instruction is executed.
-    pub(crate) guard: Option<(&'t str, bool)>,
-    pub(crate) opcode: &'t str,
-    pub(crate) modifiers: Vec<&'t str>,
-    pub(crate) operands: Vec<Operand<'t>>,
-}
-
 /// Read a module.
 pub(crate) fn module(text: &str, unread: &dyn Fn(&str) -> bool) -> Result<Module, Error> {
     let mut reader = Reader::new(text)?;
     reader.directive("version")?;
-    let version = match reader.next()? {
-        Token::Version((major, minor)) => Version { major, minor },
-        _ => return Err(reader.error("a version such as 6.0 is expected")),
+    let Some(Token::Version((major, minor))) = reader.peek() else {
+        return Err(reader.error("a version such as 6.0 is expected"));
     };
+    let version = Version { major, minor };
+    reader.next()?;
     reader.directive("target")?;
+    let line = reader.line();
     let target = reader.name()?;
     let target = target.strip_prefix("sm_").and_then(|number| number.parse().ok());
-    let target = target.ok_or_else(|| reader.error("a target such as sm_30 is expected"))?;
+    let target = target.ok_or_else(|| reader.error_at(line, "a target such as sm_30 is expected"))?;
     reader.directive("address_size")?;
     if reader.integer()? != 64 {
         return Err(reader.error("addresses must have 64 bits"));
@@ -305,22 +284,4 @@ fn signed(reader: &mut Reader<'_>) -> Result<i128, Error> {
     let negative = reader.takes('-')?;
     let number = i128::from(reader.integer()?);
     Ok(if negative { -number } else { number })
-}
-
-impl Operand<'_> {
-    /// Return the bits of a constant of a type.
-    pub(crate) fn constant(&self, of: Type) -> Result<u64, String> {
-        match (self, of.class, of.bytes) {
-            (Operand::Float(bits), Class::Float | Class::Bits, 4) => Ok(u64::from(*bits)),
-            (Operand::Double(bits), Class::Float | Class::Bits, 8) => Ok(*bits),
-            (Operand::Integer(number), Class::Bits | Class::Unsigned | Class::Signed, bytes @ 1..) => {
-                let bits = 8 * bytes as u32;
-                match *number < 1 << bits && *number >= -(1 << (bits - 1)) {
-                    true => Ok(*number as u64 & of.mask()),
-                    false => Err(format!("{number} does not have {bits} bits")),
-                }
-            }
-            _ => Err("a constant of this kind is no operand of this type".to_owned()),
-        }
-    }
 }

@@ -315,7 +315,7 @@ impl Block<'_> {
                     let mut bytes = [0; 32];
                     let bytes = &mut bytes[..to.bytes as usize * to.count];
                     for (place, value) in from.iter().zip(bytes.chunks_exact_mut(to.bytes as usize)) {
-                        value.copy_from_slice(&places[*place as usize].to_le_bytes()[..to.bytes as usize]);
+                        copy(value, &places[*place as usize].to_le_bytes()[..to.bytes as usize]);
                     }
                     store(*to, places, &mut self.shared, memory, bytes, *line)?;
                 }
@@ -391,16 +391,32 @@ impl Block<'_> {
     }
 }
 
+/// Read a number of 1, 2, 4, or 8 bytes. The usual sizes come first, and are read by one instruction of the processor.
+#[inline]
 fn number_of(bytes: &[u8]) -> u64 {
-    let mut all = [0; 8];
-    all[..bytes.len()].copy_from_slice(bytes);
-    u64::from_le_bytes(all)
+    if let Ok(bytes) = bytes.try_into() {
+        return u64::from(u32::from_le_bytes(bytes));
+    }
+    if let Ok(bytes) = bytes.try_into() {
+        return u64::from_le_bytes(bytes);
+    }
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// Copy bytes, of which there are as many on both sides.
+#[inline]
+fn copy(to: &mut [u8], from: &[u8]) {
+    match (<&mut [u8; 4]>::try_from(&mut *to), <&[u8; 4]>::try_from(from)) {
+        (Ok(to), Ok(from)) => *to = *from,
+        _ => to.copy_from_slice(from),
+    }
 }
 
 /// Return the address, which must be aligned to all that is loaded or stored there.
 fn address_of(of: Address, places: &[u64], line: usize) -> Result<u64, Fault> {
     let address = places[of.base as usize].wrapping_add(of.offset);
-    match address.is_multiple_of(of.bytes * of.count as u64) {
+    // Both are powers of two.
+    match address & (of.bytes * of.count as u64 - 1) == 0 {
         true => Ok(address),
         false => Err(Fault::Misaligned { line, address }),
     }
@@ -419,7 +435,7 @@ fn load(
         Space::Global => memory.load(address, bytes),
         Space::Shared => range(address, bytes.len())
             .and_then(|range| shared.get(range))
-            .map(|found| bytes.copy_from_slice(found)),
+            .map(|found| copy(bytes, found)),
     };
     loaded.ok_or(Fault::IllegalAddress { line, address })
 }
@@ -437,7 +453,7 @@ fn store(
         Space::Global => memory.store(address, bytes),
         Space::Shared => range(address, bytes.len())
             .and_then(|range| shared.get_mut(range))
-            .map(|found| found.copy_from_slice(bytes)),
+            .map(|found| copy(found, bytes)),
     };
     stored.ok_or(Fault::IllegalAddress { line, address })
 }

@@ -10,11 +10,11 @@ const TILE: u32 = 16;
 /// Multiply matrices of f32 and of f64.
 pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
     let (n, n64) = (bench.sizes.rows, bench.sizes.rows64);
-    let (bytes, ms) = multiply(bench, "matmul_f32", n, &Product::of_f32(n), &|number| {
-        (number as f32).to_le_bytes().to_vec()
+    let (bytes, ms) = multiply(bench, "matmul_f32", n, &Product::of_f32(n), |number| {
+        (number as f32).to_le_bytes()
     })?;
-    let (bytes64, _) = multiply(bench, "matmul_f64", n64, &Product::of_f64(n64), &|number| {
-        (number as f64).to_le_bytes().to_vec()
+    let (bytes64, _) = multiply(bench, "matmul_f64", n64, &Product::of_f64(n64), |number| {
+        (number as f64).to_le_bytes()
     })?;
     let rate = rate(2.0 * f64::from(n).powi(3), ms, ["GFlop/s", "TFlop/s"]);
     Ok(Done::new(
@@ -24,12 +24,12 @@ pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
 }
 
 /// Multiply, compare the whole product, and return its bytes and the milliseconds.
-fn multiply(
+fn multiply<const N: usize>(
     bench: &Bench<'_>,
     kernel: &'static str,
     n: u32,
     product: &Product,
-    number: &dyn Fn(u64) -> Vec<u8>,
+    number: fn(u64) -> [u8; N],
 ) -> Result<(u64, f64), Problem> {
     let driver = bench.driver;
     let indices = || (0..u64::from(n)).flat_map(|i| (0..u64::from(n)).map(move |j| (i, j)));
@@ -57,8 +57,7 @@ fn multiply(
     for address in [on_a, on_b, on_c] {
         driver.free(address)?;
     }
-    let size = c.len() / (n * n) as usize;
-    let mut elements = indices().zip(c.chunks_exact(size));
+    let mut elements = indices().zip(c.chunks_exact(N));
     if let Some(((i, j), found)) = elements.find(|((i, j), found)| *found != number(product.c(*i, *j))) {
         let expected = number(product.c(i, j));
         return Err(Problem::wrong(format!(

@@ -15,6 +15,9 @@ const CAPABILITY: [i32; 2] = [75, 76];
 /// `CU_COMPUTEMODE_PROHIBITED`.
 const PROHIBITED: i32 = 2;
 
+/// Returns what the guard holds the container to, for a UUID, or why that cannot be read.
+pub type LimitOf<'l> = dyn Fn(&str) -> Result<Option<Limit>, String> + 'l;
+
 /// More GPUs than this are not looked at.
 pub const MOST_GPUS: usize = 16;
 
@@ -50,7 +53,7 @@ pub(crate) fn run<'d>(
     driver: &'d dyn Driver,
     library: &str,
     asked: &Asked,
-    limit: &dyn Fn(&str) -> Option<Limit>,
+    limit: &LimitOf<'_>,
     sizes: Option<Sizes>,
 ) -> Looked<'d> {
     let mut gpu = None;
@@ -62,7 +65,7 @@ fn open<'d>(
     driver: &'d dyn Driver,
     library: &str,
     asked: &Asked,
-    limit: &dyn Fn(&str) -> Option<Limit>,
+    limit: &LimitOf<'_>,
     sizes: Option<Sizes>,
     described: &mut Option<Gpu>,
 ) -> Result<(Opened<'d>, Done), Problem> {
@@ -118,7 +121,13 @@ fn open<'d>(
             "nvidia-smi -c 0 on the node; divvy doctor checks it as D12",
         ));
     }
-    let limit = limit(&uuid);
+    let limit = limit(&uuid).map_err(|found| {
+        Problem::finding(
+            found,
+            "the guard does not know this container's share either, so programs cannot use the GPU",
+            "restart the pod; look at the node's agent if it happens again",
+        )
+    })?;
     let context = limit
         .map(|limit| limit.context)
         .filter(|bytes| *bytes > 0)

@@ -38,6 +38,8 @@ pub(crate) struct Machine {
     pub(crate) context: u64,
     /// The call with this number does nothing, and says that all is well.
     pub(crate) silent: Option<usize>,
+    /// The copy with this number does not do its first half, and says that all is well.
+    pub(crate) half: Option<usize>,
     /// After the launch with this number, one bit of the largest allocation is another one.
     pub(crate) flip: Option<usize>,
     /// Whether more than the memory can be allocated.
@@ -55,6 +57,7 @@ impl Default for Machine {
             total: 2048 * MIB,
             context: 512 * MIB,
             silent: None,
+            half: None,
             flip: None,
             unlimited: false,
         }
@@ -63,7 +66,7 @@ impl Default for Machine {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The memory's contents. What nobody touches costs nothing.
+    /// The memory's contents. What is not touched costs nothing.
     memory: BTreeMap<Address, (u64, Vec<u8>)>,
     next: Address,
     functions: Vec<(Text, &'static str)>,
@@ -90,6 +93,14 @@ impl Fake<'_> {
         let mut state = self.state.borrow_mut();
         state.calls += 1;
         self.machine.silent == Some(state.calls)
+    }
+
+    /// Return how many bytes the copy that was counted last leaves out.
+    fn left_out(&self, bytes: usize) -> usize {
+        match self.machine.half == Some(self.state.borrow().calls) {
+            true => bytes / 2,
+            false => 0,
+        }
     }
 
     fn used(&self) -> u64 {
@@ -336,21 +347,28 @@ impl Driver for Fake<'_> {
     }
 
     fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
-        if self.is_silent() { Ok(()) } else { self.write(to, from) }
+        if self.is_silent() {
+            return Ok(());
+        }
+        let left_out = self.left_out(from.len());
+        self.write(to + left_out as u64, &from[left_out..])
     }
 
     fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
         if !self.is_silent() {
-            to.copy_from_slice(&self.read(from, to.len())?);
+            let left_out = self.left_out(to.len());
+            let to = &mut to[left_out..];
+            to.copy_from_slice(&self.read(from + left_out as u64, to.len())?);
         }
         Ok(())
     }
 
     fn copy(&self, to: Address, from: Address, bytes: u64, _: Handle) -> Result<()> {
-        match self.is_silent() {
-            true => Ok(()),
-            false => self.write(to, &self.read(from, bytes as usize)?),
+        if self.is_silent() {
+            return Ok(());
         }
+        let left_out = self.left_out(bytes as usize) as u64;
+        self.write(to + left_out, &self.read(from + left_out, (bytes - left_out) as usize)?)
     }
 
     fn set(&self, to: Address, value: u8, bytes: u64) -> Result<()> {
@@ -440,16 +458,17 @@ pub(crate) struct Neighbour<'n> {
     pub(crate) machine: Machine,
     pub(crate) others: &'n Cell<u64>,
     /// What it says, if it is not the truth.
-    pub(crate) says: Option<Result2>,
+    pub(crate) says: Option<HeldOrNot>,
     /// Whether its memory is part of what the driver shows to the first process.
     pub(crate) is_seen: bool,
     pub(crate) first_holds: u64,
 }
 
-pub(crate) type Result2 = std::result::Result<Held, Problem>;
+pub(crate) type HeldOrNot = std::result::Result<Held, Problem>;
+pub(crate) type LimitOrNot = std::result::Result<Option<Limit>, String>;
 
 impl Second for Neighbour<'_> {
-    fn hold(&mut self) -> Result2 {
+    fn hold(&mut self) -> HeldOrNot {
         let held = (self.machine.total - self.machine.context * 2 - self.first_holds) / MIB / 16 * 16 * MIB;
         if self.is_seen {
             self.others.set(held + self.machine.context);
@@ -475,11 +494,11 @@ pub(crate) struct Case {
     pub(crate) tensor: bool,
     pub(crate) sample: bool,
     pub(crate) asked: Asked,
-    pub(crate) limit: Option<Limit>,
+    pub(crate) limit: LimitOrNot,
     pub(crate) sizes: Option<Sizes>,
     /// The call with this number returns this code.
     pub(crate) fault: Option<(usize, i32)>,
-    pub(crate) second: Option<Result2>,
+    pub(crate) second: Option<HeldOrNot>,
     pub(crate) second_is_seen: bool,
 }
 
@@ -492,7 +511,7 @@ impl Default for Case {
             tensor: false,
             sample: false,
             asked: Asked::default(),
-            limit: None,
+            limit: Ok(None),
             sizes: Some(SMALL),
             fault: None,
             second: None,
@@ -536,10 +555,10 @@ impl Case {
         Case {
             isolation: true,
             tensor: true,
-            limit: Some(Limit {
+            limit: Ok(Some(Limit {
                 bytes: machine.total,
                 context: machine.context,
-            }),
+            })),
             asked: Asked {
                 grant: Grant {
                     uuids: vec![UUID.to_owned()],
@@ -589,7 +608,7 @@ impl Case {
             &plan,
             &mut World {
                 library: "/usr/lib64/libcuda.so.1",
-                limit: &|_| self.limit,
+                limit: &|_| self.limit.clone(),
                 begin: &|id| current.set(id),
                 second: &mut second,
                 tell: &mut |message| match message {

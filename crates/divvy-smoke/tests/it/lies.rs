@@ -96,6 +96,40 @@ fn a_call_that_does_nothing_and_says_that_all_is_well_is_noticed() {
 }
 
 #[test]
+fn a_copy_that_does_only_its_second_half_is_noticed_and_named() {
+    let calls = Case::default().run().calls;
+    let copies = ["cuMemcpyDtoH_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyHtoD_v2"];
+    let of = |id, name: &str| {
+        (1..=calls.len())
+            .find(|number| calls[number - 1] == (id, name))
+            .expect("a copy")
+    };
+    let downloads: Vec<usize> = (1..=calls.len()).filter(|number| calls[number - 1].1 == copies[0]).collect();
+    let (last, others) = downloads.split_last().expect("downloads");
+    let mut named: Vec<(usize, &str)> = others.iter().map(|number| (*number, "")).collect();
+    named.push((*last, "from the GPU: the word at byte 0 is wrong"));
+    named.push((
+        of(Id::S06, copies[1]),
+        "within the GPU: 256 of 512 words are wrong, the first at byte 0",
+    ));
+    named.push((
+        of(Id::S06, copies[2]),
+        "to the GPU: 512 of 1024 words are wrong, the first at byte 0",
+    ));
+    for (number, part) in named {
+        let machine = Machine {
+            half: Some(number),
+            ..Machine::default()
+        };
+        let ran = Case::of(machine).run();
+        let id = calls[number - 1].0;
+        assert_eq!(ran.failed(), [id], "call {number}\n{}", ran.report().text());
+        let step = ran.report().step(id).cloned().expect("the step");
+        assert!(step.found.contains(part), "call {number}: {}", step.found);
+    }
+}
+
+#[test]
 fn a_single_wrong_bit_in_memory_is_found_at_its_place() {
     // The launches of S03 come after the one of S02: fill and check, four times. A bit that changes after a fill is found by the check.
     for launch in [2, 4, 6, 8] {
@@ -145,15 +179,13 @@ fn a_share_that_is_not_enforced_is_a_failure() {
     let ran = unlimited.run();
     assert_eq!(ran.failed(), [Id::S07]);
     let mut without_guard = Case::isolated();
-    without_guard.limit = None;
-    let ran = without_guard.run();
-    assert_eq!(ran.failed(), [Id::S07], "a shared GPU without a limit is not filled");
-    let fill = ran
-        .calls
-        .iter()
-        .filter(|(id, call)| *id == Id::S07 && *call == "cuMemAlloc_v2")
-        .count();
-    assert_eq!(fill, 0);
+    without_guard.limit = Ok(None);
+    for id in [Id::S07, Id::S09] {
+        without_guard.steps = vec![Id::S01, id];
+        let ran = without_guard.run();
+        assert_eq!(ran.failed(), [id], "a shared GPU without a limit is not filled");
+        assert!(!ran.calls.iter().any(|(_, call)| *call == "cuMemAlloc_v2"), "{id:?}");
+    }
 }
 
 #[test]

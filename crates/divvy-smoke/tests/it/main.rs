@@ -1,7 +1,10 @@
 //! Tests of the steps, of the supervision, and of the program.
 
 mod fake;
+mod guard;
 mod kernels;
 mod lies;
+mod program;
+mod rig;
 mod supervision;
 mod texts;

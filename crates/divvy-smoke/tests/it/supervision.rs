@@ -9,7 +9,7 @@ use divvy_smoke_report::{Id, Outcome, Report, Status, Step};
 
 /// A child that a test describes.
 struct Described {
-    /// How it ended by itself.
+    /// How it ended without being killed.
     ended: Option<Option<String>>,
     /// Whether killing it has an effect.
     can_be_killed: bool,

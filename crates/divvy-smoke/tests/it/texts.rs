@@ -117,10 +117,10 @@ fn each_bad_input_has_its_message() {
         (
             "the same, where the guard knows what a context takes",
             Case {
-                limit: Some(Limit {
+                limit: Ok(Some(Limit {
                     bytes: 100 * MIB,
                     context: 520 * MIB,
-                }),
+                })),
                 ..machine(&|m| m.total = 100 * MIB)
             },
         ),
@@ -128,6 +128,13 @@ fn each_bad_input_has_its_message() {
         (
             "a GPU that others have filled",
             machine(&|m| (m.total, m.context) = (80_000 * MIB, 79_998 * MIB)),
+        ),
+        (
+            "limits that cannot be read",
+            Case {
+                limit: Err("/run/divvy/share/GPU-1/limits cannot be read: neither copy in the file is complete".to_owned()),
+                ..Case::default()
+            },
         ),
         ("no GPU", machine(&|m| m.count = 0)),
         (

@@ -560,3 +560,31 @@ fn on_this_machine_the_programs_output_and_exit_status_are_those_of_the_command(
         stderr(&output)
     );
 }
+
+#[test]
+fn doctor_ends_with_how_to_prove_it_and_with_smoke_proves_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let smoke = program(directory.path(), "divvy-smoke");
+    let text = stdout(&divvy(&["doctor"], &[]));
+    assert!(
+        text.ends_with("\nTo prove that a GPU computes: divvy smoke --here.\n"),
+        "{text}"
+    );
+    let output = divvy(&["doctor", "--only", "D01", "--smoke"], &[("DIVVY_SMOKE", &smoke)]);
+    let text = stdout(&output);
+    assert!(
+        text.contains("D01") && text.ends_with("\n\nhere --timeout 120000ms\n"),
+        "{text}"
+    );
+    // The status 7 of the program is no status of doctor.
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = stdout(&divvy(&["doctor", "--only", "D01"], &[]));
+    assert!(!text.contains("divvy smoke"), "{text}");
+    for args in [&["--smoke", "--root", "/tmp"][..], &["--smoke", "-o", "json"]] {
+        let output = divvy(&[&["doctor"], args].concat(), &[]);
+        assert!(
+            output.status.code() == Some(2) && stderr(&output).contains("run divvy smoke on its own"),
+            "{args:?}"
+        );
+    }
+}

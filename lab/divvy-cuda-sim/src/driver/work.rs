@@ -7,7 +7,7 @@ use crate::codes::{Code, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED};
 use crate::contents::KernelMemory;
 use crate::context::top;
 use crate::module::{Function, Loaded, compile};
-use crate::trace;
+use crate::trace::{self, complain};
 use crate::work::{Stream, now};
 
 /// After how many instructions a kernel counts as one that never ends: some minutes.
@@ -99,17 +99,18 @@ impl Driver {
             self.stream(stream)?.ends = u64::MAX;
             return Ok(());
         }
-        let mut length = length;
-        if let (Some(kernel), Some(parameters)) = (kernel, parameters) {
-            length = length.saturating_add(self.execute(&kernel, stream, grid, block, parameters)?);
-        }
-        if let Some(code) = trace::injected(&name) {
+        let (waited, fault) = match (kernel, parameters) {
+            (Some(kernel), Some(parameters)) => self.execute(&kernel, stream, grid, block, parameters)?,
+            _ => (0, None),
+        };
+        self.run(stream, length.saturating_add(waited))?;
+        if let Some(code) = fault.or_else(|| trace::injected(&name)) {
             self.fail(code);
         }
-        self.run(stream, length)
+        Ok(())
     }
 
-    /// Execute a kernel. Its work is done when this returns, and what it takes is the time that it has waited for. Return this time.
+    /// Execute a kernel. Its work is done when this returns. Return for how long it waited, and with what it failed, if it did.
     fn execute(
         &mut self,
         kernel: &Kernel,
@@ -117,19 +118,17 @@ impl Driver {
         grid: [u32; 3],
         block: [u32; 3],
         parameters: Vec<u8>,
-    ) -> Result<u64, Code> {
-        let pointer = |index: usize| {
-            let parameter = kernel.parameters().get(index)?;
-            let bytes = parameters.get(parameter.offset..parameter.offset + parameter.bytes)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
-        let wrong = trace::wrong(kernel.name());
-        let wrong = wrong.map(|(index, offset)| pointer(index).and_then(|start| start.checked_add(offset)));
+    ) -> Result<(u64, Option<Code>), Code> {
+        let wrong = trace::wrong(kernel.name()).map(|(index, offset)| {
+            let parameter = kernel.parameters().get(index).filter(|parameter| parameter.bytes == 8);
+            let bytes = parameter.and_then(|of| parameters.get(of.offset..)?.first_chunk());
+            bytes.and_then(|bytes| u64::from_le_bytes(*bytes).checked_add(offset))
+        });
         let launch = Launch {
             grid,
             only: None,
             block,
-            parameters: parameters.clone(),
+            parameters,
             order: Order::Forward,
             timer: now(),
             limit: LIMIT,
@@ -137,24 +136,23 @@ impl Driver {
         let outcome = kernel.run(&launch, &mut KernelMemory::new(&mut self.memory, &mut self.vmm));
         match wrong {
             Some(Some(address)) => self.corrupt(address),
-            Some(None) => trace::complain(&format!(
-                "DIVVY_CUDA_SIM_WRONG: this parameter of {} is no pointer",
+            Some(None) => complain(&format!(
+                "DIVVY_CUDA_SIM_WRONG: this parameter of {} is no address",
                 kernel.name()
             )),
             None => {}
         }
         match outcome {
-            Ok(outcome) => return Ok(outcome.nanoseconds),
-            Err(Fault::Launch) => return Err(INVALID_VALUE),
+            Ok(outcome) => Ok((outcome.nanoseconds, None)),
+            Err(Fault::Launch) => Err(INVALID_VALUE),
             Err(fault) => {
-                trace::complain(&format!("the kernel {}: {fault}", kernel.name()));
-                match fault.code() {
-                    Some(code) => self.fail(code),
-                    None => self.stream(stream)?.ends = u64::MAX,
+                complain(&format!("the kernel {}: {fault}", kernel.name()));
+                if let Fault::Endless { .. } = fault {
+                    self.stream(stream)?.ends = u64::MAX;
                 }
+                Ok((0, fault.code()))
             }
         }
-        Ok(0)
     }
 
     /// Make the current context unusable.

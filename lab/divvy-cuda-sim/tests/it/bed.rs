@@ -42,6 +42,16 @@ impl Bed {
         Bed { directory }
     }
 
+    /// A machine whose GPUs have this compute capability, and more lines of their description.
+    pub(crate) fn described(cc: &str, more: &str) -> Bed {
+        let bed = Bed::new();
+        let path = bed.path("machine.toml");
+        let text = std::fs::read_to_string(&path).expect("the description");
+        let text = text.replace("context_mib", &format!("cc = \"{cc}\"\n{more}\ncontext_mib"));
+        std::fs::write(&path, text).expect("the description");
+        bed
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -96,7 +106,13 @@ impl Bed {
 
     /// Start a process that uses the first GPU's primary context.
     pub(crate) fn user(&self) -> Process {
-        let mut process = self.start();
+        self.user_with(&[])
+    }
+
+    /// The same with more variables.
+    pub(crate) fn user_with(&self, variables: &[(&str, &str)]) -> Process {
+        let mut process = self.start_with(variables);
+        process.ok("cuInit", &[Num(0)]);
         process.enter(0);
         process
     }

@@ -5,6 +5,7 @@ mod bed;
 mod memory;
 mod nvml;
 mod processes;
+mod ptx;
 mod versions;
 mod work;
 mod worker;

@@ -1,5 +1,8 @@
 //! What the simulated NVML says of the processes of the simulated CUDA.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+
 use crate::bed::{Bed, CONTEXT, MEMORY, Num, Out, PAGE, Text, Words, nvml};
 
 /// NVML_ERROR_NOT_FOUND.
@@ -94,4 +97,29 @@ fn nvml_says_how_busy_each_process_keeps_the_gpu() {
     assert!(samples(at).iter().all(|of| of.1 > at), "a sample is returned once");
     processes[0].kill();
     while !samples(0).is_empty() {}
+}
+
+#[test]
+fn errors_of_the_memory_are_counted_as_a_test_says() {
+    let bed = Bed::new();
+    let (library, control) = (nvml(), bed.path("control"));
+    let variables = [
+        ("WORKER_NVML", library.to_str()),
+        ("DIVVY_NVML_SIM_CONTROL", control.to_str()),
+    ];
+    let mut watcher = bed.start_with(&variables.map(|(name, path)| (name, path.expect("UTF-8"))));
+    watcher.ok("nvmlInit_v2", &[]);
+    let device = watcher.ok("nvmlDeviceGetHandleByIndex_v2", &[Num(0), Out]);
+    let mut errors = |kind| watcher.call("nvmlDeviceGetTotalEccErrors", &[Num(device), Num(kind), Num(0), Out]);
+    // NVML_ERROR_NOT_SUPPORTED.
+    assert_eq!(errors(1).code, 3);
+    for uncorrected in [0, 1, 5] {
+        let mut stream = UnixStream::connect(&control).expect("the control socket");
+        writeln!(stream, r#"{{"op":"ecc","gpu":0,"corrected":7,"uncorrected":{uncorrected}}}"#).expect("written");
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).expect("an answer");
+        assert_eq!(answer, "{\"ok\":true}\n");
+        assert_eq!((errors(0).words, errors(1).words), (vec![7], vec![uncorrected]));
+    }
+    assert_eq!(errors(2).code, 2);
 }

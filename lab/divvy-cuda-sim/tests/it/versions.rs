@@ -168,3 +168,24 @@ fn the_library_of_a_version_has_only_the_symbols_of_that_version() {
         process.ok("cuMemAlloc_v2", &[Out, Num(1)]);
     }
 }
+
+#[test]
+fn a_function_can_be_missing() {
+    let bed = Bed::new();
+    let library = bed.path("library");
+    let make = |symbols: &[&str]| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_divvy-cuda-sim"));
+        program.arg("12.4").arg(bed::cuda()).arg(&library).args(symbols);
+        program.output().expect("the program")
+    };
+    assert!(make(&["cuEventElapsedTime", "cuMemAlloc_v2"]).status.success());
+    let path = library.to_str().expect("UTF-8");
+    let mut process = bed.start_with(&[("WORKER_CUDA", path), ("DIVVY_CUDA_SIM_MISSING", "cuMemFree,cuInit")]);
+    let mut is_there = |symbol| process.ok("symbol", &[Text(symbol)]) != 0;
+    let found = ["cuEventElapsedTime", "cuMemAlloc_v2", "cuMemFree_v2"].map(&mut is_there);
+    assert_eq!(found, [false, false, true]);
+    let mut code = |name| process.code("cuGetProcAddress", &[Text(name), Out, Num(12000), Num(0)]);
+    assert_eq!(["cuMemFree", "cuInit", "cuMemGetInfo"].map(&mut code), [500, 500, 0]);
+    let said = make(&["cuNothing"]);
+    assert!(!said.status.success() && String::from_utf8_lossy(&said.stderr).contains("cuNothing"));
+}

@@ -1,7 +1,7 @@
-//! Symbols for what the simulated GPUs do not have: power, fans, ECC, displays, and the like. Programs that show GPUs ask for them, and must not take the driver
+//! Symbols for what the simulated GPUs do not have: power, fans, displays, and the like. Programs that show GPUs ask for them, and must not take the driver
 //! for an old one.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+use std::ffi::{c_char, c_int, c_uint};
 
 use nvml_wrapper_sys::bindings as ffi;
 
@@ -34,5 +34,4 @@ unsupported! {
     nvmlDeviceGetPowerManagementLimit(*mut c_uint);
     nvmlDeviceGetPowerUsage(*mut c_uint);
     nvmlDeviceGetSerial(*mut c_char, c_uint);
-    nvmlDeviceGetTotalEccErrors(ffi::nvmlMemoryErrorType_t, ffi::nvmlEccCounterType_t, *mut c_ulonglong);
 }

@@ -1,7 +1,6 @@
 //! Each small mistake in a kernel of `divvy smoke` is noticed: the kernel is refused, ends with a fault, or gives another result.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 
 use divvy_ptx::{Launch, Module, Order};
 
@@ -145,8 +144,10 @@ fn vector_add(module: &Module) -> bool {
     right(module, "vector_add", ([4, 1], [32, 1]), &arguments, None, &fill, &check)
 }
 
-/// The launches of `fill` and `check`: the index of the first word that they use, how many words, the kind, the seed, and the only block that runs.
-fn fills() -> Vec<(u64, u64, u32, u32, Option<[u32; 3]>)> {
+/// A launch of `fill` or `check`: the index of the first word that it uses, the number of words, the kind, the seed, and the only block that runs.
+type Filling = (u64, u64, u32, u32, Option<[u32; 3]>);
+
+fn fillings() -> Vec<Filling> {
     let mut cases = Vec::new();
     for kind in 0..3 {
         // More than one round of all threads; and with an index of more than 32 bits, which has no words before it.
@@ -174,7 +175,7 @@ fn blocks(only: Option<[u32; 3]>) -> Vec<u32> {
 }
 
 fn fill(module: &Module) -> bool {
-    fills().into_iter().all(|(first, words, kind, seed, only)| {
+    fillings().into_iter().all(|(first, words, kind, seed, only)| {
         let start = AT + 4 * first;
         let (length, known) = ((words - first) as usize, kind < 3);
         let expected: Vec<u32> = (first..words).map(|index| word(index, kind, seed)).collect();
@@ -205,7 +206,7 @@ fn check(module: &Module) -> bool {
     // What another thread writes as the least index while this one compares.
     let races = [None, Some(u64::MAX - 1), Some(0)];
     let cases = wrongs.iter().flat_map(|wrong| races.iter().map(move |race| (wrong, race)));
-    fills().into_iter().all(|(first, words, kind, seed, only)| {
+    fillings().into_iter().all(|(first, words, kind, seed, only)| {
         let inside = |(wrong, _): &(&&[usize], _)| wrong.iter().all(|index| (*index as u64) < words - first);
         cases.clone().filter(inside).all(|(wrong, race)| {
             let start = AT + 4 * first;
@@ -335,19 +336,20 @@ fn is_harmless(what: &str) -> bool {
 
 #[test]
 fn each_small_mistake_in_a_kernel_is_noticed() {
-    let checks: BTreeMap<&str, Box<dyn Fn(&Module) -> bool>> = BTreeMap::from([
-        ("vector_add", Box::new(vector_add) as Box<dyn Fn(&Module) -> bool>),
-        ("fill", Box::new(fill)),
-        ("check", Box::new(check)),
-        ("matmul_f32", Box::new(|module: &Module| matmul(module, "matmul_f32", 4))),
-        ("matmul_f64", Box::new(|module: &Module| matmul(module, "matmul_f64", 8))),
-        ("tensor", Box::new(tensor)),
-    ]);
+    let passes = |name: &str, module: &Module| match name {
+        "vector_add" => vector_add(module),
+        "fill" => fill(module),
+        "check" => check(module),
+        "matmul_f32" => matmul(module, name, 4),
+        "matmul_f64" => matmul(module, name, 8),
+        "tensor" => tensor(module),
+        other => panic!("{other} has no check"),
+    };
     let mut wrong = Vec::new();
     let mut count = 0;
     for (name, same) in SAME {
         let text = if name == "tensor" { TENSOR } else { SMOKE };
-        let is_right = |text: &str| Module::parse(text, |other| other != name).is_ok_and(|module| checks[name](&module));
+        let is_right = |text: &str| Module::parse(text, |other| other != name).is_ok_and(|module| passes(name, &module));
         EXECUTED.set(0);
         assert!(is_right(text), "{name} itself");
         // A mistake that only costs time, such as a step that is too short, is one, too.

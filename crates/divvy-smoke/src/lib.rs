@@ -1,0 +1,52 @@
+//! `divvy-smoke` proves that a GPU computes: it runs kernels through CUDA's driver, and compares every byte of their results.
+//!
+//! The process that the user starts ([`parent`]) finds the driver's library ([`find`]), and starts the program again as a child ([`worker`])
+//! that can load it. The child makes all calls of the driver, which may hang or crash. Before each call it writes the call's name to a page that
+//! the parent reads ([`page`]), and after each step it reports the result. The parent has the deadline ([`supervise`]).
+//!
+//! The steps ([`steps`]) are functions of a [`driver::Driver`] and of values. What they expect is computed on the host ([`expect`]).
+
+mod codes;
+mod cuda;
+pub mod driver;
+mod expect;
+mod find;
+mod given;
+mod health;
+mod options;
+mod page;
+mod parent;
+pub mod run;
+pub mod sizes;
+pub mod steps;
+pub mod supervise;
+mod worker;
+
+pub use codes::Finding;
+
+use options::Command;
+use parent::Mode;
+
+/// The exit status for a wrong command line: nothing could be tried.
+const USAGE: i32 = 3;
+
+/// Run the program with this process's arguments, and return the exit status.
+pub fn main() -> i32 {
+    match Command::parse(parent::arguments()) {
+        Ok(Command::Here(options)) => parent::run(Mode::Here, &options),
+        Ok(Command::VectorAdd(options)) => parent::run(Mode::Sample, &options),
+        Ok(Command::Worker(task)) => worker::main(&task),
+        Ok(Command::Help) => {
+            parent::print(options::HELP);
+            0
+        }
+        Ok(Command::Version) => {
+            parent::print(&format!("divvy-smoke {}\n", divvy_smoke_report::VERSION));
+            0
+        }
+        Err(error) => {
+            parent::complain(&error.to_string());
+            USAGE
+        }
+    }
+}

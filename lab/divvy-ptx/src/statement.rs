@@ -1,0 +1,45 @@
+//! Instructions as they are written.
+
+use crate::types::{Class, Type};
+
+/// An operand as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Operand<'t> {
+    /// A register, a shared variable, a label, or a special register with its dimension.
+    Name(&'t str, Option<&'t str>),
+    Integer(i128),
+    Float(u32),
+    Double(u64),
+    /// A base and an offset in brackets.
+    Address(&'t str, i64),
+    Vector(Vec<&'t str>),
+}
+
+/// An instruction as it is written.
+#[derive(Debug)]
+pub(crate) struct Statement<'t> {
+    pub(crate) line: usize,
+    /// The register of the predicate, and the value for which the instruction is executed.
+    pub(crate) guard: Option<(&'t str, bool)>,
+    pub(crate) opcode: &'t str,
+    pub(crate) modifiers: Vec<&'t str>,
+    pub(crate) operands: Vec<Operand<'t>>,
+}
+
+impl Operand<'_> {
+    /// Return the bits of a constant of a type.
+    pub(crate) fn constant(&self, of: Type) -> Result<u64, String> {
+        match (self, of.class, of.bytes) {
+            (Operand::Float(bits), Class::Float | Class::Bits, 4) => Ok(u64::from(*bits)),
+            (Operand::Double(bits), Class::Float | Class::Bits, 8) => Ok(*bits),
+            (Operand::Integer(number), Class::Bits | Class::Unsigned | Class::Signed, bytes @ 1..) => {
+                let bits = 8 * bytes as u32;
+                match *number < 1 << bits && *number >= -(1 << (bits - 1)) {
+                    true => Ok(*number as u64 & of.mask()),
+                    false => Err(format!("{number} does not have {bits} bits")),
+                }
+            }
+            _ => Err("a constant of this kind is no operand of this type".to_owned()),
+        }
+    }
+}
