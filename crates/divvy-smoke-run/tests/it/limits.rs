@@ -68,5 +68,9 @@ proptest! {
         // What cannot be deleted does not count any more.
         prop_assert!(history.most_pods <= parallel + history.left.len());
         prop_assert!(history.calls_in_a_second() <= limits.calls);
+        // A run that is stopped waits for no test: only for the limit on calls.
+        if let Some(stop_at) = world.stop_at {
+            prop_assert!(history.ended_at <= stop_at + 3000, "stopped at {stop_at}, over at {}", history.ended_at);
+        }
     }
 }

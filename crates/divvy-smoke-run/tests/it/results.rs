@@ -148,6 +148,19 @@ fn a_pod_that_finds_no_node_is_explained_and_one_that_finds_it_late_is_not() {
 }
 
 #[test]
+fn a_pod_that_is_created_after_ctrl_c_is_deleted_at_once() {
+    let mut run = Run::new(&planned(2), LIMITS);
+    assert_eq!(run.step(0, Event::Time), [Action::Create(0), Action::Create(1)]);
+    assert_eq!(run.step(1, Event::Stop), []);
+    assert_eq!(run.step(2, Event::Created(0)), [Action::Delete(0)]);
+    assert_eq!(run.step(2, Event::Unclear(1, "timeout".to_owned())), [Action::Delete(1)]);
+    assert!(!run.is_over());
+    run.step(3, Event::Deleted(0));
+    run.step(3, Event::Gone(1));
+    assert!(run.is_over());
+}
+
+#[test]
 fn an_image_that_is_missing_ends_a_try_and_a_pull_that_succeeds_does_not() {
     let stuck = Seen::Starting(Some("ErrImagePull: no such host".to_owned()));
     let mut run = Run::new(&planned(2), LIMITS);
