@@ -102,7 +102,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             .map(|(number, why)| (pods.name(*number), why.clone()))
             .collect();
         if left.is_empty() && !args.keep {
-            namespace.leave().await;
+            namespace.leave(pods.run()).await;
         }
         if args.keep {
             say(&format!(

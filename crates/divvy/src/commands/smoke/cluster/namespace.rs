@@ -1,5 +1,7 @@
 //! The namespace of the pods.
 
+use std::time::Duration;
+
 use divvy_kube::in_words;
 use divvy_smoke_run::RUN_LABEL;
 use k8s_openapi::api::core::v1::{Namespace as Object, Pod};
@@ -8,6 +10,10 @@ use serde_json::json;
 
 /// The value of [`RUN_LABEL`] on a namespace that `divvy smoke` made.
 const MADE: &str = "namespace";
+
+/// How often, and with which pause, to look whether the pods have ended. Their grace period is 2 s.
+const LOOKS: u32 = 20;
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// The namespace of the pods.
 pub(super) struct Namespace {
@@ -57,14 +63,22 @@ impl Namespace {
         }
     }
 
-    /// Remove the namespace, if `divvy smoke` made it and no pod is in it.
-    pub(super) async fn leave(self) {
+    /// Wait until the pods of this run have ended, and remove the namespace, if `divvy smoke` made it and no other pod is in it.
+    pub(super) async fn leave(self, run: &str) {
         if !self.is_made {
             return;
         }
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.name);
-        let listed = pods.list_metadata(&ListParams::default().limit(1)).await;
-        if !listed.is_ok_and(|list| list.items.is_empty()) {
+        let one = ListParams::default().limit(1);
+        let of_run = one.clone().labels(&format!("{RUN_LABEL}={run}"));
+        let is_empty = async |params: &ListParams| pods.list_metadata(params).await.is_ok_and(|list| list.items.is_empty());
+        for _ in 0..LOOKS {
+            if is_empty(&of_run).await {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        if !is_empty(&one).await {
             return;
         }
         let namespaces: Api<Object> = Api::all(self.client);
