@@ -190,7 +190,7 @@ impl Second for Process<'_> {
         let Some((mut child, _output)) = self.child.take() else {
             return Ok(());
         };
-        drop(child.stdin.take());
+        // This closes its standard input, at which it ends.
         let status = child.wait().map_err(no_second)?;
         match status.success() {
             true => Ok(()),

@@ -48,7 +48,8 @@
 //!
 //! - Memory is zero at first. Memory of another process, and imported memory, has contents of its own here.
 //! - A launch executes the kernel before it returns, and a copy copies. Only what kernels wait for with `%globaltimer`, and what the name of a kernel
-//!   says, is time that passes afterwards. A kernel that is executed cannot be a node of a graph.
+//!   says, is time that passes afterwards. A kernel that is executed cannot be a node of a graph, and a kernel of a library is compiled when the library
+//!   is loaded.
 //! - Managed memory counts as the GPU's as soon as it is allocated, and cannot be more than the GPU has.
 //! - Memory that another process imports ends with the process that made it. The real driver keeps it for the importer.
 //! - What `cuImportExternalMemory` imports counts as this process's, because no library simulates Vulkan.

@@ -36,7 +36,7 @@ pub(crate) fn compile(text: &str, cuda: i32, gpu: u32) -> Result<Loaded, (Code, 
         return Ok(Loaded::Unread);
     }
     // A kernel whose name says how long it takes is not executed.
-    let module = Module::parse(text, |name| length_of(name) > 0).map_err(|error| {
+    let module = Module::parse(text, |name| named_length(name).is_some()).map_err(|error| {
         (
             INVALID_PTX,
             format!(
@@ -69,14 +69,16 @@ impl Loaded {
     }
 }
 
-/// Return how long a launch of a kernel of this name takes: `anything_2000ns` takes 2000 ns; others what DIVVY_CUDA_SIM_KERNEL_NS says, or nothing.
-pub(crate) fn length_of(name: &str) -> u64 {
-    let digits = name.strip_suffix("ns").and_then(|name| name.rsplit_once('_'));
-    if let Some(length) = digits.and_then(|(_, digits)| digits.parse().ok()) {
-        return length;
-    }
-    let usual = std::env::var("DIVVY_CUDA_SIM_KERNEL_NS").ok();
-    usual.and_then(|text| text.parse().ok()).unwrap_or(0)
+/// Return how long a launch of a kernel takes by its name: `anything_2000ns` takes 2000 ns. Such a kernel is not executed.
+fn named_length(name: &str) -> Option<u64> {
+    let (_, digits) = name.strip_suffix("ns")?.rsplit_once('_')?;
+    digits.parse().ok()
+}
+
+/// Return how long a launch of a kernel of this name takes: what the name says, or DIVVY_CUDA_SIM_KERNEL_NS, or nothing.
+fn length_of(name: &str) -> u64 {
+    let usual = || std::env::var("DIVVY_CUDA_SIM_KERNEL_NS").ok()?.parse().ok();
+    named_length(name).or_else(usual).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ impl std::fmt::Display for Version {
 }
 
 /// The newest PTX that a driver of each CUDA version knows (PTX ISA, "Release Notes"), with CUDA's encoding: 12040 for 12.4.
+/// Those of 13.3 and 13.4 follow from their neighbors.
 const NEWEST: [(i32, u32, u32); 32] = [
     (13050, 9, 5),
     (13040, 9, 4),

@@ -32,7 +32,9 @@ AGAIN:
     mov.u64 %now, %globaltimer; sub.u64 %now, %now, %start; setp.lt.u64 %more, %now, %ns; @%more bra AGAIN;
     ret;
 }
+.global .u32 sink;
 .visible .entry gemm_7ns(.param .u64 p) { this body is not read }
+.visible .entry gemm_0ns() { { nor this one } }
 ";
 
 /// A text as a buffer, with a zero byte at its end.
@@ -405,6 +407,7 @@ fn a_kernel_whose_name_says_its_time_is_not_executed() {
     let bed = Bed::new();
     let mut user = User::new(&bed, &[]);
     assert_eq!(user.launch("gemm_7ns", 1, 1, 0, &[0]), 0);
+    assert_eq!(user.launch("gemm_0ns", 1, 1, 0, &[0]), 0);
     user.process.ok("cuCtxSynchronize", &[]);
     assert_eq!(bed.usage(0)[0].busy_ns, 7);
 }

@@ -170,6 +170,21 @@ fn the_library_of_a_version_has_only_the_symbols_of_that_version() {
 }
 
 #[test]
+fn each_error_that_users_meet_has_a_name_and_a_text() {
+    let codes = [
+        0, 1, 2, 3, 34, 46, 100, 101, 200, 201, 209, 214, 218, 220, 221, 222, 304, 400, 500, 600, 700, 701, 702, 715, 716, 719,
+        801, 802, 803, 804, 805, 806, 807, 808, 809, 810, 999,
+    ];
+    let mut process = Bed::new().start();
+    for name in ["cuGetErrorName", "cuGetErrorString"] {
+        for code in codes {
+            assert_ne!(process.ok(name, &[Num(code), Out]), 0, "{code}");
+        }
+        assert_eq!(process.call(name, &[Num(77_777), Out]).words, [0]);
+    }
+}
+
+#[test]
 fn a_function_can_be_missing() {
     let bed = Bed::new();
     let library = bed.path("library");

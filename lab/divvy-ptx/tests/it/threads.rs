@@ -64,7 +64,13 @@ fn a_missing_barrier_gives_other_results_in_one_of_the_orders() {
         (right.clone(), right.clone())
     );
     let without = text("");
-    assert!(run(&without, Order::Forward) != right && run(&without, Order::Backward) != run(&without, Order::Forward));
+    // Forward, only the last thread reads what another one has written before. Backward, it is the only one that does not, but gets the same by luck.
+    let mut forward = vec![0x5a5a_5a5a; 64];
+    forward[63] = 0;
+    assert_eq!(
+        (run(&without, Order::Forward), run(&without, Order::Backward)),
+        (forward, right)
+    );
 }
 
 #[test]
