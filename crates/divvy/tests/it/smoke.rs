@@ -261,6 +261,11 @@ async fn pods_pass_the_charts_policies_and_go_through_scheduler_and_extender() {
 async fn ctrl_c_takes_the_pods_along() {
     let bed = Bed::new(&[&[16, 16]]).await;
     install(bed.api());
+    // The kubelet's own deletion, after the containers have ended, takes as long.
+    let slow = Effect::Latency(Duration::from_millis(700));
+    bed.api()
+        .faults()
+        .add(Rule::new(Match::any().verb("delete").resource("pods"), slow));
     for signal in [Signal::INT, Signal::TERM] {
         let kubeconfig = bed.cluster.kubeconfig().display().to_string();
         let mut command = command(&["smoke", "--all-nodes", "--kubeconfig", &kubeconfig], &[]);
