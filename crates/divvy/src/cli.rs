@@ -9,6 +9,7 @@ mod nvidia_ctk;
 pub mod output;
 pub mod runtime_config;
 pub mod simulate;
+pub mod smoke;
 pub mod system;
 pub mod uninstall;
 
@@ -52,6 +53,7 @@ Examples:
       compare how many pods the same GPUs hold under each policy
   divvy doctor
       find problems on this machine, from the driver to the kubelet
+  divvy smoke --all-nodes          prove that every GPU of the cluster computes
   divvy labels                     node labels that describe this machine's GPUs
   divvy cdi generate
       a CDI spec of this machine's GPUs, for Docker, Podman, and containerd
@@ -97,6 +99,7 @@ pub enum Command {
     Configure(Box<configure::ConfigureArgs>),
     RuntimeConfig(runtime_config::RuntimeConfigArgs),
     Doctor(Box<doctor::DoctorArgs>),
+    Smoke(Box<smoke::SmokeArgs>),
     Labels(Box<labels::LabelsArgs>),
     /// Create NVIDIA's device nodes and the links to them, as `nvidia-ctk system` does
     #[command(subcommand, hide = true)]

@@ -16,6 +16,7 @@ mod progress;
 pub mod runtime_config;
 pub mod scheduler_config;
 pub mod simulate;
+pub mod smoke;
 pub mod system;
 pub mod uninstall;
 pub mod version;
@@ -32,6 +33,7 @@ use crate::cli::{Cli, Command, InspectCommand};
 pub async fn run(cli: Cli) -> anyhow::Result<u8> {
     let well = match cli.command {
         Command::Doctor(args) => return doctor::run(*args).await,
+        Command::Smoke(args) => return smoke::run(*args).await,
         Command::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),

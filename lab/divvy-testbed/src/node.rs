@@ -7,7 +7,7 @@
 //!
 //! What is simpler than on a real node:
 //! - Containers are rows, not processes. `sleep N` ends with status 0 after N seconds, `env` ends at once, `fail` ends with status 1, and
-//!   anything else runs until it is ended. With `--ignore-term` among its arguments, only SIGKILL ends a container. There are no images,
+//!   anything else runs until it is ended ([`Node::end_container`]). With `--ignore-term` among its arguments, only SIGKILL ends a container. There are no images,
 //!   probes, hooks, volumes, logs, exec, init-container restarts by probes, ephemeral containers, or static pods.
 //! - The topology policy is `none`. There is no CPU manager, memory manager, or DRA manager, and no eviction or preemption.
 //! - A pod whose deletion began before the kubelet first saw it is not admitted. The minimum grace period of 2 s exists only for pods whose
@@ -431,6 +431,11 @@ impl Node {
     /// Return the node's containers, oldest first. Ended containers are included until their pod is gone.
     pub fn containers(&self) -> Vec<ContainerView> {
         self.runtime.all()
+    }
+
+    /// Let a running container end with this status, after its process has written a termination message. Report whether it was running.
+    pub fn end_container(&self, id: &str, code: i32, message: Option<String>) -> bool {
+        self.runtime.end(id, code, message)
     }
 
     /// Subscribe to the node's events from now on. A receiver that lags loses the oldest events.

@@ -17,6 +17,8 @@ Examples:
   divvy doctor --cluster
       check the cluster: nodes, scheduler, extender, pods; --node --cluster
       checks both
+  divvy doctor --smoke
+      check this machine, then prove that a GPU computes, as divvy smoke does
   divvy doctor --only D05,C01  run only these checks
   divvy doctor --fix
       also make safe repairs: directories, links in /dev/char, CDI specs made
@@ -30,10 +32,10 @@ Examples:
 PASS  no problem.   NOTE  good to know.   WARN  something will fail, or is less safe than it seems.   FAIL  containers get no GPU, or a wrong one.
 SKIP  the check could not run, for the printed reason; with --verbose also checks that do not apply here.
 
-The command changes nothing without --fix, loads no driver library (divvy-probe does that), runs no container, and works without a GPU. \
+The command changes nothing without --fix, loads no driver library (divvy-probe does that), runs no container (except with --smoke), and works without a GPU. \
 Run it as root: an ordinary user may not read everything that the checks need.
 
-Exit status: 0 no problem (notes do not count); 1 a warning; 2 a failure, a check that could not run, or wrong arguments.
+Exit status: 0 no problem (notes do not count); 1 a warning; 2 a failure, a check that could not run, a GPU that could not be tried, or wrong arguments.
 With --explain: 0 the log has a known error; 1 it has none; 2 the log cannot be read.")]
 pub struct DoctorArgs {
     /// Check this machine [default, unless --cluster is given]
@@ -56,6 +58,9 @@ pub struct DoctorArgs {
     /// Make the repairs that need no decision, report them, and check again
     #[arg(long, conflicts_with = "explain")]
     pub fix: bool,
+    /// Then prove that GPUs compute: run `divvy smoke --here`, or with --cluster `divvy smoke --all-nodes`
+    #[arg(long, conflicts_with = "explain")]
+    pub smoke: bool,
     /// How long to wait for each program, such as 3s or 1m
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = patience)]
     pub timeout: Duration,

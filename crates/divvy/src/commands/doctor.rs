@@ -17,7 +17,7 @@ use divvy_doctor::explain::Log;
 use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, Style, checks};
 use divvy_host::Files;
 
-use super::say;
+use super::{say, smoke};
 use crate::cli::doctor::{DoctorArgs, DoctorOutput};
 use crate::printer;
 use divvy_program::Unclear;
@@ -46,6 +46,12 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
         )
         .into());
     }
+    if args.smoke && (args.root != Path::new("/") || args.output == DoctorOutput::Json) {
+        return Err(Unclear(
+            "--smoke with --root or -o json: a copy of a machine has no GPU, and the results of both commands are two texts; run divvy smoke on its own".to_owned(),
+        )
+        .into());
+    }
     let checks: Vec<Check> = checks::ALL
         .iter()
         .filter(|check| args.only.is_empty() || args.only.contains(&check.id))
@@ -64,9 +70,31 @@ pub async fn run(mut args: DoctorArgs) -> anyhow::Result<u8> {
                 width: printer::terminal_width(),
             };
             printer::print(&report.print(style))?;
+            if !args.smoke && args.only.is_empty() && args.root == Path::new("/") {
+                printer::print(how_to_prove(&args))?;
+            }
         }
     }
-    Ok(report.exit_status())
+    if !args.smoke {
+        return Ok(report.exit_status());
+    }
+    let mut status = report.exit_status();
+    for is_cluster in [false, true] {
+        if if is_cluster { args.cluster } else { args.node } {
+            printer::print("\n")?;
+            status = status.max(smoke::after_doctor(is_cluster.then_some(&args.connection)).await?);
+        }
+    }
+    Ok(status)
+}
+
+/// Return the last line: which command runs a program on the GPUs. The checks only look at what such a program needs.
+fn how_to_prove(args: &DoctorArgs) -> &'static str {
+    match (args.node, args.cluster) {
+        (true, true) => "To prove that the GPUs compute: divvy smoke --here, and for the cluster divvy smoke --all-nodes.\n",
+        (false, true) => "To prove that the GPUs compute: divvy smoke --all-nodes.\n",
+        _ => "To prove that a GPU computes: divvy smoke --here.\n",
+    }
 }
 
 /// Explain the known error texts in a log. The log is read line by line, because it may be long. Return status 1 if the log

@@ -79,6 +79,7 @@ fn every_help_teaches_by_example() {
         &["cdi", "validate", "--help"],
         &["configure", "--help"],
         &["simulate", "--help"],
+        &["smoke", "--help"],
         &["completions", "--help"],
         &["version", "--help"],
         &["demo", "--help"],

@@ -40,7 +40,10 @@ fn pods(file: &str, object: &Value) -> Vec<Value> {
         Some("Pod") => return vec![object.clone()],
         Some("Deployment" | "StatefulSet") => (spec["replicas"].as_u64().unwrap_or(1), &spec["template"]),
         Some("Job") => (spec["parallelism"].as_u64().unwrap_or(1), &spec["template"]),
-        Some("Service") => return Vec::new(),
+        // The pod of the CronJob requests no GPU: it runs `divvy smoke`, which creates the pods that do.
+        Some("Service" | "CronJob" | "Namespace" | "ServiceAccount" | "Role" | "RoleBinding" | "ClusterRoleBinding") => {
+            return Vec::new();
+        }
         other => panic!("{file} has an object of the kind {other:?}; say here which pods it stands for"),
     };
     let name = object["metadata"]["name"].as_str().expect("a name");

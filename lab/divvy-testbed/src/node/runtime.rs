@@ -77,6 +77,8 @@ pub struct ContainerView {
     pub started_at: Timestamp,
     /// The end of the container's process, `None` while it is running.
     pub finished_at: Option<Timestamp>,
+    /// What the process wrote to the file `terminationMessagePath`.
+    pub message: Option<String>,
 }
 
 impl ContainerView {
@@ -343,6 +345,7 @@ impl Runtime {
             cgroup: format!("{}/{id}", pod.cgroup),
             started_at: Timestamp::now(),
             finished_at: None,
+            message: None,
             id,
         };
         let row = Row {
@@ -392,6 +395,19 @@ impl Runtime {
     /// Set whether the runtime is down. While it is down, no container starts; running containers keep running.
     pub(crate) fn set_away(&self, away: bool) {
         self.lock().away = away;
+    }
+
+    /// Let a running container end with this status and this termination message. Report whether it was running.
+    pub(crate) fn end(&self, id: &str, code: i32, message: Option<String>) -> bool {
+        let mut state = self.lock();
+        let row = state.rows.iter_mut().find(|row| row.view.id == id && row.view.is_running());
+        let is_running = row.is_some();
+        if let Some(row) = row {
+            row.view.message = message;
+        }
+        drop(state);
+        self.exit(id, code);
+        is_running
     }
 
     /// Send SIGTERM to a container.

@@ -50,6 +50,7 @@ fn terminated(run: &ContainerView, code: i32) -> ApiState {
             container_id: Some(format!("containerd://{}", run.id)),
             exit_code: code,
             finished_at: run.finished_at.map(Time),
+            message: run.message.clone(),
             reason: Some(reason.to_owned()),
             started_at: Some(Time(run.started_at)),
             ..ContainerStateTerminated::default()

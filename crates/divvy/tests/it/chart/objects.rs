@@ -303,8 +303,10 @@ fn values() -> (Value, Value) {
 fn every_value_that_a_template_names_is_in_values_yaml() {
     let (values, _) = values();
     let mut named = BTreeSet::new();
-    for entry in std::fs::read_dir(root().join("deploy/helm/divvy/templates")).expect("templates") {
-        let file = entry.expect("a file").path();
+    let directories = ["deploy/helm/divvy/templates", "deploy/helm/divvy/templates/tests"];
+    let entries = directories.map(|directory| std::fs::read_dir(root().join(directory)).expect("templates"));
+    let files = entries.into_iter().flatten().map(|entry| entry.expect("an entry").path());
+    for file in files.filter(|file| file.is_file()) {
         let text = std::fs::read_to_string(&file).expect("text");
         for rest in text.split(".Values.").skip(1) {
             let path: String = rest.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '.').collect();

@@ -1,0 +1,24 @@
+//! A run of `divvy smoke` on a cluster, without the cluster.
+//!
+//! - [`plan`]: which GPUs are tried, with how much memory, and which are not, with the reason
+//! - [`Settings::pod`]: the pod that tries a GPU
+//! - [`Seen`]: what a pod's object says about the test
+//! - [`Run`]: which request to send when. It takes events and the time, and returns actions.
+//! - [`Summary`]: the table, the JSON, and the exit status
+
+#![forbid(unsafe_code)]
+
+mod calls;
+mod pod;
+mod run;
+mod seen;
+mod summary;
+mod target;
+mod verdict;
+
+pub use pod::{PROGRAM, RUN_LABEL, Settings};
+pub use run::{Action, Event, Limits, Run};
+pub use seen::Seen;
+pub use summary::{Row, Summary};
+pub use target::{Ask, Choice, Error, Planned, Target, plan};
+pub use verdict::Verdict;

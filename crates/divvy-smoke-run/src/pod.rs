@@ -1,0 +1,103 @@
+//! The pod that tries a GPU.
+
+use std::time::Duration;
+
+use divvy_model::names;
+use serde_json::{Value, json};
+
+use crate::{Ask, Target};
+
+/// The path of the program in Divvy's image.
+pub const PROGRAM: &str = "/usr/bin/divvy-smoke";
+/// The label of the pods and of the namespace that runs make. On a pod, its value is the run's id.
+pub const RUN_LABEL: &str = "divvy.dev/smoke";
+/// How long a pod runs after the program should have ended, in seconds. After that the kubelet ends it, even if `divvy smoke` was killed.
+const GRACE_S: u64 = 30;
+
+/// What all pods of a run have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The run's id, which is part of the pods' names.
+    pub run: String,
+    /// The namespace.
+    pub namespace: String,
+    /// The image.
+    pub image: String,
+    /// The agent's tolerations.
+    pub tolerations: Value,
+    /// The limit on the time of one test.
+    pub timeout: Duration,
+    /// Further arguments of the program, such as `--isolation`.
+    pub arguments: Vec<String>,
+}
+
+impl Settings {
+    /// Return the name of the pod with this number.
+    pub fn name(&self, number: usize) -> String {
+        format!("divvy-smoke-{}-{number}", self.run)
+    }
+
+    /// Return the number of the pod with this name, if it belongs to this run.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        name.strip_prefix("divvy-smoke-")?
+            .strip_prefix(&self.run)?
+            .strip_prefix('-')?
+            .parse()
+            .ok()
+    }
+
+    /// Return the manifest of the pod with this number. Pod Security's level `restricted` admits it.
+    pub fn pod(&self, number: usize, target: &Target, ask: Ask) -> Value {
+        let (resource, amount) = match ask {
+            Ask::Units(units) => (names::GPU_MEM.into(), units),
+            Ask::Whole(kind) => (kind.resource(), 1),
+        };
+        let seconds = self.timeout.as_secs().max(1);
+        let timeout = format!("{}ms", self.timeout.as_millis());
+        let own = ["here", "--termination-message", "/dev/termination-log", "--timeout", &timeout];
+        let arguments: Vec<&str> = own.into_iter().chain(self.arguments.iter().map(String::as_str)).collect();
+        let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
+        json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": self.name(number),
+                "namespace": self.namespace,
+                "labels": {RUN_LABEL: self.run, "app.kubernetes.io/name": "divvy-smoke", "app.kubernetes.io/managed-by": "divvy-smoke"},
+                "annotations": {names::GPU_UUID: target.uuid},
+            },
+            "spec": {
+                "restartPolicy": "Never",
+                // The kubelet ends the pod, even if `divvy smoke` was killed.
+                "activeDeadlineSeconds": seconds + GRACE_S,
+                "terminationGracePeriodSeconds": 2,
+                "automountServiceAccountToken": false,
+                "enableServiceLinks": false,
+                // With nodeName instead, neither the scheduler nor the extender would see the pod.
+                "nodeSelector": {"kubernetes.io/hostname": target.hostname},
+                "tolerations": self.tolerations,
+                "securityContext": {
+                    "runAsNonRoot": true,
+                    "runAsUser": 65532,
+                    "runAsGroup": 65532,
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
+                "containers": [{
+                    "name": "smoke",
+                    "image": self.image,
+                    "imagePullPolicy": "IfNotPresent",
+                    "command": [PROGRAM],
+                    "args": arguments,
+                    "env": [field("NODE_NAME", "spec.nodeName"), field("POD_NAME", "metadata.name")],
+                    "resources": {"limits": {resource: amount.to_string()}},
+                    "terminationMessagePath": "/dev/termination-log",
+                    "securityContext": {
+                        "allowPrivilegeEscalation": false,
+                        "readOnlyRootFilesystem": true,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                }],
+            },
+        })
+    }
+}

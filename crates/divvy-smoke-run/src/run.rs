@@ -1,0 +1,459 @@
+//! Which request to send when.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use divvy_smoke_report::Report;
+
+use crate::calls::Calls;
+use crate::{Planned, Seen, Target, Verdict};
+
+/// The limits of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest number of pods at a time.
+    pub parallel: usize,
+    /// The largest number of requests to the API server within any second.
+    pub calls: usize,
+    /// How many requests it takes to explain why pods wait: the cluster is read once for all of them.
+    pub calls_to_explain: usize,
+    /// How long a pod may wait for a node, or for its image, until that is reported.
+    pub pending: Duration,
+    /// How long a pod may exist.
+    pub total: Duration,
+}
+
+/// Something that happened. Pods have the numbers of their GPUs in the plan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The API server created a pod.
+    Created(usize),
+    /// The API server refused a pod, so that there is none.
+    Refused {
+        /// The number.
+        number: usize,
+        /// What the API server says.
+        why: String,
+        /// What was tried: the pod's manifest.
+        tried: Option<String>,
+    },
+    /// It is unknown whether the API server created a pod.
+    Unclear(usize, String),
+    /// The watch reported a pod.
+    Seen(usize, Seen),
+    /// The watch reported that a pod is gone.
+    Gone(usize),
+    /// The API server deleted a pod.
+    Deleted(usize),
+    /// A pod could not be deleted.
+    Undeletable(usize, String),
+    /// What `divvy why` says about these pods. Pods about which it says nothing are missing.
+    Explained(Vec<(usize, String)>),
+    /// The user wants no more.
+    Stop,
+    /// Time has passed.
+    Time,
+}
+
+/// A request to send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Create the pod with this number.
+    Create(usize),
+    /// Delete the pod with this number.
+    Delete(usize),
+    /// Find out why these pods wait.
+    Explain(Vec<usize>),
+}
+
+/// Where a pod is on its way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Pod {
+    /// It is not needed, or not needed yet.
+    None,
+    /// Its creation was sent.
+    Asked,
+    /// It exists.
+    There {
+        since: u64,
+        /// Since when it waits for something that does not pass on its own, and what that is.
+        waits: Option<(u64, Seen)>,
+        /// Whether its wait is explained right now.
+        is_asked: bool,
+    },
+    /// It is to be deleted.
+    Unwanted,
+    /// Its deletion was sent.
+    Leaving,
+    /// It is gone, or could not be deleted.
+    Over,
+}
+
+#[derive(Debug, Clone)]
+struct Try {
+    target: Target,
+    verdict: Option<Verdict>,
+    pod: Pod,
+    /// When its creation was sent, and when its result was known.
+    began: u64,
+    ended: u64,
+}
+
+/// A run: the state of each GPU's test.
+#[derive(Debug, Clone)]
+pub struct Run {
+    limits: Limits,
+    calls: Calls,
+    tries: Vec<Try>,
+    /// The next GPU whose pod was not created yet.
+    next: usize,
+    /// The pods that may exist.
+    live: BTreeSet<usize>,
+    /// How many GPUs have no result yet.
+    open: usize,
+    /// The time of the last step.
+    now_ms: u64,
+    is_stopped: bool,
+    is_explaining: bool,
+    /// The pods that could not be deleted, and why.
+    left: Vec<(usize, String)>,
+}
+
+impl Run {
+    /// Begin a run of these GPUs.
+    pub fn new(planned: &[Planned], limits: Limits) -> Run {
+        let tries = planned.iter().map(|one| Try {
+            target: one.target.clone(),
+            verdict: one.ask.as_ref().err().cloned(),
+            pod: Pod::None,
+            began: 0,
+            ended: 0,
+        });
+        let tries: Vec<Try> = tries.collect();
+        Run {
+            calls: Calls::new(limits.calls),
+            limits,
+            open: tries.iter().filter(|one| one.verdict.is_none()).count(),
+            tries,
+            next: 0,
+            live: BTreeSet::new(),
+            now_ms: 0,
+            is_stopped: false,
+            is_explaining: false,
+            left: Vec::new(),
+        }
+    }
+
+    /// Take note of an event, and return the requests to send now.
+    pub fn step(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
+        self.now_ms = now_ms;
+        match event {
+            Event::Time => {}
+            Event::Stop => self.stop(now_ms),
+            Event::Created(number) => self.created(now_ms, number),
+            Event::Unclear(number, why) => {
+                let found = format!("the API server did not say whether it created the pod: {why}");
+                self.end(now_ms, number, Verdict::untried(found));
+            }
+            Event::Refused { number, why, tried } => {
+                let verdict = Verdict::Untried {
+                    reason: why,
+                    explanation: tried,
+                };
+                self.conclude(now_ms, number, verdict);
+                self.over(number);
+            }
+            Event::Seen(number, seen) => self.seen(now_ms, number, seen),
+            Event::Gone(number) => {
+                let is_there = self
+                    .tries
+                    .get(number)
+                    .is_some_and(|one| !matches!(one.pod, Pod::None | Pod::Over));
+                if is_there {
+                    self.conclude(
+                        now_ms,
+                        number,
+                        Verdict::untried("somebody deleted the pod before the test had ended"),
+                    );
+                    self.over(number);
+                }
+            }
+            Event::Deleted(number) => self.over(number),
+            Event::Undeletable(number, why) => {
+                self.left.push((number, why));
+                self.over(number);
+            }
+            Event::Explained(answers) => self.explained(now_ms, answers),
+        }
+        self.late(now_ms);
+        self.actions(now_ms)
+    }
+
+    /// Report whether nothing is left to do.
+    pub fn is_over(&self) -> bool {
+        self.live.is_empty() && self.open == 0
+    }
+
+    /// Return when the next step is due, if nothing happens before.
+    pub fn next_ms(&self) -> Option<u64> {
+        let unwanted = self.live.iter().any(|number| self.tries[*number].pod == Pod::Unwanted);
+        let wants_to_send = unwanted || self.has_next() || !self.unexplained(self.now_ms).is_empty();
+        let calls = self.calls.next().filter(|_| wants_to_send);
+        let ends = self.live.iter().flat_map(|number| match &self.tries[*number].pod {
+            Pod::There { since, waits, is_asked } => {
+                let total = since.saturating_add(millis(self.limits.total));
+                let pending = waits.as_ref().filter(|_| !is_asked && !self.is_explaining);
+                [
+                    Some(total),
+                    pending.map(|(since, _)| since.saturating_add(millis(self.limits.pending))),
+                ]
+            }
+            _ => [None, None],
+        });
+        let due = calls.into_iter().chain(ends.flatten());
+        due.filter(|due| *due > self.now_ms).min()
+    }
+
+    /// Return how many GPUs have a result, and how many there are.
+    pub fn progress(&self) -> (usize, usize) {
+        (self.tries.len() - self.open, self.tries.len())
+    }
+
+    /// Return how many pods may exist.
+    pub fn pods(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Return the pods that could not be deleted, with the reasons.
+    pub fn left(&self) -> &[(usize, String)] {
+        &self.left
+    }
+
+    /// Return the GPUs, their results, and how long each took.
+    pub fn results(&self) -> impl Iterator<Item = (&Target, &Verdict, Duration)> {
+        self.tries.iter().filter_map(|one| {
+            let time = Duration::from_millis(one.ended.saturating_sub(one.began));
+            Some((&one.target, one.verdict.as_ref()?, time))
+        })
+    }
+
+    fn created(&mut self, now_ms: u64, number: usize) {
+        let is_stopped = self.is_stopped;
+        let Some(one) = self.tries.get_mut(number).filter(|one| one.pod == Pod::Asked) else {
+            return;
+        };
+        // The result of a run that was stopped is known before its pod is.
+        let is_unwanted = is_stopped || one.verdict.is_some();
+        one.pod = match is_unwanted {
+            true => Pod::Unwanted,
+            false => Pod::There {
+                since: now_ms,
+                waits: None,
+                is_asked: false,
+            },
+        };
+    }
+
+    fn seen(&mut self, now_ms: u64, number: usize, seen: Seen) {
+        // The watch may report a pod before the answer to its creation arrives.
+        self.created(now_ms, number);
+        let Some(one) = self.tries.get_mut(number) else { return };
+        let Pod::There { waits, .. } = &mut one.pod else { return };
+        match seen {
+            Seen::Ended { status, reason, message } => {
+                let verdict = judge(&one.target, status, reason.as_deref(), message.as_deref());
+                self.end(now_ms, number, verdict);
+            }
+            Seen::Unscheduled(_) | Seen::Starting(Some(_)) => {
+                let since = waits.as_ref().map_or(now_ms, |(since, _)| *since);
+                *waits = Some((since, seen));
+            }
+            Seen::Starting(None) | Seen::Running => *waits = None,
+        }
+    }
+
+    /// Note a result, unless there is one.
+    fn conclude(&mut self, now_ms: u64, number: usize, verdict: Verdict) {
+        if let Some(one) = self.tries.get_mut(number).filter(|one| one.verdict.is_none()) {
+            one.verdict = Some(verdict);
+            one.ended = now_ms;
+            self.open -= 1;
+        }
+    }
+
+    /// Note a result, and let the pod be deleted.
+    fn end(&mut self, now_ms: u64, number: usize, verdict: Verdict) {
+        self.conclude(now_ms, number, verdict);
+        if let Some(one) = self
+            .tries
+            .get_mut(number)
+            .filter(|one| matches!(one.pod, Pod::Asked | Pod::There { .. }))
+        {
+            one.pod = Pod::Unwanted;
+        }
+    }
+
+    fn over(&mut self, number: usize) {
+        if self.live.remove(&number) {
+            self.tries[number].pod = Pod::Over;
+        }
+    }
+
+    fn stop(&mut self, now_ms: u64) {
+        self.is_stopped = true;
+        for one in self.tries.iter_mut().filter(|one| one.verdict.is_none()) {
+            one.verdict = Some(Verdict::untried("stopped before the test had ended"));
+            one.ended = now_ms;
+            self.open -= 1;
+            // A pod whose creation was sent is deleted when the API server has answered.
+            if matches!(one.pod, Pod::There { .. }) {
+                one.pod = Pod::Unwanted;
+            }
+        }
+    }
+
+    fn explained(&mut self, now_ms: u64, answers: Vec<(usize, String)>) {
+        self.is_explaining = false;
+        for number in self.live.clone() {
+            let Pod::There { waits, is_asked, .. } = &mut self.tries[number].pod else {
+                continue;
+            };
+            if !std::mem::take(is_asked) {
+                continue;
+            }
+            // The pod may have got a node while the cluster was read.
+            let Some((_, Seen::Unscheduled(said))) = waits else { continue };
+            let said = said.clone();
+            let answer = answers.iter().find(|(of, _)| *of == number);
+            let verdict = Verdict::Untried {
+                reason: format!(
+                    "no node took the pod: {}",
+                    said.as_deref().unwrap_or(
+                        "the scheduler has said nothing about it; divvy scheduler-config --check finds out whether it runs"
+                    )
+                ),
+                explanation: answer.map(|(_, text)| text.clone()),
+            };
+            self.end(now_ms, number, verdict);
+        }
+    }
+
+    /// Give up on pods that take too long.
+    fn late(&mut self, now_ms: u64) {
+        let (pending, total) = (millis(self.limits.pending), millis(self.limits.total));
+        for number in self.live.clone() {
+            let Pod::There { since, waits, .. } = &self.tries[number].pod else {
+                continue;
+            };
+            let verdict = match waits {
+                Some((waits, Seen::Starting(Some(why)))) if now_ms.saturating_sub(*waits) >= pending => {
+                    Verdict::untried(format!("the container does not start: {why}"))
+                }
+                _ if now_ms.saturating_sub(*since) >= total => {
+                    Verdict::untried(format!("the test did not end within {} s", self.limits.total.as_secs()))
+                }
+                _ => continue,
+            };
+            self.end(now_ms, number, verdict);
+        }
+    }
+
+    /// Return the pods that wait for a node, and whose wait must be explained.
+    fn unexplained(&self, now_ms: u64) -> Vec<usize> {
+        if self.is_explaining {
+            return Vec::new();
+        }
+        let pending = millis(self.limits.pending);
+        let waits = self.live.iter().filter(|number| match &self.tries[**number].pod {
+            Pod::There {
+                waits: Some((since, Seen::Unscheduled(_))),
+                is_asked: false,
+                ..
+            } => now_ms.saturating_sub(*since) >= pending,
+            _ => false,
+        });
+        waits.copied().collect()
+    }
+
+    fn has_next(&self) -> bool {
+        self.next < self.tries.len() && !self.is_stopped && self.live.len() < self.limits.parallel.max(1)
+    }
+
+    /// Choose the requests to send now: what makes room first.
+    fn actions(&mut self, now_ms: u64) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for number in self.live.clone() {
+            if self.tries[number].pod == Pod::Unwanted {
+                if !self.calls.take(now_ms, 1) {
+                    return actions;
+                }
+                self.tries[number].pod = Pod::Leaving;
+                actions.push(Action::Delete(number));
+            }
+        }
+        let wait = self.unexplained(now_ms);
+        if !wait.is_empty() {
+            if !self.calls.take(now_ms, self.limits.calls_to_explain) {
+                return actions;
+            }
+            for number in &wait {
+                if let Pod::There { is_asked, .. } = &mut self.tries[*number].pod {
+                    *is_asked = true;
+                }
+            }
+            self.is_explaining = true;
+            actions.push(Action::Explain(wait));
+        }
+        while self.has_next() {
+            let Some(one) = self.tries.get_mut(self.next) else { break };
+            if one.verdict.is_some() {
+                self.next += 1;
+                continue;
+            }
+            if !self.calls.take(now_ms, 1) {
+                return actions;
+            }
+            one.pod = Pod::Asked;
+            one.began = now_ms;
+            self.live.insert(self.next);
+            actions.push(Action::Create(self.next));
+            self.next += 1;
+        }
+        actions
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Judge how a container ended. The message comes from the container, and so from the node: it counts only if it agrees with the exit status and
+/// is about the right GPU.
+fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Option<&str>) -> Verdict {
+    let ended = |what: &str| {
+        let status = status.map_or_else(|| "never ran".to_owned(), |status| format!("ended with status {status}"));
+        let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
+        Verdict::untried(format!("the container {status}{reason}{what}"))
+    };
+    let Some(message) = message.filter(|message| !message.is_empty()) else {
+        return ended(" and left no result");
+    };
+    let report = match Report::read(message) {
+        Ok(report) => report,
+        Err(error) => return ended(&format!(", and its result cannot be read: {error}")),
+    };
+    if status != Some(i64::from(report.result.exit_status())) {
+        return ended(&format!(", and its result says {}", report.result.word()));
+    }
+    match &report.gpu {
+        Some(gpu) if gpu.uuid != target.uuid => Verdict::Broken {
+            found: format!(
+                "the container got GPU {}, and {} was allocated to its pod",
+                gpu.uuid, target.uuid
+            ),
+            why: "pods use other GPUs than the scheduler counts".to_owned(),
+            fix: "divvy doctor, on the node, names what else gives GPUs to containers".to_owned(),
+        },
+        _ => Verdict::Tested(Box::new(report)),
+    }
+}

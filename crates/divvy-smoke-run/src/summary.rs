@@ -1,0 +1,209 @@
+//! The table, the JSON, and the exit status.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::time::Duration;
+
+use divvy_host::{plain, plain_line};
+use divvy_smoke_report::{Id, Outcome, Report, Status};
+use serde::Serialize;
+
+use crate::{Target, Verdict};
+
+/// The number of GPUs about which the text says more than the table.
+const DETAILS: usize = 20;
+
+/// The result of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Row {
+    /// The node's name.
+    pub node: String,
+    /// The GPU's index; absent if the node's GPUs are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// The GPU's UUID.
+    pub uuid: String,
+    /// The GPU's product.
+    pub model: String,
+    /// `PASS`, `WARN`, `FAIL`, `SKIP` (nothing to try), or `ERROR` (could not be tried).
+    pub result: &'static str,
+    /// Why there is no report, or what was found without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Why it matters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// What to do next.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fix: Option<String>,
+    /// What `divvy why` says about a pod that waited, or the manifest of a pod that was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub explanation: Option<String>,
+    /// What the program in the pod reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
+    /// From the pod's creation to its result, in milliseconds.
+    pub ms: u64,
+}
+
+/// The results of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// The GPUs, ordered by node and index.
+    pub gpus: Vec<Row>,
+    /// The worst result.
+    pub result: &'static str,
+}
+
+impl Row {
+    fn new(target: &Target, verdict: &Verdict, time: Duration) -> Row {
+        let mut row = Row {
+            node: target.node.clone(),
+            index: target.index,
+            uuid: target.uuid.clone(),
+            model: target.model.clone(),
+            result: verdict.word(),
+            reason: None,
+            why: None,
+            fix: None,
+            explanation: None,
+            report: None,
+            ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
+        };
+        match verdict.clone() {
+            Verdict::Tested(report) => row.report = Some(*report),
+            Verdict::Broken { found, why, fix } => (row.reason, row.why, row.fix) = (Some(found), Some(why), Some(fix)),
+            Verdict::Skipped(reason) => row.reason = Some(reason),
+            Verdict::Untried { reason, explanation } => (row.reason, row.explanation) = (Some(reason), explanation),
+        }
+        row
+    }
+
+    /// Return the status of a step, as in the table.
+    fn step(&self, id: Id) -> &'static str {
+        self.report
+            .as_ref()
+            .and_then(|report| report.step(id))
+            .map_or("-", |step| step.status.word())
+    }
+
+    fn name(&self) -> String {
+        match self.index {
+            Some(index) => format!("{} GPU {index} ({})", self.node, self.uuid),
+            None => self.node.clone(),
+        }
+    }
+
+    /// Return what the table does not say.
+    fn details(&self) -> Option<String> {
+        if matches!(self.result, "PASS") {
+            return None;
+        }
+        let mut text = format!("{} {}", self.result, plain_line(self.name().chars()));
+        if let Some(reason) = &self.reason {
+            let _ = write!(text, ": {}", plain_line(reason.chars()));
+        }
+        text.push('\n');
+        for (name, value) in [("why", &self.why), ("fix", &self.fix)] {
+            if let Some(value) = value {
+                let _ = writeln!(text, "  {name:<6} {}", plain_line(value.chars()));
+            }
+        }
+        let steps = self.report.iter().flat_map(|report| &report.steps);
+        let none_ran = self.result == "ERROR";
+        for step in steps.filter(|step| step.status > Status::Skip || (none_ran && step.status == Status::Skip)) {
+            for line in step.text().lines() {
+                let _ = writeln!(text, "  {line}");
+            }
+        }
+        for line in self.explanation.iter().flat_map(|explanation| explanation.lines()) {
+            let _ = writeln!(text, "  {}", plain(line));
+        }
+        Some(text)
+    }
+}
+
+impl Summary {
+    /// Sum up the results of a run.
+    pub fn new<'a>(results: impl IntoIterator<Item = (&'a Target, &'a Verdict, Duration)>) -> Summary {
+        let mut gpus: Vec<Row> = results
+            .into_iter()
+            .map(|(target, verdict, time)| Row::new(target, verdict, time))
+            .collect();
+        gpus.sort_by(|a, b| (&a.node, a.index).cmp(&(&b.node, b.index)));
+        let mut worst = ["FAIL", "ERROR", "WARN", "PASS"].into_iter();
+        let worst = worst.find(|word| gpus.iter().any(|row| row.result == *word));
+        let result = worst.unwrap_or(Outcome::Skip.word());
+        Summary { gpus, result }
+    }
+
+    /// Return the exit status: 0 passed, 1 a warning, 2 failed, 3 a GPU could not be tried, or there was nothing to try.
+    pub fn exit_status(&self) -> u8 {
+        match self.result {
+            "PASS" => Outcome::Pass.exit_status(),
+            "WARN" => Outcome::Warn.exit_status(),
+            "FAIL" => Outcome::Fail.exit_status(),
+            _ => Outcome::Skip.exit_status(),
+        }
+    }
+
+    /// Return the table, what was found, and one line with the numbers.
+    pub fn text(&self) -> String {
+        let mut cells = "NODE\tGPU\tMODEL\tRESULT".to_owned();
+        for id in Id::ALL {
+            let _ = write!(cells, "\t{}", id.word());
+        }
+        cells.push_str("\tTIME\n");
+        for row in &self.gpus {
+            let index = row.index.map_or_else(|| "-".to_owned(), |index| index.to_string());
+            let model = if row.model.is_empty() { "-" } else { &row.model };
+            let _ = write!(cells, "{}\t{index}\t{}\t{}", row.node, plain_line(model.chars()), row.result);
+            for id in Id::ALL {
+                let _ = write!(cells, "\t{}", row.step(id));
+            }
+            let time = if row.report.is_some() {
+                format!("{:.1}s", row.ms as f64 / 1000.0)
+            } else {
+                "-".to_owned()
+            };
+            let _ = writeln!(cells, "\t{time}");
+        }
+        let mut text = columns(&cells);
+        let mut details = self.gpus.iter().filter_map(Row::details);
+        for details in details.by_ref().take(DETAILS) {
+            let _ = write!(text, "\n{details}");
+        }
+        let more = details.count();
+        if more > 0 {
+            let _ = writeln!(text, "\nand {more} more; -o json shows all");
+        }
+        let _ = write!(text, "\n{}", self.last_line());
+        text
+    }
+
+    fn last_line(&self) -> String {
+        let words = [
+            ("PASS", "passed"),
+            ("WARN", "with a warning"),
+            ("FAIL", "failed"),
+            ("SKIP", "skipped"),
+            ("ERROR", "not tried"),
+        ];
+        let numbers = words.iter().filter_map(|(word, text)| {
+            let number = self.gpus.iter().filter(|row| row.result == *word).count();
+            (number > 0).then(|| format!("{number} {text}"))
+        });
+        format!("Result = {}: {}\n", self.result, numbers.collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// Align tab-separated cells in columns, as kubectl does.
+fn columns(cells: &str) -> String {
+    let mut writer = tabwriter::TabWriter::new(Vec::new()).minwidth(0).padding(2);
+    let written = writer.write_all(cells.as_bytes()).and_then(|()| writer.flush());
+    let bytes = written.ok().and_then(|()| writer.into_inner().ok());
+    bytes
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .unwrap_or_else(|| cells.to_owned())
+}

@@ -1,0 +1,108 @@
+//! The pods' manifests, and what their objects say.
+
+use std::time::Duration;
+
+use divvy_smoke_run::{Ask, Seen, Settings};
+use serde_json::{Value, json};
+
+use crate::world::planned;
+
+fn settings() -> Settings {
+    Settings {
+        run: "0123abcd".to_owned(),
+        namespace: "divvy-smoke".to_owned(),
+        image: "divvy.dev/divvy:0.1.0".to_owned(),
+        tolerations: json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]),
+        timeout: Duration::from_secs(120),
+        arguments: vec!["--isolation".to_owned()],
+    }
+}
+
+#[test]
+fn the_manifest_has_what_pod_security_demands() {
+    let pod = settings().pod(3, &planned(1)[0].target, Ask::Units(2));
+    insta::assert_snapshot!(serde_json::to_string_pretty(&pod).expect("JSON"));
+    let kind = divvy_model::WholeKind::of_resource("nvidia.com/mig-1g.10gb").expect("a kind");
+    let whole = settings().pod(0, &planned(1)[0].target, Ask::Whole(kind));
+    assert_eq!(
+        whole["spec"]["containers"][0]["resources"]["limits"],
+        json!({"nvidia.com/mig-1g.10gb": "1"})
+    );
+}
+
+#[test]
+fn a_pod_belongs_to_the_run_in_its_name() {
+    let settings = settings();
+    assert_eq!(settings.number(&settings.name(7)), Some(7));
+    for other in [
+        "divvy-smoke-0123abcd",
+        "divvy-smoke-0123abcd-x",
+        "divvy-smoke-ffff-7",
+        "0123abcd-7",
+        "divvy-smoke-0123abcd7",
+    ] {
+        assert_eq!(settings.number(other), None, "{other}");
+    }
+}
+
+#[test]
+fn an_object_says_how_far_the_test_is() {
+    let container = |state: Value| json!([{"name": "smoke", "state": state}]);
+    let unscheduled = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}]);
+    let waits = |reason: &str| container(json!({"waiting": {"reason": reason, "message": "no such host"}}));
+    let over = |exit: i64, reason: &str| container(json!({"terminated": {"exitCode": exit, "reason": reason, "message": "{}"}}));
+    let table = [
+        (json!({}), Value::Null, Seen::Unscheduled(None)),
+        (
+            json!({}),
+            json!({"conditions": unscheduled}),
+            Seen::Unscheduled(Some("0/2 nodes".to_owned())),
+        ),
+        (json!({"nodeName": "n1"}), json!({"phase": "Pending"}), Seen::Starting(None)),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"containerStatuses": waits("ContainerCreating")}),
+            Seen::Starting(None),
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"containerStatuses": waits("ErrImagePull")}),
+            Seen::Starting(Some("ErrImagePull: no such host".to_owned())),
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"containerStatuses": container(json!({"running": {}}))}),
+            Seen::Running,
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"phase": "Running", "containerStatuses": over(2, "Error")}),
+            Seen::Ended {
+                status: Some(2),
+                reason: None,
+                message: Some("{}".to_owned()),
+            },
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"phase": "Failed", "containerStatuses": over(137, "OOMKilled")}),
+            Seen::Ended {
+                status: Some(137),
+                reason: Some("OOMKilled".to_owned()),
+                message: Some("{}".to_owned()),
+            },
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active too long"}),
+            Seen::Ended {
+                status: None,
+                reason: Some("DeadlineExceeded: Pod was active too long".to_owned()),
+                message: None,
+            },
+        ),
+    ];
+    for (spec, status, expected) in table {
+        assert_eq!(Seen::of(&json!({"spec": spec, "status": status})), expected);
+    }
+}

@@ -1,0 +1,255 @@
+//! What the end of a pod means.
+
+use std::time::Duration;
+
+use divvy_smoke_report::{Id, Report, Step};
+use divvy_smoke_run::{Action, Event, Planned, Run, Seen, Summary, Verdict};
+
+use crate::world::{LIMITS, World, ended, passed, planned, report};
+
+fn fail() -> Step {
+    Step::fail(
+        Id::S03,
+        "address 0x1000 has 0xfe instead of 0xff",
+        "results on this GPU are wrong",
+        "drain the node, and replace the GPU",
+    )
+}
+
+fn warn() -> Step {
+    Step::warn(
+        Id::S06,
+        "host to GPU: 11 GB/s, half of what the link can do",
+        "copies take twice as long",
+        "divvy doctor shows the link",
+    )
+}
+
+fn pass(id: Id) -> Step {
+    Step::pass(id, "as it should be", 4096)
+}
+
+/// Return the word and the reason for a container that ended like this on the GPU `GPU-0`.
+fn judged(seen: Seen) -> (&'static str, String) {
+    let mut run = Run::new(&planned(1), LIMITS);
+    assert_eq!(run.step(0, Event::Time), [Action::Create(0)]);
+    assert_eq!(run.step(1, Event::Created(0)), []);
+    assert_eq!(run.step(2, Event::Seen(0, seen)), [Action::Delete(0)]);
+    let (_, verdict, _) = run.results().next().expect("a result");
+    let reason = match verdict {
+        Verdict::Tested(_) => String::new(),
+        Verdict::Broken { found, .. } => found.clone(),
+        Verdict::Skipped(reason) | Verdict::Untried { reason, .. } => reason.clone(),
+    };
+    (verdict.word(), reason)
+}
+
+#[test]
+fn a_result_counts_only_if_nothing_contradicts_it() {
+    let good = report("GPU-0", vec![pass(Id::S02)]);
+    let with = |status: Option<i64>, reason: Option<&str>, message: Option<String>| Seen::Ended {
+        status,
+        reason: reason.map(str::to_owned),
+        message,
+    };
+    let other_version = Report {
+        version: "0.0.0".to_owned(),
+        ..good.clone()
+    };
+    let lie = Report {
+        result: divvy_smoke_report::Outcome::Pass,
+        ..report("GPU-0", vec![fail()])
+    };
+    let table = [
+        (ended(&good), "PASS", ""),
+        (ended(&report("GPU-0", vec![pass(Id::S02), fail()])), "FAIL", ""),
+        (ended(&report("GPU-0", vec![pass(Id::S02), warn()])), "WARN", ""),
+        (ended(&report("GPU-0", vec![Step::skip(Id::S01, "no GPU")])), "ERROR", ""),
+        (
+            ended(&report("GPU-9", vec![pass(Id::S02)])),
+            "FAIL",
+            "the container got GPU GPU-9, and GPU-0 was allocated",
+        ),
+        (
+            with(Some(137), Some("OOMKilled"), None),
+            "ERROR",
+            "the container ended with status 137 (OOMKilled) and left no result",
+        ),
+        (
+            with(Some(0), None, Some(String::new())),
+            "ERROR",
+            "ended with status 0 and left no result",
+        ),
+        (
+            with(None, Some("UnexpectedAdmissionError: no room"), None),
+            "ERROR",
+            "the container never ran (UnexpectedAdmissionError: no room)",
+        ),
+        (
+            with(Some(0), None, Some("Test PASSED".to_owned())),
+            "ERROR",
+            "its result cannot be read: this is not a report of divvy-smoke",
+        ),
+        (
+            with(Some(0), None, Some(other_version.json())),
+            "ERROR",
+            "the report is from divvy-smoke 0.0.0",
+        ),
+        (
+            with(Some(0), None, Some(lie.json())),
+            "ERROR",
+            "the report says PASS, and its steps say FAIL",
+        ),
+        (
+            with(Some(2), None, Some(good.json())),
+            "ERROR",
+            "ended with status 2, and its result says PASS",
+        ),
+        (with(Some(0), None, Some("x".repeat(100_000))), "ERROR", "has 100000 bytes"),
+    ];
+    for (seen, word, part) in table {
+        let (found, reason) = judged(seen.clone());
+        assert!(
+            found == word && reason.contains(part),
+            "{found} {reason:?}, not {word} {part:?}: {seen:?}"
+        );
+    }
+}
+
+#[test]
+fn a_pod_that_finds_no_node_is_explained_and_one_that_finds_it_late_is_not() {
+    let mut run = Run::new(&planned(2), LIMITS);
+    assert_eq!(run.step(0, Event::Time), [Action::Create(0), Action::Create(1)]);
+    for number in 0..2 {
+        assert_eq!(
+            run.step(10, Event::Seen(number, Seen::Unscheduled(Some("0/4 nodes".to_owned())))),
+            []
+        );
+    }
+    assert_eq!(run.next_ms(), Some(15_010));
+    assert_eq!(run.step(15_009, Event::Time), []);
+    assert_eq!(run.step(15_010, Event::Time), [Action::Explain(vec![0, 1])]);
+    // While the cluster is read, one gets a node.
+    assert_eq!(run.step(15_500, Event::Seen(1, Seen::Starting(None))), []);
+    let answers = vec![(0, "Pod a waits.".to_owned()), (1, "Pod b is running.".to_owned())];
+    assert_eq!(run.step(16_000, Event::Explained(answers)), [Action::Delete(0)]);
+    assert_eq!(run.progress(), (1, 2));
+    let (_, verdict, _) = run.results().next().expect("a result");
+    let expected = Verdict::Untried {
+        reason: "no node took the pod: 0/4 nodes".to_owned(),
+        explanation: Some("Pod a waits.".to_owned()),
+    };
+    assert_eq!(verdict, &expected);
+    assert_eq!(run.step(17_000, Event::Seen(1, passed("GPU-1"))), [Action::Delete(1)]);
+    assert!(!run.is_over());
+    run.step(17_100, Event::Deleted(0));
+    run.step(17_100, Event::Gone(1));
+    assert!(run.is_over());
+}
+
+#[test]
+fn a_pod_that_is_created_after_ctrl_c_is_deleted_at_once() {
+    let mut run = Run::new(&planned(2), LIMITS);
+    assert_eq!(run.step(0, Event::Time), [Action::Create(0), Action::Create(1)]);
+    assert_eq!(run.step(1, Event::Stop), []);
+    assert_eq!(run.step(2, Event::Created(0)), [Action::Delete(0)]);
+    assert_eq!(run.step(2, Event::Unclear(1, "timeout".to_owned())), [Action::Delete(1)]);
+    assert!(!run.is_over());
+    run.step(3, Event::Deleted(0));
+    run.step(3, Event::Gone(1));
+    assert!(run.is_over());
+}
+
+#[test]
+fn an_image_that_is_missing_ends_a_try_and_a_pull_that_succeeds_does_not() {
+    let stuck = Seen::Starting(Some("ErrImagePull: no such host".to_owned()));
+    let mut run = Run::new(&planned(2), LIMITS);
+    run.step(0, Event::Time);
+    for number in 0..2 {
+        run.step(10, Event::Created(number));
+        assert_eq!(run.step(20, Event::Seen(number, stuck.clone())), []);
+    }
+    run.step(5000, Event::Seen(1, Seen::Running));
+    assert_eq!(run.step(15_020, Event::Time), [Action::Delete(0)]);
+    let (_, verdict, _) = run.results().next().expect("a result");
+    assert_eq!(
+        verdict,
+        &Verdict::Untried {
+            reason: "the container does not start: ErrImagePull: no such host".to_owned(),
+            explanation: None
+        }
+    );
+    assert_eq!(run.progress(), (1, 2));
+}
+
+#[test]
+fn a_test_that_hangs_is_given_up() {
+    let world = World {
+        endless: [1].into(),
+        ..World::default()
+    };
+    let history = world.play(&planned(3), LIMITS);
+    assert_eq!(history.words(), ["PASS", "ERROR", "PASS"]);
+    assert!(history.left.is_empty());
+    let (_, verdict, _) = history.run.results().nth(1).expect("a result");
+    assert!(matches!(verdict, Verdict::Untried { reason, .. } if reason == "the test did not end within 150 s"));
+}
+
+fn tested(report: Report) -> Verdict {
+    Verdict::Tested(Box::new(report))
+}
+
+/// One GPU of each kind.
+fn all_kinds() -> Vec<(Planned, Verdict)> {
+    let verdicts = [
+        tested(report(
+            "GPU-0",
+            vec![pass(Id::S01), pass(Id::S02), Step::skip(Id::S05, "shared")],
+        )),
+        tested(report("GPU-1", vec![pass(Id::S01), fail(), Step::skip(Id::S05, "shared")])),
+        tested(report("GPU-2", vec![pass(Id::S01), warn()])),
+        Verdict::Skipped("full: 0 MiB of 16384 MiB are free, and the test requests 1024 MiB".to_owned()),
+        Verdict::Broken {
+            found: "Divvy's agent does not offer the GPU: XID 79".to_owned(),
+            why: "no pod gets it".to_owned(),
+            fix: "divvy doctor, on the node, names the cause".to_owned(),
+        },
+        Verdict::Untried {
+            reason: "no node took the pod: 0/2 nodes\u{1b}[31m are available".to_owned(),
+            explanation: Some("Pod a waits.\nNo node has room.".to_owned()),
+        },
+        tested(report("GPU-6", vec![Step::skip(Id::S01, "GPU older than sm_30")])),
+    ];
+    planned(7).into_iter().zip(verdicts).collect()
+}
+
+#[test]
+fn the_table_shows_each_gpu_and_says_what_is_wrong() {
+    let kinds = all_kinds();
+    let results = || {
+        kinds
+            .iter()
+            .map(|(planned, verdict)| (&planned.target, verdict, Duration::from_millis(3210)))
+    };
+    insta::assert_snapshot!(Summary::new(results()).text());
+    insta::assert_snapshot!(serde_json::to_string_pretty(&Summary::new(results().skip(3).take(3))).expect("JSON"));
+}
+
+#[test]
+fn the_exit_status_is_that_of_the_worst_gpu() {
+    let kinds = all_kinds();
+    for (which, word, status) in [
+        (&[0][..], "PASS", 0),
+        (&[0, 3], "PASS", 0),
+        (&[0, 2, 3], "WARN", 1),
+        (&[0, 2, 5], "ERROR", 3),
+        (&[0, 1, 5], "FAIL", 2),
+        (&[0, 4], "FAIL", 2),
+        (&[0, 6], "ERROR", 3),
+        (&[3], "SKIP", 3),
+    ] {
+        let chosen = which.iter().map(|at| &kinds[*at]);
+        let summary = Summary::new(chosen.map(|(planned, verdict)| (&planned.target, verdict, Duration::ZERO)));
+        assert_eq!((summary.result, summary.exit_status()), (word, status), "{which:?}");
+    }
+}

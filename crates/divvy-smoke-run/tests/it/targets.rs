@@ -1,0 +1,234 @@
+//! Which GPUs are tried.
+
+use std::collections::BTreeMap;
+
+use divvy_model::{Gpu, Health, Inventory, MemoryUnit, MiB, Node, Vendor, WholeKind};
+use divvy_placement::Ledger;
+use divvy_smoke_run::{Ask, Choice, Error, Planned, Verdict, plan};
+use divvy_why::{Site, Snapshot, Tenants};
+
+fn gpu(index: u32) -> Gpu {
+    Gpu {
+        vendor: Vendor::Nvidia,
+        uuid: format!("GPU-{index}{index}aa"),
+        index,
+        model: "NVIDIA T4".to_owned(),
+        total: MiB(16384),
+        units: 16,
+        ..gpu_of_nobody()
+    }
+}
+
+fn gpu_of_nobody() -> Gpu {
+    Gpu {
+        vendor: Vendor::Nvidia,
+        uuid: String::new(),
+        index: 0,
+        nodes: Vec::new(),
+        partition: None,
+        pci: String::new(),
+        model: String::new(),
+        cc: String::new(),
+        sms: 0,
+        clock_mhz: 0,
+        bandwidth_gbs: 0,
+        total: MiB::ZERO,
+        reserve: MiB::ZERO,
+        units: 0,
+        whole: None,
+        held: MiB::ZERO,
+        numa: None,
+        health: Health::Ok,
+        reason: None,
+        links: Vec::new(),
+        enforcement: None,
+    }
+}
+
+fn node(name: &str, gpus: Vec<Gpu>) -> Node {
+    let units = gpus.iter().map(|gpu| gpu.units).sum();
+    Node {
+        name: name.to_owned(),
+        uid: name.to_owned(),
+        capacity_units: units,
+        allocatable_units: units,
+        inventory: Some(Ok(Inventory {
+            agent: "0.1.0".to_owned(),
+            drivers: BTreeMap::new(),
+            unit: MemoryUnit::GIB,
+            other_units: Default::default(),
+            unschedulable: false,
+            driver_trouble: None,
+            evict: Default::default(),
+            gpus,
+        })),
+        whole: BTreeMap::from([(WholeKind::Gpu(Vendor::Nvidia), 1)]),
+        ..Node::default()
+    }
+}
+
+fn snapshot(nodes: &[Node], change: impl Fn(&mut Site)) -> Snapshot {
+    let mut ledger = Ledger::new(MemoryUnit::GIB);
+    ledger.replace_nodes(nodes);
+    let site = |node: &Node| {
+        let mut site = Site {
+            name: node.name.clone(),
+            ready: true,
+            has_inventory: node.inventory.is_some(),
+            labels: [("kubernetes.io/hostname".to_owned(), format!("host-{}", node.name))].into(),
+            ..Site::default()
+        };
+        change(&mut site);
+        site
+    };
+    Snapshot::new(ledger, nodes.iter().map(site).collect(), Tenants::default())
+}
+
+fn shown(planned: &[Planned]) -> Vec<String> {
+    let one = |one: &Planned| {
+        let what = match &one.ask {
+            Ok(Ask::Units(units)) => format!("{units} units"),
+            Ok(Ask::Whole(kind)) => kind.resource().into_owned(),
+            Err(Verdict::Skipped(reason)) => format!("SKIP {reason}"),
+            Err(Verdict::Broken { found, .. }) => format!("FAIL {found}"),
+            Err(Verdict::Untried { reason, .. }) => format!("ERROR {reason}"),
+            Err(Verdict::Tested(_)) => "a report".to_owned(),
+        };
+        format!("{}: {what}", one.target)
+    };
+    planned.iter().map(one).collect()
+}
+
+fn choice(nodes: &[&str], gpu: Option<&str>) -> Choice {
+    Choice {
+        nodes: nodes.iter().map(|name| (*name).to_owned()).collect(),
+        gpu: gpu.map(str::to_owned),
+        ..Choice::default()
+    }
+}
+
+#[test]
+fn each_gpu_is_tried_or_there_is_a_reason() {
+    let broken = Gpu {
+        health: Health::Failed,
+        reason: Some("XID 79".to_owned()),
+        ..gpu(1)
+    };
+    let full = Gpu {
+        held: MiB(16384),
+        ..gpu(2)
+    };
+    let whole = Gpu {
+        whole: Some(WholeKind::Gpu(Vendor::Nvidia)),
+        ..gpu(3)
+    };
+    let nodes = [node("n1", vec![gpu(0), broken, full, whole])];
+    let snapshot = snapshot(&nodes, |_| {});
+    let with = |share: Option<u64>, whole: bool| {
+        let choice = Choice {
+            share,
+            whole,
+            ..Choice::default()
+        };
+        shown(&plan(&snapshot, &choice).expect("a plan")).join("\n")
+    };
+    insta::assert_snapshot!(with(None, false));
+    insta::assert_snapshot!(with(Some(17), false));
+    insta::assert_snapshot!(with(None, true));
+    let first = &plan(&snapshot, &Choice::default()).expect("a plan")[0].target;
+    assert_eq!(first.hostname, "host-n1");
+}
+
+#[test]
+fn a_node_that_takes_no_pods_is_skipped_with_the_reason() {
+    let nodes = [node("n1", vec![gpu(0)])];
+    for (change, reason) in [
+        (
+            (|site: &mut Site| site.cordoned = true) as fn(&mut Site),
+            "SKIP the node is cordoned; kubectl uncordon n1",
+        ),
+        (
+            |site| site.ready = false,
+            "SKIP the node is not ready; kubectl describe node n1 says why",
+        ),
+    ] {
+        let planned = plan(&snapshot(&nodes, change), &Choice::default()).expect("a plan");
+        assert_eq!(shown(&planned), [format!("n1 GPU 0 (GPU-00aa): {reason}")]);
+    }
+}
+
+#[test]
+fn an_inventory_that_cannot_be_used_is_an_error_of_its_node() {
+    let mut one = node("n1", vec![gpu(0)]);
+    let Some(Ok(inventory)) = &mut one.inventory else {
+        panic!("an inventory")
+    };
+    inventory.unschedulable = true;
+    let mut other = node("n2", Vec::new());
+    (other.capacity_units, other.allocatable_units) = (16, 16);
+    other.inventory = Some(Err(Inventory::parse("{").expect_err("not an inventory")));
+    let planned = plan(&snapshot(&[one, other], |_| {}), &Choice::default()).expect("a plan");
+    let shown = shown(&planned);
+    assert!(
+        shown[0].starts_with("n1 GPU 0 (GPU-00aa): ERROR node n1 is not offered: its agent or its kubelet is starting"),
+        "{shown:?}"
+    );
+    assert!(shown[1].starts_with("n2: ERROR node n2 is not offered: "), "{shown:?}");
+}
+
+#[test]
+fn a_gpu_is_named_by_uuid_prefix_or_index() {
+    let nodes = [
+        node("n1", vec![gpu(1), gpu(2)]),
+        node(
+            "n2",
+            vec![Gpu {
+                uuid: "GPU-11ab".to_owned(),
+                ..gpu(1)
+            }],
+        ),
+    ];
+    let snapshot = snapshot(&nodes, |_| {});
+    let chosen = |nodes: &[&str], gpu: Option<&str>| {
+        let planned = plan(&snapshot, &choice(nodes, gpu)).expect("a plan");
+        planned
+            .into_iter()
+            .map(|one| format!("{} {}", one.target.node, one.target.uuid))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(chosen(&["n2"], None), ["n2 GPU-11ab"]);
+    assert_eq!(chosen(&[], Some("1")), ["n1 GPU-11aa", "n2 GPU-11ab"]);
+    assert_eq!(chosen(&[], Some("GPU-11aa")), ["n1 GPU-11aa"]);
+    assert_eq!(chosen(&[], Some("GPU-2")), ["n1 GPU-22aa"]);
+    assert_eq!(chosen(&["n2"], Some("GPU-11")), ["n2 GPU-11ab"]);
+}
+
+#[test]
+fn a_wrong_choice_is_refused_with_what_there_is() {
+    let mut plain = node("n3", Vec::new());
+    plain.inventory = None;
+    let nodes = [
+        node("n1", vec![gpu(1)]),
+        node(
+            "n2",
+            vec![Gpu {
+                uuid: "GPU-11ab".to_owned(),
+                ..gpu(1)
+            }],
+        ),
+        plain,
+    ];
+    let all = snapshot(&nodes, |_| {});
+    let error = |snapshot: &Snapshot, choice: &Choice| plan(snapshot, choice).expect_err("an error").to_string();
+    let texts = [
+        error(&all, &choice(&["n9"], None)),
+        error(&all, &choice(&["n3"], None)),
+        error(&all, &choice(&[], Some("7"))),
+        error(&all, &choice(&[], Some("GPU-9"))),
+        error(&all, &choice(&[], Some(""))),
+        error(&all, &choice(&[], Some("GPU-11"))),
+        error(&snapshot(&nodes[2..], |_| {}), &Choice::default()),
+    ];
+    insta::assert_snapshot!(texts.join("\n"));
+    assert_eq!(plan(&snapshot(&[], |_| {}), &Choice::default()), Err(Error::Nothing));
+}

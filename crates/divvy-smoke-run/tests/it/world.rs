@@ -1,0 +1,205 @@
+//! An API server, a scheduler, and nodes in virtual time, which answer the actions of a run.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::time::Duration;
+
+use divvy_smoke_report::{Gpu, Id, Report, Step};
+use divvy_smoke_run::{Action, Ask, Event, Limits, Planned, Run, Seen, Target};
+
+pub(crate) const LIMITS: Limits = Limits {
+    parallel: 8,
+    calls: 16,
+    calls_to_explain: 10,
+    pending: Duration::from_secs(15),
+    total: Duration::from_secs(150),
+};
+
+/// A plan with this many GPUs, 8 on each node.
+pub(crate) fn planned(gpus: usize) -> Vec<Planned> {
+    let one = |number: usize| Planned {
+        target: Target {
+            node: format!("n{}", number / 8),
+            hostname: format!("host-{}", number / 8),
+            index: u32::try_from(number % 8).ok(),
+            uuid: format!("GPU-{number}"),
+            model: "NVIDIA H100".to_owned(),
+        },
+        ask: Ok(Ask::Units(1)),
+    };
+    (0..gpus).map(one).collect()
+}
+
+/// A report about a GPU.
+pub(crate) fn report(uuid: &str, steps: Vec<Step>) -> Report {
+    let gpu = Gpu {
+        uuid: uuid.to_owned(),
+        name: "NVIDIA H100".to_owned(),
+        ..Gpu::default()
+    };
+    Report::new(Some(gpu), steps)
+}
+
+/// What a pod looks like when its container has reported.
+pub(crate) fn ended(report: &Report) -> Seen {
+    Seen::Ended {
+        status: Some(i64::from(report.result.exit_status())),
+        reason: None,
+        message: Some(report.json()),
+    }
+}
+
+pub(crate) fn passed(uuid: &str) -> Seen {
+    ended(&report(uuid, vec![Step::pass(Id::S02, "50000 elements", 200_000)]))
+}
+
+/// What the world does with the pods of some GPUs. All others pass.
+#[derive(Default)]
+pub(crate) struct World {
+    /// Pods that the API server refuses.
+    pub(crate) refused: BTreeSet<usize>,
+    /// Pods whose creation it does not answer, although it creates them.
+    pub(crate) unclear: BTreeSet<usize>,
+    /// Pods that no node takes.
+    pub(crate) unscheduled: BTreeSet<usize>,
+    /// Pods that never end.
+    pub(crate) endless: BTreeSet<usize>,
+    /// Pods that cannot be deleted.
+    pub(crate) undeletable: BTreeSet<usize>,
+    /// When the user presses Ctrl-C.
+    pub(crate) stop_at: Option<u64>,
+    /// The results of pods.
+    pub(crate) results: BTreeMap<usize, Seen>,
+}
+
+/// What happened.
+pub(crate) struct History {
+    pub(crate) run: Run,
+    /// The times of all requests, in milliseconds.
+    pub(crate) calls: Vec<u64>,
+    /// The largest number of pods that existed at a time.
+    pub(crate) most_pods: usize,
+    /// The pods that exist at the end.
+    pub(crate) left: BTreeSet<usize>,
+    pub(crate) ended_at: u64,
+}
+
+impl World {
+    /// Play a run to its end.
+    pub(crate) fn play(&self, planned: &[Planned], limits: Limits) -> History {
+        let mut run = Run::new(planned, limits);
+        let mut queue: BinaryHeap<Reverse<(u64, u64)>> = BinaryHeap::new();
+        let mut events: BTreeMap<u64, Event> = BTreeMap::new();
+        let mut serial = 0;
+        let (mut calls, mut most_pods, mut pods) = (Vec::new(), 0, BTreeSet::new());
+        let mut now = 0;
+        let mut later =
+            |queue: &mut BinaryHeap<Reverse<(u64, u64)>>, events: &mut BTreeMap<u64, Event>, at: u64, event: Event| {
+                serial += 1;
+                queue.push(Reverse((at, serial)));
+                events.insert(serial, event);
+            };
+        later(&mut queue, &mut events, 0, Event::Time);
+        if let Some(at) = self.stop_at {
+            later(&mut queue, &mut events, at, Event::Stop);
+        }
+        while !run.is_over() {
+            let event = match (queue.peek().copied(), run.next_ms()) {
+                (Some(Reverse((at, serial))), due) if due.is_none_or(|due| at <= due) => {
+                    queue.pop();
+                    now = at.max(now);
+                    events.remove(&serial).expect("it is there")
+                }
+                (_, Some(due)) => {
+                    assert!(due > now, "the run waits for {due}, and it is {now}");
+                    now = due;
+                    Event::Time
+                }
+                (None, None) => panic!("nothing happens, and the run is not over: {:?}", run.progress()),
+                (Some(_), None) => unreachable!(),
+            };
+            for action in run.step(now, event) {
+                match action {
+                    Action::Create(number) => {
+                        calls.push(now);
+                        if self.refused.contains(&number) {
+                            later(
+                                &mut queue,
+                                &mut events,
+                                now + 5,
+                                Event::Refused {
+                                    number,
+                                    why: "quota".to_owned(),
+                                    tried: None,
+                                },
+                            );
+                            continue;
+                        }
+                        pods.insert(number);
+                        most_pods = most_pods.max(pods.len());
+                        let answer = match self.unclear.contains(&number) {
+                            true => Event::Unclear(number, "timeout".to_owned()),
+                            false => Event::Created(number),
+                        };
+                        later(&mut queue, &mut events, now + 5, answer);
+                        let uuid = &planned[number].target.uuid;
+                        if self.unscheduled.contains(&number) {
+                            let said = Seen::Unscheduled(Some("0/4 nodes".to_owned()));
+                            later(&mut queue, &mut events, now + 50, Event::Seen(number, said));
+                            continue;
+                        }
+                        later(&mut queue, &mut events, now + 300, Event::Seen(number, Seen::Running));
+                        if !self.endless.contains(&number) {
+                            let seen = self.results.get(&number).cloned().unwrap_or_else(|| passed(uuid));
+                            later(&mut queue, &mut events, now + 3000, Event::Seen(number, seen));
+                        }
+                    }
+                    Action::Delete(number) => {
+                        calls.push(now);
+                        match self.undeletable.contains(&number) {
+                            true => later(
+                                &mut queue,
+                                &mut events,
+                                now + 5,
+                                Event::Undeletable(number, "forbidden".to_owned()),
+                            ),
+                            false => {
+                                pods.remove(&number);
+                                later(&mut queue, &mut events, now + 5, Event::Deleted(number));
+                                later(&mut queue, &mut events, now + 6, Event::Gone(number));
+                            }
+                        }
+                    }
+                    Action::Explain(numbers) => {
+                        calls.extend(std::iter::repeat_n(now, limits.calls_to_explain));
+                        let answers = numbers
+                            .into_iter()
+                            .map(|number| (number, format!("pod {number} waits")))
+                            .collect();
+                        later(&mut queue, &mut events, now + 700, Event::Explained(answers));
+                    }
+                }
+            }
+        }
+        History {
+            run,
+            calls,
+            most_pods,
+            left: pods,
+            ended_at: now,
+        }
+    }
+}
+
+impl History {
+    /// Return the largest number of requests within any second.
+    pub(crate) fn calls_in_a_second(&self) -> usize {
+        let in_second = |(at, begin): (usize, &u64)| self.calls[at..].iter().take_while(|call| **call < begin + 1000).count();
+        self.calls.iter().enumerate().map(in_second).max().unwrap_or(0)
+    }
+
+    /// Return the word of each GPU's result.
+    pub(crate) fn words(&self) -> Vec<&'static str> {
+        self.run.results().map(|(_, verdict, _)| verdict.word()).collect()
+    }
+}

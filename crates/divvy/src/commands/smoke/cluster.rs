@@ -1,0 +1,191 @@
+//! The test on the GPUs of a cluster: sends the requests of a run, and tells the run what happened.
+
+mod agent;
+mod namespace;
+mod pods;
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use divvy_explainer::read_cluster::read_without_waiting;
+use divvy_kube::client;
+use divvy_model::MemoryUnit;
+use divvy_smoke_run::{Action, Choice, Event, Limits, RUN_LABEL, Run, Settings, Summary, plan};
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
+use kube::api::DynamicObject;
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::smoke::{SmokeArgs, SmokeOutput};
+use crate::commands::inspect::choice;
+use crate::commands::progress::Bar;
+use crate::commands::say;
+use crate::printer;
+
+use namespace::Namespace;
+use pods::{Change, Pods};
+
+/// The largest number of requests within a second. The watch and its repetitions need a few in addition: together they are at most 20.
+const CALLS: usize = 16;
+/// The requests that it takes to read a cluster, without further pages of pods and nodes.
+const READ: usize = 6;
+/// The number of pods and of nodes in a page.
+const PAGE: usize = 5000;
+/// How long a pod may wait for a node or for its image until that is reported.
+const PENDING: Duration = Duration::from_secs(15);
+/// How long a pod may exist in addition to the program's own time limit.
+const START: Duration = Duration::from_secs(45);
+
+/// Try the chosen GPUs, print the results, and return the exit status.
+pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
+    let stopped = divvy_program::until_stopped(false)?;
+    let client = client::connect(&choice(&args.cluster)).await?.client;
+    let reading = read_without_waiting(&client, MemoryUnit::GIB).await.map_err(|error| {
+        let rights = error.is_forbidden();
+        let error = anyhow::Error::new(error);
+        match rights {
+            true => error.context(
+                "divvy smoke chooses GPUs with room, and so it must list the nodes and the pods of all namespaces; an administrator can grant that with the cluster \
+                 role divvy-viewer (RELEASE-viewer, if Divvy was installed under another name); on the machine itself, divvy smoke --here needs no rights",
+            ),
+            false => error,
+        }
+    })?;
+    let snapshot = reading.snapshot;
+    let wanted = Choice {
+        nodes: args.nodes.clone(),
+        gpu: args.gpu.clone(),
+        share: args.share,
+        whole: args.whole,
+    };
+    let planned = plan(&snapshot, &wanted)?;
+    let calls_to_explain = READ + snapshot.ledger.pod_count() / PAGE + snapshot.sites().len() / PAGE;
+    drop(snapshot);
+    let limits = Limits {
+        parallel: usize::from(args.parallel),
+        calls: CALLS,
+        calls_to_explain,
+        pending: PENDING,
+        total: args.timeout.saturating_add(START),
+    };
+    let mut run = Run::new(&planned, limits);
+    let mut left = Vec::new();
+    // If no GPU has room, nothing is made on the cluster.
+    if !run.is_over() {
+        let agent = agent::read(&client).await;
+        let image = match (&args.image, &agent) {
+            (Some(image), _) => image.clone(),
+            (None, Ok(Some(agent))) => agent.image.clone(),
+            (None, Ok(None)) => anyhow::bail!(
+                "the image is unknown, because there is no DaemonSet of Divvy's agent (labels {}); name Divvy's image with --image",
+                agent::AGENT
+            ),
+            (None, Err(error)) => anyhow::bail!("the agent's image could not be read: {error}; name Divvy's image with --image"),
+        };
+        let settings = Settings {
+            run: format!("{:08x}", RandomState::new().build_hasher().finish() & 0xffff_ffff),
+            namespace: args.namespace.clone(),
+            image,
+            tolerations: agent.ok().flatten().map(|agent| agent.tolerations).unwrap_or_default(),
+            timeout: args.timeout,
+            arguments: super::what(args),
+        };
+        let namespace = Namespace::ensure(&client, &args.namespace).await?;
+        let pods = Pods::new(client.clone(), settings, planned, args.keep);
+        pods.remove_old().await?;
+        let played = play(&mut run, &pods, &stopped).await;
+        left = run
+            .left()
+            .iter()
+            .map(|(number, why)| (pods.name(*number), why.clone()))
+            .collect();
+        if left.is_empty() && !args.keep {
+            namespace.leave(pods.run()).await;
+        }
+        if args.keep {
+            say(&format!(
+                "note: the pods are kept; look at them, and delete them: kubectl -n {} delete pods -l {RUN_LABEL}={}",
+                args.namespace,
+                pods.run()
+            ))?;
+        }
+        played?;
+    }
+    let summary = Summary::new(run.results());
+    match args.output {
+        SmokeOutput::Json => printer::json(&summary)?,
+        SmokeOutput::Table => printer::print(&summary.text())?,
+    }
+    for (name, why) in left {
+        say(&format!(
+            "warning: the pod {0}/{name} may still exist ({why}); delete it: kubectl -n {0} delete pod {name}",
+            args.namespace
+        ))?;
+    }
+    Ok(summary.exit_status())
+}
+
+/// Send the requests of the run until it is over.
+async fn play(run: &mut Run, pods: &Pods, stopped: &CancellationToken) -> anyhow::Result<()> {
+    let began = Instant::now();
+    let now = || u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let bar = Bar::new();
+    let mut watch = pin!(pods.watch());
+    let mut work = FuturesUnordered::new();
+    let mut objects: BTreeMap<usize, DynamicObject> = BTreeMap::new();
+    let (mut is_stopped, mut trouble) = (false, None);
+    let mut event = Event::Time;
+    loop {
+        for action in run.step(now(), event) {
+            work.push(match action {
+                Action::Create(number) => pods.create(number).boxed(),
+                Action::Delete(number) => pods.delete(number).boxed(),
+                Action::Explain(numbers) => {
+                    let waiting: Vec<(usize, DynamicObject)> = numbers
+                        .into_iter()
+                        .filter_map(|number| Some((number, objects.get(&number)?.clone())))
+                        .collect();
+                    pods.explain(waiting).boxed()
+                }
+            });
+        }
+        if run.is_over() {
+            break;
+        }
+        bar.show(|| {
+            let (done, all) = run.progress();
+            format!("{done} of {all} GPUs done, {} pods", run.pods())
+        });
+        let due = run.next_ms().map_or(Duration::from_secs(3600), |due| {
+            Duration::from_millis(due.saturating_sub(now()))
+        });
+        event = tokio::select! {
+            biased;
+            () = stopped.cancelled(), if !is_stopped => {
+                is_stopped = true;
+                Event::Stop
+            }
+            Some(done) = work.next() => done,
+            Some(change) = watch.next() => match change {
+                Change::Pod(number, object) => {
+                    let seen = Pods::seen(&object);
+                    objects.insert(number, *object);
+                    Event::Seen(number, seen)
+                }
+                Change::Gone(number) => {
+                    objects.remove(&number);
+                    Event::Gone(number)
+                }
+                Change::Forbidden(error) => {
+                    trouble = Some(error);
+                    Event::Stop
+                }
+            },
+            () = tokio::time::sleep(due) => Event::Time,
+        };
+    }
+    bar.clear();
+    trouble.map_or(Ok(()), |error| Err(pods.forbidden("watched", &error)))
+}

@@ -1,0 +1,36 @@
+//! The agent's DaemonSet, which says what the pods need to run on the nodes with GPUs.
+
+use divvy_kube::Error;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use kube::api::{Api, ListParams};
+use serde_json::{Value, json};
+
+/// The labels of the agent's DaemonSet in the chart.
+pub(super) const AGENT: &str = "app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent";
+
+/// What the pods take from the agent.
+pub(super) struct Agent {
+    /// The image, which all nodes with an agent have.
+    pub(super) image: String,
+    /// The tolerations.
+    pub(super) tolerations: Value,
+}
+
+/// Read the agent's DaemonSet; `None` if there is none.
+pub(super) async fn read(client: &kube::Client) -> Result<Option<Agent>, Error> {
+    let api: Api<DaemonSet> = Api::all(client.clone());
+    // Any user who may create DaemonSets can use the same labels. So limit the list.
+    let params = ListParams::default().labels(AGENT).limit(20);
+    let list = api
+        .list(&params)
+        .await
+        .map_err(|source| Error::api("the DaemonSets could not be listed", source))?;
+    Ok(list.items.into_iter().find_map(|set| {
+        let spec = set.spec.template.spec?;
+        let container = spec.containers.iter().find(|container| container.name == "agent")?;
+        Some(Agent {
+            image: container.image.clone()?,
+            tolerations: json!(spec.tolerations.unwrap_or_default()),
+        })
+    }))
+}

@@ -1,0 +1,231 @@
+//! The requests about the pods of a run.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use divvy_explainer::from_objects;
+use divvy_explainer::read_cluster::read_without_waiting;
+use divvy_kube::in_words;
+use divvy_kube::objects::{self, PodObject};
+use divvy_model::MemoryUnit;
+use divvy_smoke_run::{Event, Planned, RUN_LABEL, Seen, Settings};
+use futures::{Stream, StreamExt as _, stream};
+use jiff::{SignedDuration, Timestamp};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::watcher::{self, Event as Watched};
+use serde_json::Value;
+
+use crate::printer;
+use crate::why::{self, Style};
+
+/// The time limit for one request.
+const ANSWER: Duration = Duration::from_secs(15);
+/// The time limit for reading the cluster.
+const READ: Duration = Duration::from_secs(120);
+/// The age of the pods that a run left behind when it was killed. A run that is still at work has younger ones.
+const OLD: SignedDuration = SignedDuration::from_hours(1);
+/// The number of pods of earlier runs to look at.
+const MOST_OLD: u32 = 200;
+
+/// What the watch reports.
+pub(super) enum Change {
+    /// A pod is new, or has changed.
+    Pod(usize, Box<DynamicObject>),
+    /// A pod is gone.
+    Gone(usize),
+    /// The user may not watch pods.
+    Forbidden(kube::Error),
+}
+
+/// The pods of a run.
+pub(super) struct Pods {
+    api: Api<DynamicObject>,
+    client: kube::Client,
+    settings: Settings,
+    planned: Vec<Planned>,
+    is_kept: bool,
+    /// Whether a manifest was shown. One is enough: those of the other pods are alike.
+    has_shown: AtomicBool,
+}
+
+impl Pods {
+    pub(super) fn new(client: kube::Client, settings: Settings, planned: Vec<Planned>, is_kept: bool) -> Pods {
+        Pods {
+            api: Api::namespaced_with(client.clone(), &settings.namespace, &objects::pods()),
+            client,
+            settings,
+            planned,
+            is_kept,
+            has_shown: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn name(&self, number: usize) -> String {
+        self.settings.name(number)
+    }
+
+    pub(super) fn run(&self) -> &str {
+        &self.settings.run
+    }
+
+    /// Read a pod's object.
+    pub(super) fn seen(object: &DynamicObject) -> Seen {
+        Seen::of(&serde_json::to_value(object).unwrap_or(Value::Null))
+    }
+
+    /// Return the error for a user who lacks rights on the pods.
+    pub(super) fn forbidden(&self, what: &str, error: &kube::Error) -> anyhow::Error {
+        anyhow::anyhow!(
+            "the pods in namespace {0} could not be {what}: {1}; you need the rights to list, watch, create, and delete pods there: kubectl auth can-i create pods -n {0}",
+            self.settings.namespace,
+            in_words(error)
+        )
+    }
+
+    /// Remove the pods of runs that were killed.
+    pub(super) async fn remove_old(&self) -> anyhow::Result<()> {
+        let params = ListParams::default().labels(RUN_LABEL).limit(MOST_OLD);
+        let list = tokio::time::timeout(ANSWER, self.api.list_metadata(&params)).await;
+        let list = list
+            .map_err(|_| anyhow::anyhow!("the API server did not answer within {} s", ANSWER.as_secs()))?
+            .map_err(|error| self.forbidden("listed", &error))?;
+        let old = Timestamp::now() - OLD;
+        for object in list.items {
+            let is_old = object.metadata.creation_timestamp.is_some_and(|created| created.0 < old);
+            let Some(name) = object.metadata.name.filter(|_| is_old) else {
+                continue;
+            };
+            if let Err(error) = self.api.delete(&name, &DeleteParams::default()).await {
+                tracing::warn!("the pod {name} of an earlier run could not be deleted: {}", in_words(&error));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn create(&self, number: usize) -> Event {
+        let Some((target, Ok(ask))) = self.planned.get(number).map(|planned| (&planned.target, &planned.ask)) else {
+            return Event::Unclear(number, "it is not to be tried".to_owned());
+        };
+        let manifest = self.settings.pod(number, target, *ask);
+        let object: DynamicObject = match serde_json::from_value(manifest.clone()) {
+            Ok(object) => object,
+            Err(error) => return Event::Unclear(number, error.to_string()),
+        };
+        match tokio::time::timeout(ANSWER, self.api.create(&PostParams::default(), &object)).await {
+            Ok(Ok(_)) => Event::Created(number),
+            // With these codes the API server has changed nothing.
+            Ok(Err(error @ kube::Error::Api(_))) if has_changed_nothing(&error) => {
+                let is_first = !self.has_shown.swap(true, Ordering::Relaxed);
+                let tried = is_first.then(|| printer::yaml_text(&manifest).ok()).flatten();
+                Event::Refused {
+                    number,
+                    why: format!("the API server refused the pod: {}", in_words(&error)),
+                    tried: tried.map(|yaml| format!("This was tried:\n{yaml}")),
+                }
+            }
+            Ok(Err(error)) => Event::Unclear(number, in_words(&error)),
+            Err(_) => Event::Unclear(number, format!("no answer within {} s", ANSWER.as_secs())),
+        }
+    }
+
+    pub(super) async fn delete(&self, number: usize) -> Event {
+        if self.is_kept {
+            return Event::Deleted(number);
+        }
+        let name = self.name(number);
+        match tokio::time::timeout(ANSWER, self.api.delete(&name, &DeleteParams::default())).await {
+            Ok(Ok(_)) => Event::Deleted(number),
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Event::Deleted(number),
+            Ok(Err(error)) => Event::Undeletable(number, in_words(&error)),
+            Err(_) => Event::Undeletable(number, format!("no answer within {} s", ANSWER.as_secs())),
+        }
+    }
+
+    /// Explain why these pods wait, as `divvy why` does. The cluster is read once.
+    pub(super) async fn explain(&self, waiting: Vec<(usize, DynamicObject)>) -> Event {
+        let read = tokio::time::timeout(READ, read_without_waiting(&self.client, MemoryUnit::GIB)).await;
+        let snapshot = match read {
+            Ok(Ok(reading)) => reading.snapshot,
+            // The scheduler's own message remains.
+            Ok(Err(error)) => {
+                tracing::debug!("{error}");
+                return Event::Explained(Vec::new());
+            }
+            Err(_) => return Event::Explained(Vec::new()),
+        };
+        let answers = waiting.into_iter().filter_map(|(number, object)| {
+            let object: PodObject = serde_json::from_value(serde_json::to_value(object).ok()?).ok()?;
+            let wants = from_objects::wants(&object).ok()?;
+            let answer = divvy_why::answer(&snapshot, &wants, false);
+            Some((number, why::text(&answer, Style::default())))
+        });
+        Event::Explained(answers.collect())
+    }
+
+    /// Watch the pods of this run.
+    pub(super) fn watch(&self) -> impl Stream<Item = Change> + use<'_> {
+        let config = watcher::Config::default().labels(&format!("{RUN_LABEL}={}", self.settings.run));
+        // The pods that the watch knows, and those of a list that is under way.
+        let (mut known, mut listed) = (BTreeSet::new(), BTreeSet::new());
+        let number = |object: &DynamicObject| self.settings.number(object.metadata.name.as_deref()?);
+        let events = watcher::watcher(self.api.clone(), config).default_backoff();
+        events.flat_map(move |event| {
+            let changes: Vec<Change> = match event {
+                Ok(Watched::Init) => {
+                    listed.clear();
+                    Vec::new()
+                }
+                Ok(Watched::InitApply(object) | Watched::Apply(object)) => match number(&object) {
+                    Some(number) => {
+                        known.insert(number);
+                        listed.insert(number);
+                        vec![Change::Pod(number, Box::new(object))]
+                    }
+                    None => Vec::new(),
+                },
+                // What the list lacks went while nothing was watched.
+                Ok(Watched::InitDone) => {
+                    let gone: Vec<usize> = known.difference(&listed).copied().collect();
+                    known.retain(|number| listed.contains(number));
+                    gone.into_iter().map(Change::Gone).collect()
+                }
+                Ok(Watched::Delete(object)) => match number(&object) {
+                    Some(number) => {
+                        known.remove(&number);
+                        vec![Change::Gone(number)]
+                    }
+                    None => Vec::new(),
+                },
+                Err(error) => refusal(error).map(Change::Forbidden).into_iter().collect(),
+            };
+            stream::iter(changes)
+        })
+    }
+}
+
+fn has_changed_nothing(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 400 | 401 | 403 | 404 | 409 | 422 | 429))
+}
+
+/// Return the API server's answer that the user lacks a right. The watch repeats after every other error.
+fn refusal(error: watcher::Error) -> Option<kube::Error> {
+    let source = match error {
+        watcher::Error::InitialListFailed(source)
+        | watcher::Error::WatchStartFailed(source)
+        | watcher::Error::WatchFailed(source) => source,
+        watcher::Error::WatchError(status) => kube::Error::Api(status),
+        other => {
+            tracing::debug!("{other}");
+            return None;
+        }
+    };
+    match &source {
+        kube::Error::Api(status) if matches!(status.code, 401 | 403) => Some(source),
+        _ => {
+            tracing::debug!("{}", in_words(&source));
+            None
+        }
+    }
+}

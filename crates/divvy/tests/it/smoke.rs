@@ -1,0 +1,592 @@
+//! `divvy smoke` on the embedded cluster. Its kubelets run no images, so a listener ends each container with the report that the program would write.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use divvy_model::{Allocation, names};
+use divvy_smoke_report::{Gpu, Id, Report, Step};
+use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, PatchKind, Right, Rule};
+use divvy_testbed::builders::pod;
+use divvy_testbed::scenario::{Cluster as _, Fault};
+use jiff::{SignedDuration, Timestamp};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::bed::Bed;
+use crate::chart::admission::Policy;
+use crate::cli::{beside, command, divvy, stderr, stdout};
+
+const NAMESPACE: &str = "divvy-smoke";
+
+/// Create the agent's DaemonSet as the chart does, as far as `divvy smoke` reads it.
+fn install(api: &ApiServer) {
+    api.create("namespaces", json!({"metadata": {"name": "divvy-system"}}))
+        .expect("a namespace");
+    let labels = json!({"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "agent"});
+    let spec = json!({"tolerations": [{"key": "gpus", "operator": "Exists"}], "containers": [{"name": "agent", "image": "divvy.test/divvy:1"}]});
+    let set = json!({
+        "metadata": {"name": "divvy-agent", "namespace": "divvy-system", "labels": labels},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    });
+    api.create("daemonsets.apps", set).expect("a DaemonSet");
+}
+
+fn report(uuid: &str, steps: Vec<Step>) -> Report {
+    let gpu = Gpu {
+        uuid: uuid.to_owned(),
+        name: "NVIDIA A100-SXM4-40GB".to_owned(),
+        ..Gpu::default()
+    };
+    Report::new(Some(gpu), steps)
+}
+
+fn good(uuid: &str) -> Report {
+    report(
+        uuid,
+        vec![
+            Step::pass(Id::S01, "driver", 0),
+            Step::pass(Id::S02, "50000 elements", 200_000),
+        ],
+    )
+}
+
+fn bad(uuid: &str) -> Report {
+    let wrong = Step::fail(
+        Id::S03,
+        "byte 0x10 has 0xfe instead of 0xff",
+        "results on this GPU are wrong",
+        "drain the node",
+    );
+    report(uuid, vec![Step::pass(Id::S01, "driver", 0), wrong])
+}
+
+fn pods(bed: &Bed) -> Vec<Value> {
+    bed.api().list("pods", NAMESPACE).expect("listed")
+}
+
+fn has_namespace(bed: &Bed) -> bool {
+    bed.api().get("namespaces", "", NAMESPACE).is_ok()
+}
+
+/// End the running containers of tests with what `result` says about the GPU that was allocated: a status and a termination message.
+fn answer(bed: &Bed, nodes: &[&str], result: impl Fn(&str) -> Option<(i32, String)>) {
+    for name in nodes {
+        for view in bed.node(name).containers() {
+            if view.namespace != NAMESPACE || !view.is_running() {
+                continue;
+            }
+            let Ok(pod) = bed.api().get("pods", NAMESPACE, &view.pod) else {
+                continue;
+            };
+            let text = pod["metadata"]["annotations"][names::ALLOCATION]
+                .as_str()
+                .expect("an allocation");
+            let allocation = Allocation::parse(text).expect("legal");
+            if let Some((code, message)) = result(&allocation.gpus[0].uuid) {
+                bed.node(name).end_container(&view.id, code, Some(message));
+            }
+        }
+    }
+}
+
+fn reported(report: &Report) -> (i32, String) {
+    (i32::from(report.result.exit_status()), report.json())
+}
+
+/// Run the command while the nodes answer.
+async fn smoke(
+    bed: &Bed,
+    args: &[&str],
+    nodes: &[&str],
+    result: impl Fn(&str) -> Option<(i32, String)>,
+) -> (Option<i32>, String, String) {
+    let kubeconfig = bed.cluster.kubeconfig();
+    smoke_with(bed, &kubeconfig, args, nodes, result).await
+}
+
+/// Run the command as [`smoke`] does, with this kubeconfig.
+async fn smoke_with(
+    bed: &Bed,
+    kubeconfig: &Path,
+    args: &[&str],
+    nodes: &[&str],
+    result: impl Fn(&str) -> Option<(i32, String)>,
+) -> (Option<i32>, String, String) {
+    let kubeconfig = kubeconfig.display().to_string();
+    let all = [&["smoke", "--kubeconfig", &kubeconfig], args].concat();
+    let mut running = Box::pin(beside(&all, &[]));
+    loop {
+        tokio::select! {
+            output = &mut running => return (output.status.code(), stdout(&output), stderr(&output)),
+            () = tokio::time::sleep(Duration::from_millis(10)) => answer(bed, nodes, &result),
+        }
+    }
+}
+
+/// Replace what differs between runs: UUIDs, the run's id, and times.
+fn steady(text: &str, bed: &Bed) -> String {
+    let mut text = text.to_owned();
+    for node in ["n1", "n2"] {
+        let Some(machine) = bed.cluster.machines().node(node) else {
+            continue;
+        };
+        for index in 0..machine.gpus.len() {
+            text = text.replace(&machine.gpu_uuid(index), &format!("GPU-{node}-{index}"));
+        }
+    }
+    let words = text.split_inclusive(' ').map(|word| {
+        let time = word
+            .trim_end()
+            .strip_suffix('s')
+            .and_then(|number| number.parse::<f64>().ok());
+        if time.is_some() {
+            word.replace(word.trim_end(), "0.1s")
+        } else {
+            word.to_owned()
+        }
+    });
+    let lines: String = words.collect();
+    let lines = lines.lines().map(|line| match line.rsplit_once(' ') {
+        Some((rest, time)) if time.strip_suffix('s').is_some_and(|number| number.parse::<f64>().is_ok()) => {
+            format!("{rest} 0.1s\n")
+        }
+        _ => format!("{line}\n"),
+    });
+    lines.collect()
+}
+
+#[tokio::test]
+async fn the_table_shows_each_gpu_of_the_cluster_and_nothing_is_left() {
+    let mut bed = Bed::new(&[&[16, 16], &[16, 16]]).await;
+    install(bed.api());
+    let gpus = bed.cluster.machines().node("n2").expect("a machine").clone();
+    let (wrong, full) = (gpus.gpu_uuid(0), gpus.gpu_uuid(1));
+    bed.create(&pod("neighbour").gpu_mem(16).annotation(names::GPU_UUID, &full));
+    bed.running("neighbour").await;
+    bed.cluster.fault("n1", 1, Fault::Dies { xid: 79 }).await.expect("told");
+    bed.until("the inventory to say so", async |bed: &Bed| {
+        match bed.inventory("n1").gpus[1].health {
+            divvy_model::Health::Ok => Err("ok".to_owned()),
+            _ => Ok(()),
+        }
+    })
+    .await;
+    let result = |uuid: &str| Some(reported(&if uuid == wrong { bad(uuid) } else { good(uuid) }));
+    let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1", "n2"], result).await;
+    assert_eq!(status, Some(2), "{text}{errors}");
+    insta::assert_snapshot!(steady(&text, &bed));
+    assert_eq!(pods(&bed), [Value::Null; 0]);
+    assert!(!has_namespace(&bed));
+
+    let (status, text, errors) = smoke(&bed, &["--node", "n1", "--gpu", "0", "-o", "json"], &["n1"], result).await;
+    assert_eq!(status, Some(0), "{text}{errors}");
+    let json: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(
+        (&json["result"], json["gpus"].as_array().map(Vec::len)),
+        (&json!("PASS"), Some(1))
+    );
+    assert_eq!(json["gpus"][0]["report"]["steps"][1]["id"], "S02");
+
+    // Only what a node reports about the right GPU counts.
+    let other = |_: &str| Some(reported(&good("GPU-other")));
+    let (status, text, _) = smoke(&bed, &["--node", "n1", "--gpu", "0"], &["n1"], other).await;
+    assert!(
+        status == Some(2) && text.contains("the container got GPU GPU-other"),
+        "{text}"
+    );
+    let nonsense = |_: &str| Some((0, "Test PASSED\u{1b}[2J".to_owned()));
+    let (status, text, _) = smoke(&bed, &["--node", "n1", "--gpu", "0"], &["n1"], nonsense).await;
+    assert!(
+        status == Some(3) && text.contains("this is not a report of divvy-smoke") && !text.contains('\u{1b}'),
+        "{text}"
+    );
+    bed.cluster.fault("n1", 1, Fault::Recovers).await.expect("told");
+}
+
+#[tokio::test]
+async fn pods_pass_the_charts_policies_and_go_through_scheduler_and_extender() {
+    let bed = Bed::new(&[&[16, 16]]).await;
+    install(bed.api());
+    let kubeconfig = bed.cluster.kubeconfig().display().to_string();
+    let args = ["smoke", "--all-nodes", "--kubeconfig", &kubeconfig];
+    let mut running = Box::pin(beside(&args, &[]));
+    let bound = bed.until("both pods to run", async |bed: &Bed| {
+        let found = pods(bed);
+        let runs = |pod: &&Value| pod["status"]["phase"] == "Running";
+        match found.iter().filter(runs).count() {
+            2 => Ok(found),
+            _ => Err(format!("{found:?}")),
+        }
+    });
+    let found = tokio::select! {
+        found = bound => found,
+        output = &mut running => panic!("{}{}", stdout(&output), stderr(&output)),
+    };
+    let policies = ["divvy-request", "divvy-allocation"].map(Policy::of_chart);
+    let mut gpus = BTreeSet::new();
+    for pod in &found {
+        let mut asked = pod.clone();
+        let annotations = asked["metadata"]["annotations"].as_object_mut().expect("annotations");
+        annotations.retain(|key, _| key == names::GPU_UUID);
+        for policy in &policies {
+            assert_eq!(policy.refusals(&asked, &Value::Null, "jane"), [""; 0]);
+        }
+        let text = pod["metadata"]["annotations"][names::ALLOCATION]
+            .as_str()
+            .expect("the extender's allocation");
+        let allocation = Allocation::parse(text).expect("legal");
+        assert_eq!(
+            pod["metadata"]["annotations"][names::GPU_UUID],
+            allocation.gpus[0].uuid.as_str()
+        );
+        gpus.insert(allocation.gpus[0].uuid.clone());
+        assert_eq!(pod["spec"]["containers"][0]["image"], "divvy.test/divvy:1");
+        assert_eq!(pod["spec"]["tolerations"][0]["key"], "gpus");
+    }
+    assert_eq!(gpus.len(), 2, "each GPU has its own pod");
+    let output = loop {
+        tokio::select! {
+            output = &mut running => break output,
+            () = tokio::time::sleep(Duration::from_millis(10)) => answer(&bed, &["n1"], |uuid| Some(reported(&good(uuid)))),
+        }
+    };
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[tokio::test]
+async fn ctrl_c_takes_the_pods_along() {
+    let bed = Bed::new(&[&[16, 16]]).await;
+    install(bed.api());
+    // The kubelet's own deletion, after the containers have ended, takes as long.
+    let slow = Effect::Latency(Duration::from_millis(700));
+    bed.api()
+        .faults()
+        .add(Rule::new(Match::any().verb("delete").resource("pods"), slow));
+    for signal in [Signal::INT, Signal::TERM] {
+        let kubeconfig = bed.cluster.kubeconfig().display().to_string();
+        let mut command = command(&["smoke", "--all-nodes", "--kubeconfig", &kubeconfig], &[]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = tokio::process::Command::from(command).spawn().expect("it starts");
+        bed.until("two pods", async |bed: &Bed| match pods(bed).len() {
+            2 => Ok(()),
+            count => Err(format!("{count} pods")),
+        })
+        .await;
+        let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed())).expect("it runs");
+        kill_process(pid, signal).expect("the signal is sent");
+        let ended = tokio::time::timeout(Duration::from_secs(20), child.wait_with_output()).await;
+        let output = ended.expect("it ends").expect("it ran");
+        let text = stdout(&output);
+        assert_eq!(output.status.code(), Some(3), "{text}{}", stderr(&output));
+        assert_eq!(text.matches("stopped before the test had ended").count(), 2, "{text}");
+        assert_eq!(pods(&bed), [Value::Null; 0]);
+        assert!(!has_namespace(&bed));
+    }
+}
+
+#[tokio::test]
+async fn what_a_killed_run_left_is_removed_by_a_later_one() {
+    let hours_ago = Arc::new(AtomicI64::new(0));
+    let shown = hours_ago.clone();
+    let clock = Clock::new(move || Timestamp::now() - SignedDuration::from_hours(shown.load(Ordering::SeqCst)));
+    let bed = Bed::at(&[&[16]], clock, |_| {}).await;
+    install(bed.api());
+    let kubeconfig = bed.cluster.kubeconfig().display().to_string();
+    let mut command = command(&["smoke", "--all-nodes", "--kubeconfig", &kubeconfig], &[]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = tokio::process::Command::from(command).spawn().expect("it starts");
+    let left = bed
+        .until("a pod", async |bed: &Bed| pods(bed).pop().ok_or_else(|| "no pod".to_owned()))
+        .await;
+    child.kill().await.expect("killed");
+    // The kubelet ends it.
+    assert_eq!(left["spec"]["activeDeadlineSeconds"], 150);
+    let name = left["metadata"]["name"].as_str().expect("a name");
+
+    // A run that is still at work may own it.
+    let result = |uuid: &str| Some(reported(&good(uuid)));
+    let (status, _, errors) = smoke(&bed, &["--all-nodes"], &["n1"], result).await;
+    assert_eq!(status, Some(0), "{errors}");
+    assert!(bed.api().get("pods", NAMESPACE, name).is_ok() && has_namespace(&bed));
+
+    let options = DeleteOptions {
+        grace_period_s: Some(0),
+        ..DeleteOptions::default()
+    };
+    bed.api().delete("pods", NAMESPACE, name, &options).expect("deleted");
+    let mut old = left.clone();
+    old["metadata"] = json!({
+        "name": name, "namespace": NAMESPACE, "labels": left["metadata"]["labels"], "creationTimestamp": "2020-01-01T00:00:00Z",
+    });
+    old["spec"].as_object_mut().expect("a spec").remove("nodeName");
+    old["spec"]["schedulerName"] = "nobody".into();
+    hours_ago.store(2, Ordering::SeqCst);
+    bed.api().create("pods", old).expect("created");
+    hours_ago.store(0, Ordering::SeqCst);
+    let (status, _, errors) = smoke(&bed, &["--all-nodes"], &["n1"], result).await;
+    assert_eq!(status, Some(0), "{errors}");
+    assert_eq!(pods(&bed), [Value::Null; 0]);
+    assert!(!has_namespace(&bed));
+}
+
+#[tokio::test]
+async fn a_pod_that_waits_is_explained_as_by_why() {
+    let bed = Bed::new(&[&[16]]).await;
+    install(bed.api());
+    // The scheduler refuses the pod for a reason that the plan does not know.
+    let taint = json!({"spec": {"taints": [{"key": "maintenance", "value": "yes", "effect": "NoSchedule"}]}});
+    bed.api().patch("nodes", "", "n1", PatchKind::Merge, &taint).expect("patched");
+    let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
+    assert_eq!(status, Some(3), "{text}{errors}");
+    for part in [
+        "ERROR n1 GPU 0",
+        "no node took the pod: 0/1 nodes are available",
+        "Pod divvy-smoke/divvy-smoke-",
+        "maintenance",
+    ] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    assert_eq!(pods(&bed), [Value::Null; 0]);
+}
+
+#[tokio::test]
+async fn nodes_that_take_no_pods_are_skipped_and_no_pod_is_made() {
+    let bed = Bed::new(&[&[16]]).await;
+    install(bed.api());
+    let cordon = json!({"spec": {"unschedulable": true}});
+    bed.api()
+        .patch("nodes", "", "n1", PatchKind::Merge, &cordon)
+        .expect("patched");
+    let creations = bed
+        .api()
+        .faults()
+        .add(Rule::new(Match::any().verb("create"), Effect::Latency(Duration::ZERO)));
+    let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
+    assert_eq!(status, Some(3), "{text}{errors}");
+    assert!(text.contains("the node is cordoned; kubectl uncordon n1"), "{text}");
+    assert_eq!(bed.api().faults().fired(creations), 0);
+}
+
+#[tokio::test]
+async fn a_refused_pod_is_shown_with_what_was_tried() {
+    let bed = Bed::new(&[&[16, 16]]).await;
+    install(bed.api());
+    let refuse = Effect::Refuse {
+        code: 403,
+        retry_after_s: None,
+    };
+    bed.api()
+        .faults()
+        .add(Rule::new(Match::any().verb("create").resource("pods"), refuse));
+    let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
+    assert_eq!(status, Some(3), "{text}{errors}");
+    assert_eq!(
+        text.matches("the API server refused the pod: forbidden (a fault on request) (403 Forbidden)")
+            .count(),
+        2,
+        "{text}"
+    );
+    assert_eq!(text.matches("This was tried:\n").count(), 1, "{text}");
+    assert!(
+        text.contains("  runAsNonRoot: true") && text.contains("aliyun.com/gpu-mem"),
+        "{text}"
+    );
+    assert!(!has_namespace(&bed));
+}
+
+#[tokio::test]
+async fn a_user_without_rights_gets_a_sentence() {
+    let bed = Bed::new(&[&[16]]).await;
+    install(bed.api());
+    let api = bed.api();
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("kubeconfig");
+    let url = bed.cluster.api_url();
+    let address = url.trim_start_matches("http://").split('/').next().expect("a host");
+    let text = api.kubeconfig_for(address.parse().expect("an address"), "ann");
+    std::fs::write(&file, text).expect("written");
+    let as_ann = async || {
+        let passes = |uuid: &str| Some(reported(&good(uuid)));
+        let (status, text, errors) = smoke_with(&bed, &file, &["--all-nodes"], &["n1"], passes).await;
+        (status, format!("{text}{errors}"))
+    };
+    api.rights().limit("ann");
+    let right = |verbs: &[&str], resource: &str| api.rights().grant("ann", Right::new(verbs, resource));
+    let (status, text) = as_ann().await;
+    assert!(
+        status == Some(3) && text.contains("divvy-viewer") && text.contains("divvy smoke --here needs no rights"),
+        "{text}"
+    );
+    right(&["list"], "nodes");
+    right(&["list"], "pods");
+    let (status, text) = as_ann().await;
+    assert!(
+        status == Some(3) && text.contains("the agent's image could not be read") && text.contains("--image"),
+        "{text}"
+    );
+    right(&["list"], "daemonsets.apps");
+    right(&["get"], "namespaces");
+    let (status, text) = as_ann().await;
+    assert!(
+        status == Some(3)
+            && text.contains("there is no namespace divvy-smoke")
+            && text.contains("kubectl create namespace divvy-smoke"),
+        "{text}"
+    );
+    right(&["create", "delete"], "namespaces");
+    let (status, text) = as_ann().await;
+    assert!(status == Some(3) && text.contains("the API server refused the pod"), "{text}");
+    right(&["create", "delete"], "pods");
+    let (status, text) = as_ann().await;
+    assert!(
+        status == Some(3) && text.contains("the pods in namespace divvy-smoke could not be watched"),
+        "{text}"
+    );
+    assert!(text.contains("kubectl auth can-i create pods -n divvy-smoke"), "{text}");
+    right(&["watch"], "pods");
+    let (status, text) = as_ann().await;
+    assert_eq!(status, Some(0), "{text}");
+}
+
+#[tokio::test]
+async fn wrong_names_and_missing_parts_are_told() {
+    let bed = Bed::new(&[&[16, 16]]).await;
+    let mut texts = BTreeMap::new();
+    for args in [
+        &["--node", "n9"][..],
+        &["--all-nodes", "--gpu", "7"],
+        &["--all-nodes", "--gpu", "GPU-"],
+        &["--all-nodes"],
+    ] {
+        let (status, text, errors) = smoke(&bed, args, &["n1"], |_| None).await;
+        assert_eq!(status, Some(3), "{text}");
+        texts.insert(args.join(" "), steady(&errors, &bed));
+    }
+    install(bed.api());
+    // The namespace stays while a pod in it ends.
+    bed.api()
+        .create("namespaces", json!({"metadata": {"name": NAMESPACE}}))
+        .expect("created");
+    let slow = pod("slow")
+        .namespace(NAMESPACE)
+        .gpu_mem(1)
+        .args(&["run", "--ignore-term"])
+        .grace_seconds(600);
+    bed.create(&slow);
+    bed.until("the pod to run", async |bed: &Bed| {
+        let found = pods(bed);
+        match found.first().is_some_and(|pod| pod["status"]["phase"] == "Running") {
+            true => Ok(()),
+            false => Err(format!("{found:?}")),
+        }
+    })
+    .await;
+    bed.api()
+        .delete("namespaces", "", NAMESPACE, &DeleteOptions::default())
+        .expect("begun");
+    let (status, _, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
+    assert_eq!(status, Some(3));
+    texts.insert("a namespace that is being deleted".to_owned(), errors);
+    let shown: Vec<String> = texts
+        .into_iter()
+        .map(|(what, text)| format!("{what}\n  {}", text.trim_end()))
+        .collect();
+    insta::assert_snapshot!(shown.join("\n"));
+}
+
+#[test]
+fn a_wrong_command_line_is_refused() {
+    for (args, part) in [
+        (&[][..], "--all-nodes|--node <NODE>|--here|--docker|--nerdctl|--podman"),
+        (&["--all-nodes", "--node", "n1"], "cannot be used with"),
+        (&["--here", "--share", "2"], "cannot be used with"),
+        (&["--all-nodes", "--share", "0"], "0 is not in"),
+        (&["--all-nodes", "--share", "2", "--whole"], "cannot be used with"),
+        (&["--all-nodes", "--parallel", "0"], "0 is not in 1..=256"),
+        (&["--all-nodes", "--timeout", "0s"], "write a time from 1s to 60m"),
+        (&["--all-nodes", "-n", "A B"], "lower-case letters"),
+        (&["--all-nodes", "--device", "x"], "cannot be used with"),
+        (&["--podman", "--gpus", "all"], "cannot be used with"),
+    ] {
+        let output = divvy(&[&["smoke"], args].concat(), &[]);
+        assert!(
+            output.status.code() == Some(2) && stderr(&output).contains(part),
+            "{args:?}: {}",
+            stderr(&output)
+        );
+    }
+}
+
+/// Make a program that prints its arguments and ends with status 7.
+fn program(directory: &Path, name: &str) -> String {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = directory.join(name);
+    std::fs::write(&path, "#!/bin/sh\necho \"$@\"\nexit 7\n").expect("written");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    path.display().to_string()
+}
+
+#[test]
+fn on_this_machine_the_programs_output_and_exit_status_are_those_of_the_command() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let smoke = program(directory.path(), "divvy-smoke");
+    program(directory.path(), "docker");
+    let path = directory.path().display().to_string();
+    let output = divvy(&["smoke", "--here", "--program", &smoke, "--steps", "S02"], &[]);
+    assert_eq!(
+        (output.status.code(), stdout(&output).as_str()),
+        (Some(7), "here --timeout 120000ms --steps S02\n")
+    );
+    let search = format!("{path}:/usr/bin:/bin");
+    let output = divvy(&["smoke", "--docker"], &[("PATH", &search)]);
+    assert!(
+        output.status.code() == Some(7) && stdout(&output).starts_with("run --rm"),
+        "{}",
+        stdout(&output)
+    );
+    let output = divvy(&["smoke", "--podman"], &[("PATH", &path)]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(
+        stderr(&output).contains("podman could not be started; install the engine, or choose another one"),
+        "{}",
+        stderr(&output)
+    );
+    let output = divvy(&["smoke", "--here", "--program", "/nowhere/divvy-smoke"], &[]);
+    assert!(
+        output.status.code() == Some(3) && stderr(&output).contains("name its path with --program"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn doctor_ends_with_how_to_prove_it_and_with_smoke_proves_it() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let smoke = program(directory.path(), "divvy-smoke");
+    let text = stdout(&divvy(&["doctor"], &[]));
+    assert!(
+        text.ends_with("\nTo prove that a GPU computes: divvy smoke --here.\n"),
+        "{text}"
+    );
+    let output = divvy(&["doctor", "--only", "K01", "--smoke"], &[("DIVVY_SMOKE", &smoke)]);
+    let text = stdout(&output);
+    assert!(
+        text.contains("Not run: 1 cluster check") && text.ends_with("\n\nhere --timeout 120000ms\n"),
+        "{text}"
+    );
+    // The status 7 of the program is no status of doctor.
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    let text = stdout(&divvy(&["doctor", "--only", "D01"], &[]));
+    assert!(!text.contains("divvy smoke"), "{text}");
+    for args in [&["--smoke", "--root", "/tmp"][..], &["--smoke", "-o", "json"]] {
+        let output = divvy(&[&["doctor"], args].concat(), &[]);
+        assert!(
+            output.status.code() == Some(2) && stderr(&output).contains("run divvy smoke on its own"),
+            "{args:?}"
+        );
+    }
+}
