@@ -62,7 +62,7 @@ mps:
   - {name: DIVVY_NVML_SIM, value: $CLUSTER_DIR/sim/machines.toml}
   - {name: DIVVY_NVML_SIM_NODE, value: \$(NODE_NAME)}
   - {name: DIVVY_PROBE_INTERVAL, value: 1s}
-  - {name: LD_LIBRARY_PATH, value: $CLUSTER_DIR/sim}
+  - {name: LD_LIBRARY_PATH, value: $CLUSTER_DIR/sim/lib}
   - {name: PATH, value: "$CLUSTER_DIR/\$(NODE_NAME)/nvidia/bin:/usr/bin:/bin"}
   extraVolumes:
   - {name: cluster, hostPath: {path: $CLUSTER_DIR}}
@@ -102,6 +102,9 @@ up() {
   rm -rf "$CLUSTER_DIR/sim"
   make_driver_state "$MACHINES"
   cp "$DIVVY_BIN/libdivvy_nvml_sim.so" "$CLUSTER_DIR/sim"
+  # By this name, a program finds it that is not told which library to use.
+  mkdir -p "$CLUSTER_DIR/sim/lib"
+  ln -s ../libdivvy_nvml_sim.so "$CLUSTER_DIR/sim/lib/libnvidia-ml.so.1"
   values > "$CLUSTER_DIR/install.yaml"
   kube get namespace $NAMESPACE > /dev/null 2>&1 || kube create namespace $NAMESPACE > /dev/null
   for node in $(known_nodes); do

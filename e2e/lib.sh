@@ -223,7 +223,7 @@ has_units() { # NODE: report whether the node offers GPUs
 NAMESPACE=divvy-system
 # The objects of the chart in this repository. Helm is $HELM, else the helm on the PATH, else the one that build.sh built.
 chart() { # ARGUMENT OF HELM...
-  "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template divvy "$CLUSTER_ROOT/../deploy/helm/divvy" \
+  "${HELM:-$(type -P helm || echo "$CLUSTER_BIN/helm")}" template divvy "$CLUSTER_ROOT/../deploy/helm/divvy" --skip-tests \
     --namespace $NAMESPACE --kube-version "$KUBERNETES_VERSION" "$@"
 }
 # The image that takes the place of NVIDIA's.

@@ -185,6 +185,8 @@ impl Node {
         if let Some(text) = refusal(config, failure)
             && self.facts.is_empty()
             && config.fail_on_init_error
+            // A node of the same DaemonSet may have no GPU of NVIDIA.
+            && !self.mps.for_shares
         {
             return Err(Error::Plugin(format!("error getting daemons: nvml init failed: {text}")));
         }
@@ -451,7 +453,7 @@ fn directories(path: &Path) -> Result<Vec<String>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use divvy_hardware::{GpuFacts, SNAPSHOT_VERSION, Snapshot};
+    use divvy_hardware::{Code, GpuFacts, SNAPSHOT_VERSION, Snapshot};
     use divvy_model::{MiB, MigDevice};
     use divvy_nvidia_config::{Environment, Invocation, Program};
 
@@ -461,6 +463,33 @@ mod tests {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let invocation = Invocation::parse(Program::MpsControlDaemon, "1", &arguments, &Environment::new()).expect("arguments");
         invocation.config(Some(text)).expect("a configuration").0
+    }
+
+    #[tokio::test]
+    async fn without_a_driver_only_the_daemon_for_shares_waits() {
+        for for_shares in [true, false] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let at = |name: &str| directory.path().join(name);
+            let surroundings = Surroundings {
+                probe: at("probe"),
+                probe_dir: at("private"),
+                sockets: at("sockets"),
+                cdi_dir: at("cdi"),
+                root: at("root"),
+                mps: Mps {
+                    root: at("mps"),
+                    for_shares,
+                    ..Mps::below(Path::new("/"))
+                },
+                pace: Pace::default(),
+                metrics: None,
+                events: None,
+            };
+            let mut node = Node::new(&surroundings).expect("a node");
+            let failure = Failure::new(Code::LibraryNotFound, "no library");
+            let result = node.unavailable(&config(&[], ""), &failure);
+            assert_eq!(result.is_ok(), for_shares, "{result:?}");
+        }
     }
 
     #[tokio::test]

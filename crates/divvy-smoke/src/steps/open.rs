@@ -241,7 +241,10 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
     if let Ok(index) = wanted.parse::<usize>() {
         return match index < uuids.len() {
             true => Ok(index),
-            false => Err(Problem::Skip(format!("there is no GPU {index}; the GPUs here: {}", there_are()))),
+            false => Err(Problem::Skip(format!(
+                "there is no GPU {index}; the GPUs here: {}",
+                there_are()
+            ))),
         };
     }
     // A MIG device's UUID from CUDA has the same digits.
