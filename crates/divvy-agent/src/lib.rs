@@ -26,6 +26,7 @@ mod hardware;
 mod health_change;
 mod http;
 pub mod labels;
+mod limiting;
 mod limits;
 mod measuring;
 mod memory_in_use;

@@ -8,23 +8,19 @@ mod containers;
 mod watch;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_agent_core::Limits;
 use divvy_hardware::client::ProbeHandle;
 use divvy_hardware::protocol::{Limit, Limited};
 use divvy_hardware::{Code, Failure};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use crate::agent::Agent;
 use crate::cgroups::pod_cgroup;
-use containers::{Containers, Next};
+pub(crate) use containers::{Containers, Next};
 
 /// The time that one limit may take. While a pod's limits are set, the kubelet starts no other container of the pod.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The least time between two looks at the containers. It bounds what a container costs that makes cgroups without end.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// What sets limits.
 pub(crate) trait Driver: Sync {
@@ -60,25 +56,4 @@ pub(crate) async fn set(probe: &ProbeHandle, sys_root: &Path, limits: &Limits) -
         set.map_err(|failure| failure.text)?;
     }
     Ok(())
-}
-
-impl Agent {
-    /// Limit the containers of limited pods as soon as they have cgroups.
-    pub(crate) async fn keep_limiting_containers(self: &Arc<Self>) {
-        let mut containers = Containers::new(self.sys_root());
-        loop {
-            tokio::select! {
-                () = self.limited.notified() => containers.follow(self.limited_pods()),
-                () = containers.changed() => {}
-            }
-            let Some(probe) = self.probe() else { continue };
-            loop {
-                let next = containers.limit(probe, |is_set| self.metrics.limited_container(is_set)).await;
-                sleep(PAUSE).await;
-                if next == Next::AtChange {
-                    break;
-                }
-            }
-        }
-    }
 }

@@ -1,10 +1,10 @@
 //! `divvy-smoke` proves that a GPU computes: it runs kernels through CUDA's driver, and compares every byte of their results.
 //!
-//! The process that the user starts ([`parent`]) finds the driver's library ([`find`]), and starts the program again as a child ([`worker`])
+//! The process that the user starts (`parent`) finds the driver's library (`find`), and starts the program again as a child (`worker`)
 //! that can load it. The child makes all calls of the driver, which may hang or crash. Before each call it writes the call's name to a page that
-//! the parent reads ([`page`]), and after each step it reports the result. The parent has the deadline ([`supervise`]).
+//! the parent reads (`page`), and after each step it reports the result. The parent has the deadline (`supervise`).
 //!
-//! The steps ([`steps`]) are functions of a [`driver::Driver`] and of values. What they expect is computed on the host ([`expect`]).
+//! The steps (`steps`) are functions of a [`driver::Driver`] and of values. What they expect is computed on the host (`expect`).
 
 mod codes;
 mod cuda;
