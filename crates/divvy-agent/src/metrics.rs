@@ -223,7 +223,7 @@ impl Metrics {
     }
 
     /// Count one cgroup of a container that was to be limited.
-    pub(crate) fn limited_container(&self, is_set: bool) {
+    pub fn limited_container(&self, is_set: bool) {
         let outcome = if is_set { "set" } else { "failed" };
         self.container_limits.get_or_create(&Outcome { outcome }).inc();
     }

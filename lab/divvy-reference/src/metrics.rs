@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use axum::http::StatusCode;
 use divvy_agent_core::{NodeKey, Settings};
-use divvy_model::{Health, MemoryUnit, MiB, Vendor, names};
+use divvy_model::{Enforcement, Gpu, Health, MemoryUnit, MiB, Vendor, names};
 
 use crate::cell;
 
@@ -79,10 +79,15 @@ fn agent() -> Result<String> {
     });
     let node = divvy_testkit::nodes::divvy_node("n", &[16]);
     let gpus = node.inventory.into_iter().flatten().flat_map(|inventory| inventory.gpus);
+    let gpus = gpus.map(|gpu| Gpu {
+        enforcement: Some(Enforcement::GUARD),
+        ..gpu
+    });
     core.set_hardware(BTreeMap::new(), gpus.collect())?;
     let metrics = divvy_agent::Metrics::default();
     metrics.pre_start("granted", Duration::ZERO);
     metrics.limited(true);
+    metrics.limited_container(true);
     metrics.counts().registration(names::GPU_MEM, true, 1);
     metrics.counts().fault("XID 79");
     Ok(metrics.text(&core)?)
