@@ -148,6 +148,8 @@ check_all() {
   . "$CLUSTER_ROOT/play.sh"
   # shellcheck source=second_scheduler.sh
   . "$CLUSTER_ROOT/second_scheduler.sh"
+  # shellcheck source=smoke.sh
+  . "$CLUSTER_ROOT/smoke.sh"
   # shellcheck source=nvidia_plugin.sh
   . "$CLUSTER_ROOT/nvidia_plugin.sh"
   two_pods
@@ -159,6 +161,7 @@ check_all() {
   replicas
   objects
   namespace_user
+  smoke
   second_scheduler
   # shellcheck disable=SC2086
   nvidia_plugin $NVIDIA_FIRST
