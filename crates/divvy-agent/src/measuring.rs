@@ -57,8 +57,8 @@ impl Agent {
         .await
     }
 
-    /// Return the signs that pods are not held to their shares, by pod UID. If a container of a pod was started without the guard, processes without the
-    /// guard are no sign. If a GPU was granted to any container of the pod, a process of the pod on that GPU is no sign either.
+    /// Return the signs that pods are not held to their shares, by pod UID. A process without the guard does not count if a container of its pod was started
+    /// without the guard. A process on a GPU does not count if that GPU was granted to any container of its pod.
     pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
         let mut escapes = self.shares().escapes();
         let core = self.core();

@@ -402,7 +402,7 @@ fn describe(registry: &mut Registry, core: &Core) {
     );
     registry.register(
         "divvy_agent_gpu_enforcement",
-        "1 for each mechanism that holds pods to their share of the GPU; there is no series for a GPU on which nothing does",
+        "1 for each mechanism that holds pods to their shares of the GPU; a GPU without such a mechanism has no series",
         enforced,
     );
     registry.register(

@@ -13,7 +13,7 @@ pub(crate) fn only_gpu() -> Option<&'static Gpu> {
     process()?.only_gpu(driver::gpus)
 }
 
-/// The GPU of the thread's current context. If the process has one GPU, it is also the answer if there is no context.
+/// The GPU of the thread's current context. A process with one GPU gets that GPU, even without a context.
 pub(crate) fn device() -> Option<Device> {
     match only_gpu() {
         Some(_) => Some(0),

@@ -72,8 +72,8 @@ fn owner_of_path(path: &str) -> Option<Owner> {
     None
 }
 
-/// Report whether a directory in a pod's cgroup has the name of a container's. The pod's sandbox has such a name as well. CRI-O's monitor of a
-/// container, `crio-conmon-<id>.scope`, is no container.
+/// Report whether a directory in a pod's cgroup has the name of a container's. The name of the pod's sandbox looks the same. The name of CRI-O's monitor,
+/// `crio-conmon-<id>.scope`, is not accepted.
 pub fn is_container(name: &str) -> bool {
     container_id(name).is_some() && !name.starts_with("crio-conmon-") && pod_uid(name).is_none()
 }

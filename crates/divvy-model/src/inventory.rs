@@ -143,7 +143,7 @@ impl Enforcement {
             (true, false, true) => "cgroup+mps",
             (false, true, true) => "guard+mps",
             (true, true, true) => "cgroup+guard+mps",
-            // There is no such value.
+            // No constructor makes this value.
             (false, false, false) => "none",
         }
     }

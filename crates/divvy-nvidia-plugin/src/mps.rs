@@ -335,7 +335,7 @@ pub fn daemons(resources: &[Resource], machine: &Machine, root: &Path) -> Result
 /// The name by which the daemon of [`for_shares`] is known. No resource has it.
 pub const SHARES: &str = "divvy.dev/shares";
 
-/// Return the daemon of a node whose pods `divvy agent` holds to shares of the compute time: it serves all GPUs, and sets no limits of its own. Each
+/// Return the daemon for the pods of `divvy agent --mps`. It serves all GPUs of the node, and sets no limits. Each
 /// container says in its environment which part of a GPU's threads it may use. `pod` is the UID of the pod that runs the daemon, by which the agent knows the
 /// server's processes. `None` if no GPU can be served.
 pub fn for_shares(machine: &Machine, root: &Path, pod: &str) -> Option<Daemon> {

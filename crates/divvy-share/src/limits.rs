@@ -151,7 +151,7 @@ impl Limits {
     }
 
     /// Read the limits and their generation from a file's words, and the mark by which a reader knows later that the file has not changed: what is at
-    /// [`MARK`] if both copies are complete. While a copy is replaced, there is no mark: the words of the new copy can arrive in any order.
+    /// [`MARK`] if both copies are complete. The mark is `None` while a copy is being replaced, because its words can become visible in any order.
     ///
     /// # Errors
     ///

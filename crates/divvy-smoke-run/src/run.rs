@@ -170,11 +170,7 @@ impl Run {
                     .get(number)
                     .is_some_and(|one| !matches!(one.pod, Pod::None | Pod::Over));
                 if is_there {
-                    self.conclude(
-                        now_ms,
-                        number,
-                        Verdict::untried("somebody deleted the pod before the test had ended"),
-                    );
+                    self.conclude(now_ms, number, Verdict::untried("the pod was deleted before the test ended"));
                     self.over(number);
                 }
             }

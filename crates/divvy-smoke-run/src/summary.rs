@@ -28,7 +28,7 @@ pub struct Row {
     pub model: String,
     /// `PASS`, `WARN`, `FAIL`, `SKIP` (nothing to try), or `ERROR` (could not be tried).
     pub result: &'static str,
-    /// Why there is no report, or what was found without one.
+    /// If the program reported nothing: why the GPU was not tried, or what is known to be wrong with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Why it matters.

@@ -465,26 +465,30 @@ mod tests {
         invocation.config(Some(text)).expect("a configuration").0
     }
 
+    fn surroundings(directory: &Path) -> Surroundings {
+        let at = |name: &str| directory.join(name);
+        Surroundings {
+            probe: at("probe"),
+            probe_dir: at("private"),
+            sockets: at("sockets"),
+            cdi_dir: at("cdi"),
+            root: at("root"),
+            mps: Mps {
+                root: at("mps"),
+                ..Mps::below(Path::new("/"))
+            },
+            pace: Pace::default(),
+            metrics: None,
+            events: None,
+        }
+    }
+
     #[tokio::test]
     async fn without_a_driver_only_the_daemon_for_shares_waits() {
         for for_shares in [true, false] {
             let directory = tempfile::tempdir().expect("a directory");
-            let at = |name: &str| directory.path().join(name);
-            let surroundings = Surroundings {
-                probe: at("probe"),
-                probe_dir: at("private"),
-                sockets: at("sockets"),
-                cdi_dir: at("cdi"),
-                root: at("root"),
-                mps: Mps {
-                    root: at("mps"),
-                    for_shares,
-                    ..Mps::below(Path::new("/"))
-                },
-                pace: Pace::default(),
-                metrics: None,
-                events: None,
-            };
+            let mut surroundings = surroundings(directory.path());
+            surroundings.mps.for_shares = for_shares;
             let mut node = Node::new(&surroundings).expect("a node");
             let failure = Failure::new(Code::LibraryNotFound, "no library");
             let result = node.unavailable(&config(&[], ""), &failure);
@@ -497,21 +501,7 @@ mod tests {
         let shared = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}";
         for (config, expected) in [(config(&[], ""), true), (config(&["--mig-strategy=single"], shared), false)] {
             let directory = tempfile::tempdir().expect("a directory");
-            let at = |name: &str| directory.path().join(name);
-            let surroundings = Surroundings {
-                probe: at("probe"),
-                probe_dir: at("private"),
-                sockets: at("sockets"),
-                cdi_dir: at("cdi"),
-                root: at("root"),
-                mps: Mps {
-                    root: at("mps"),
-                    ..Mps::below(Path::new("/"))
-                },
-                pace: Pace::default(),
-                metrics: None,
-                events: None,
-            };
+            let surroundings = surroundings(directory.path());
             let mut node = Node::new(&surroundings).expect("a node");
             let gpu = GpuFacts {
                 uuid: "GPU-0".to_owned(),

@@ -22,7 +22,7 @@ const ROOT: &str = "DIVVY_NODE_ROOT";
 
 /// Where the driver's root directory is mounted, as for NVIDIA's device plugin (`--container-driver-root`).
 const DRIVER_ROOT: &str = "/driver-root";
-/// If this variable is `true`, `mps-control-daemon` runs one control daemon for all GPUs, without limits of its own, for `divvy agent --mps`.
+/// If this variable is `true`, `mps-control-daemon` serves the pods of `divvy agent --mps`: it runs one control daemon for all GPUs, and sets no limits.
 const FOR_SHARES: &str = "DIVVY_MPS_SHARES";
 
 /// Where the control daemons' files and the driver's programs are, and how patient the program is.
