@@ -5,66 +5,29 @@ use std::collections::BTreeMap;
 use divvy_model::{Gpu, Health, Inventory, MemoryUnit, MiB, Node, Vendor, WholeKind};
 use divvy_placement::Ledger;
 use divvy_smoke_run::{Ask, Choice, Error, Planned, Verdict, plan};
+use divvy_testkit::nodes::divvy_node;
 use divvy_why::{Site, Snapshot, Tenants};
 
 fn gpu(index: u32) -> Gpu {
+    let Some(Ok(Inventory { mut gpus, .. })) = divvy_node("n", &[16]).inventory else {
+        panic!("a node of Divvy's has an inventory");
+    };
     Gpu {
-        vendor: Vendor::Nvidia,
         uuid: format!("GPU-{index}{index}aa"),
         index,
         model: "NVIDIA T4".to_owned(),
-        total: MiB(16384),
-        units: 16,
-        ..gpu_of_nobody()
-    }
-}
-
-fn gpu_of_nobody() -> Gpu {
-    Gpu {
-        vendor: Vendor::Nvidia,
-        uuid: String::new(),
-        index: 0,
-        nodes: Vec::new(),
-        partition: None,
-        pci: String::new(),
-        model: String::new(),
-        cc: String::new(),
-        sms: 0,
-        clock_mhz: 0,
-        bandwidth_gbs: 0,
-        total: MiB::ZERO,
-        reserve: MiB::ZERO,
-        units: 0,
-        whole: None,
-        held: MiB::ZERO,
-        numa: None,
-        health: Health::Ok,
-        reason: None,
-        links: Vec::new(),
-        enforcement: None,
+        ..gpus.remove(0)
     }
 }
 
 fn node(name: &str, gpus: Vec<Gpu>) -> Node {
-    let units = gpus.iter().map(|gpu| gpu.units).sum();
-    Node {
-        name: name.to_owned(),
-        uid: name.to_owned(),
-        capacity_units: units,
-        allocatable_units: units,
-        inventory: Some(Ok(Inventory {
-            agent: "0.1.0".to_owned(),
-            drivers: BTreeMap::new(),
-            unit: MemoryUnit::GIB,
-            other_units: Default::default(),
-            unschedulable: false,
-            driver_trouble: None,
-            evict: Default::default(),
-            gpus,
-        })),
-        whole: BTreeMap::from([(WholeKind::Gpu(Vendor::Nvidia), 1)]),
-        ..Node::default()
+    let units: Vec<u64> = gpus.iter().map(|gpu| gpu.units).collect();
+    let mut node = divvy_node(name, &units);
+    node.whole = BTreeMap::from([(WholeKind::Gpu(Vendor::Nvidia), 1)]);
+    if let Some(Ok(inventory)) = &mut node.inventory {
+        inventory.gpus = gpus;
     }
+    node
 }
 
 fn snapshot(nodes: &[Node], change: impl Fn(&mut Site)) -> Snapshot {
