@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_smoke_report::Report;
+use divvy_smoke_report::{Outcome, Report};
 
 use crate::calls::Calls;
 use crate::{Planned, Seen, Target, Verdict};
@@ -450,6 +450,9 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
             why: "pods use other GPUs than the scheduler counts".to_owned(),
             fix: "divvy doctor, on the node, names what else gives GPUs to containers".to_owned(),
         },
+        None if matches!(report.result, Outcome::Pass | Outcome::Warn) => {
+            ended(&format!(", and its result says {} of no GPU", report.result.word()))
+        }
         _ => Verdict::Tested(Box::new(report)),
     }
 }

@@ -60,8 +60,21 @@ fn a_result_counts_only_if_nothing_contradicts_it() {
         result: divvy_smoke_report::Outcome::Pass,
         ..report("GPU-0", vec![fail()])
     };
+    let of_nothing = |step: Step| Report::new(None, vec![step]);
     let table = [
         (ended(&good), "PASS", ""),
+        (
+            ended(&of_nothing(pass(Id::S02))),
+            "ERROR",
+            "ended with status 0, and its result says PASS of no GPU",
+        ),
+        (
+            ended(&of_nothing(warn())),
+            "ERROR",
+            "ended with status 1, and its result says WARN of no GPU",
+        ),
+        // Without a driver, the program knows no GPU.
+        (ended(&of_nothing(fail())), "FAIL", ""),
         (ended(&report("GPU-0", vec![pass(Id::S02), fail()])), "FAIL", ""),
         (ended(&report("GPU-0", vec![pass(Id::S02), warn()])), "WARN", ""),
         (ended(&report("GPU-0", vec![Step::skip(Id::S01, "no GPU")])), "ERROR", ""),
