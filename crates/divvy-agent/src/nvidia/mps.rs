@@ -522,9 +522,10 @@ mod tests {
             node.update(&config, Some(Update::Snapshot(snapshot)))
                 .await
                 .expect("a decision");
-            assert_eq!((at("mps/.ready").exists(), node.running.len()), (expected, 0));
+            let marker = surroundings.mps.root.join(READY);
+            assert_eq!((marker.exists(), node.running.len()), (expected, 0));
             node.end().await;
-            assert!(!at("mps/.ready").exists());
+            assert!(!marker.exists());
         }
     }
 }
