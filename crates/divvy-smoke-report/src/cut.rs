@@ -11,8 +11,8 @@ const SHORT: usize = 160;
 
 impl Report {
     /// Return the report as JSON of at most `limit` bytes. Whole steps are left out: first those that were skipped, then those that
-    /// passed, then warnings, then failures, and of the same kind the last first. The first of the worst steps stays; its texts are
-    /// shortened if necessary.
+    /// passed, then warnings, then failures, then failures that show that the GPU is at fault, and of the same kind the last first. The
+    /// first of the worst steps stays; its texts are shortened if necessary.
     pub fn termination_message(&self, limit: usize) -> String {
         let mut report = self.clone();
         loop {
@@ -30,7 +30,8 @@ impl Report {
 
     fn leave_one_out(&mut self) {
         // `min_by_key` returns the first of equal elements, so that reversed it is the last step.
-        let least = self.steps.iter().enumerate().rev().min_by_key(|(_, step)| step.outcome());
+        let least = self.steps.iter().enumerate().rev();
+        let least = least.min_by_key(|(_, step)| (step.outcome(), step.gpu_at_fault));
         if let Some((index, _)) = least {
             self.steps.remove(index);
             self.cut += 1;
@@ -53,16 +54,16 @@ impl Report {
         changed
     }
 
-    /// Return the shortest report: its result alone.
-    fn least(&self) -> String {
-        let cut = self.cut + self.steps.len() as u64;
+    /// Return the shortest report: its result, and the steps without their texts.
+    fn least(mut self) -> String {
+        for text in self.steps.iter_mut().flat_map(texts_of) {
+            "…".clone_into(text);
+        }
         let least = Report {
             node: None,
             pod: None,
             gpu: None,
-            steps: Vec::new(),
-            cut,
-            ..self.clone()
+            ..self
         };
         debug_assert!(Outcome::of(&least.steps) <= least.result);
         least.json()

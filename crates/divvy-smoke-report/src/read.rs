@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{Id, Outcome, Report, VERSION};
+use crate::{Id, Outcome, Report, Status, VERSION};
 
 /// The size of the largest report that is read, in bytes.
 pub const MOST_BYTES: usize = 64 << 10;
@@ -27,6 +27,9 @@ pub enum Error {
     /// A step is there twice.
     #[error("the report has the step {} twice", .0.word())]
     Twice(Id),
+    /// A step that did not fail says that the GPU is at fault.
+    #[error("the step {} says that the GPU is at fault, and has not failed", .0.word())]
+    NoFault(Id),
     /// The result is not that of the steps.
     #[error("the report says {}, and its steps say {}", .said.word(), .steps.word())]
     Contradiction {
@@ -75,6 +78,13 @@ impl Report {
         let mut seen = BTreeSet::new();
         if let Some(step) = self.steps.iter().find(|step| !seen.insert(step.id)) {
             return Err(Error::Twice(step.id));
+        }
+        if let Some(step) = self
+            .steps
+            .iter()
+            .find(|step| step.gpu_at_fault && step.status != Status::Fail)
+        {
+            return Err(Error::NoFault(step.id));
         }
         let steps = Outcome::of(&self.steps);
         // Steps that were left out may have made the result worse, never better.

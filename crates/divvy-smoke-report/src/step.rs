@@ -120,6 +120,9 @@ pub struct Step {
     pub ms: u64,
     /// How many bytes of results were compared with what they must be.
     pub bytes: u64,
+    /// Whether the failure shows that the GPU itself is at fault, and not the installation or the share. True only for FAIL.
+    #[serde(default, rename = "gpuAtFault", skip_serializing_if = "std::ops::Not::not")]
+    pub gpu_at_fault: bool,
 }
 
 impl Step {
@@ -133,6 +136,7 @@ impl Step {
             fix: None,
             ms: 0,
             bytes,
+            gpu_at_fault: false,
         }
     }
 

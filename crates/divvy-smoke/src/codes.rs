@@ -8,6 +8,8 @@ pub struct Finding {
     pub found: String,
     pub why: String,
     pub fix: String,
+    /// Whether this shows that the GPU itself is at fault.
+    pub gpu_at_fault: bool,
 }
 
 impl Finding {
@@ -16,6 +18,15 @@ impl Finding {
             found: found.into(),
             why: why.into(),
             fix: fix.into(),
+            gpu_at_fault: false,
+        }
+    }
+
+    /// A finding that shows that the GPU itself is at fault, and not the installation or the share.
+    pub fn of_gpu(found: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Finding {
+        Finding {
+            gpu_at_fault: true,
+            ..Finding::new(found, why, fix)
         }
     }
 }
@@ -105,6 +116,9 @@ const KNOWN: [Known; 15] = [
     },
 ];
 
+/// The codes that show that the GPU itself is at fault: errors of the hardware, and the end of a kernel that runs on other GPUs.
+const GPU_AT_FAULT: [i32; 7] = [214, 220, 700, 702, 715, 716, 719];
+
 /// The names of the codes that this program explains, from cuda.h, without `CUDA_ERROR_`.
 const NAMES: [(i32, &str); 42] = [
     (1, "INVALID_VALUE"),
@@ -175,7 +189,10 @@ pub(crate) fn explain(failure: &Failure) -> Finding {
         ),
         |known| (known.why, known.fix),
     );
-    Finding::new(format!("{call} returned {}{said}", name(*code)), why, fix)
+    Finding {
+        gpu_at_fault: GPU_AT_FAULT.contains(&code.0),
+        ..Finding::new(format!("{call} returned {}{said}", name(*code)), why, fix)
+    }
 }
 
 #[cfg(test)]

@@ -166,9 +166,17 @@ fn no_tensor(open: &Opened<'_>, plan: &Plan) -> Option<String> {
     (is_shared && !plan.tensor).then(|| "the GPU is shared; --tensor runs it nevertheless".to_owned())
 }
 
+/// Report whether a failure of a step can show that the GPU itself is at fault. S07 and S09 fail because of how the share is enforced.
+pub(crate) fn tests_gpu(id: Id) -> bool {
+    !matches!(id, Id::S07 | Id::S09)
+}
+
 /// Return the step of the report.
 pub fn result(id: Id, outcome: Outcome) -> Step {
-    let failed = |Finding { found, why, fix }: Finding| Step::fail(id, found, why, fix);
+    let failed = |finding: Finding| Step {
+        gpu_at_fault: finding.gpu_at_fault && tests_gpu(id),
+        ..Step::fail(id, finding.found, finding.why, finding.fix)
+    };
     match outcome {
         Ok(Done { found, bytes: 0, .. }) if id.compares() => failed(Finding::new(
             format!("{found}; no byte was compared"),

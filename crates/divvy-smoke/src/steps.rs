@@ -60,11 +60,11 @@ impl Problem {
 
     /// A wrong result.
     pub fn wrong(found: impl Into<String>) -> Problem {
-        Problem::finding(
+        Problem::Finding(Finding::of_gpu(
             found,
             "programs on this GPU compute wrong results",
             "look for an XID and ECC errors on the node (dmesg | grep NVRM; nvidia-smi -q -d ECC), and drain the GPU if it happens again",
-        )
+        ))
     }
 }
 

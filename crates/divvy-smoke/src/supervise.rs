@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Id, Step};
 
-use crate::run::Message;
+use crate::run::{Message, tests_gpu};
 
 /// How long a killed child may take to end.
 const LAST: Duration = Duration::from_secs(1);
@@ -98,12 +98,16 @@ fn hung(child: &mut dyn Child, step: Id, call: &str, timeout: Duration) -> Step 
             child.place()
         ),
     };
-    Step::fail(
-        step,
-        found,
-        "programs on this GPU wait indefinitely",
-        "look for an XID in the node's kernel log (dmesg | grep NVRM); reset the GPU, or reboot the node if the process stays; --timeout gives a slow GPU more time",
-    )
+    Step {
+        // Without the name of a call of the driver, the program may not have come to one.
+        gpu_at_fault: call.starts_with("cu") && tests_gpu(step),
+        ..Step::fail(
+            step,
+            found,
+            "programs on this GPU wait indefinitely",
+            "look for an XID in the node's kernel log (dmesg | grep NVRM); reset the GPU, or reboot the node if the process stays; --timeout gives a slow GPU more time",
+        )
+    }
 }
 
 /// Return a time as text. Code that prints any floating-point number would be a large part of the program.

@@ -9,6 +9,7 @@ fn step() -> impl Strategy<Value = Step> {
     let status = prop_oneof![Just(Status::Pass), Just(Status::Skip), Just(Status::Warn), Just(Status::Fail)];
     (status, "[a-zé\"\\\\\n]{0,900}", 0_u64..u64::MAX).prop_map(|(status, text, number)| Step {
         status,
+        gpu_at_fault: status == Status::Fail && number % 2 == 0,
         why: Some(text.clone()),
         fix: Some("fix".to_owned()),
         ms: number,
@@ -29,6 +30,8 @@ proptest! {
         if let Some(first) = read.steps.first() {
             prop_assert!(whole.step(first.id).is_some_and(|step| step.status == first.status));
         }
+        let at_fault = |report: &Report| report.steps.iter().any(|step| step.gpu_at_fault);
+        prop_assert_eq!(at_fault(&read), at_fault(&whole));
     }
 }
 
@@ -41,6 +44,24 @@ fn the_failure_stays_when_other_steps_are_left_out() {
     let read = Report::read(&whole.termination_message(TERMINATION_MESSAGE)).expect("valid");
     let ids: Vec<&str> = read.steps.iter().map(|step| step.id.word()).collect();
     assert_eq!((ids, read.cut), (vec!["S01", "S02", "S03", "S09"], 5));
+}
+
+#[test]
+fn a_failure_that_blames_the_gpu_outlasts_other_failures_and_any_text() {
+    let long = |id| Step::fail(id, "\u{1}".repeat(3000), "why", "fix");
+    let blames = Step {
+        gpu_at_fault: true,
+        ..long(Id::S08)
+    };
+    let mut whole = report(vec![long(Id::S01), blames, Step::pass(Id::S09, "", 0)]);
+    whole.pod = Some("\u{1}".repeat(3000));
+    for limit in [TERMINATION_MESSAGE, 300] {
+        let message = whole.termination_message(limit);
+        assert!(message.len() <= limit, "{} bytes", message.len());
+        let read = Report::read(&message).expect("valid");
+        let steps: Vec<_> = read.steps.iter().map(|step| (step.id, step.gpu_at_fault)).collect();
+        assert_eq!((steps, read.cut), (vec![(Id::S08, true)], 2), "{limit}");
+    }
 }
 
 #[test]

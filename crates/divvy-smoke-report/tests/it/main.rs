@@ -25,12 +25,15 @@ fn passed() -> Step {
 }
 
 fn failed() -> Step {
-    Step::fail(
-        Id::S03,
-        "1 of 67108864 words is wrong, the first at byte 4096",
-        "programs on this GPU compute wrong results",
-        "drain the node",
-    )
+    Step {
+        gpu_at_fault: true,
+        ..Step::fail(
+            Id::S03,
+            "1 of 67108864 words is wrong, the first at byte 4096",
+            "programs on this GPU compute wrong results",
+            "drain the node",
+        )
+    }
 }
 
 fn report(steps: Vec<Step>) -> Report {

@@ -41,6 +41,10 @@ fn a_report_that_is_not_one_of_this_version_is_refused() {
         ),
         (report(vec![passed(), passed()]).json(), "the step S02 twice"),
         (
+            good.replace("\"bytes\":200000", "\"bytes\":200000,\"gpuAtFault\":true"),
+            "the step S02 says that the GPU is at fault, and has not failed",
+        ),
+        (
             good.replace("\"bytes\":200000", "\"bytes\":0"),
             "says PASS, and its steps say FAIL",
         ),

@@ -47,6 +47,8 @@ fn an_error_at_any_call_is_a_failure_of_its_step() {
                 "{call}: {}",
                 step.found
             );
+            let at_fault = [214, 220, 700, 702, 715, 716, 719].contains(&code) && !matches!(id, Id::S07 | Id::S09);
+            assert_eq!(step.gpu_at_fault, at_fault, "{code} at {call} in {id:?}");
         }
     }
 }
@@ -163,7 +165,9 @@ fn a_single_wrong_bit_in_a_result_is_found() {
             flip: Some(launch),
             ..Machine::default()
         };
-        assert_eq!(Case::of(machine).run().failed(), [id], "{launch}");
+        let ran = Case::of(machine).run();
+        assert_eq!(ran.failed(), [id], "{launch}");
+        assert!(ran.report().step(id).is_some_and(|step| step.gpu_at_fault));
     }
 }
 
@@ -178,6 +182,7 @@ fn a_share_that_is_not_enforced_is_a_failure() {
     };
     let ran = unlimited.run();
     assert_eq!(ran.failed(), [Id::S07]);
+    assert!(ran.steps.iter().all(|step| !step.gpu_at_fault));
     let mut without_guard = Case::isolated();
     without_guard.limit = Ok(None);
     for id in [Id::S07, Id::S09] {

@@ -88,7 +88,22 @@ fn a_hanging_child_is_killed_and_reported_even_if_it_cannot_be_killed() {
             }
         };
         assert_eq!(steps[1].found, expected);
+        assert!(steps[1].gpu_at_fault);
         assert_eq!(steps[2].found, "not run, because S02 failed");
+    }
+}
+
+#[test]
+fn only_a_hanging_call_of_the_driver_in_a_step_that_tests_the_gpu_shows_that_the_gpu_is_at_fault() {
+    for (call, at_fault) in [
+        (Some((Id::S02, "cuLaunchKernel")), true),
+        (Some((Id::S02, "dlopen")), false),
+        (None, false),
+    ] {
+        let mut child = child(None, true);
+        child.call = call.map(|(id, call)| (id, call.to_owned()));
+        let (steps, _) = outcome(&mut child, Duration::from_millis(50), &[Id::S01]);
+        assert_eq!((steps[1].status, steps[1].gpu_at_fault), (Status::Fail, at_fault), "{call:?}");
     }
 }
 
@@ -105,6 +120,7 @@ fn a_child_that_crashes_fails_the_step_that_it_was_in() {
         let (steps, _) = outcome(&mut child, Duration::from_secs(60), &[Id::S01]);
         assert_eq!((steps.len(), child.killed), (3, 0));
         assert!(steps[1].found.contains(part), "{}", steps[1].found);
+        assert!(!steps[1].gpu_at_fault, "the out-of-memory killer ends processes, too");
         assert_eq!(Report::new(None, steps).result, Outcome::Fail);
     }
 }
