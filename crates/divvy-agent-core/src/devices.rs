@@ -151,7 +151,8 @@ impl Core {
     }
 
     fn unhealthy_ids(&self, spec: ResourceSpec) -> BTreeSet<String> {
-        let failed = |gpu: &&Gpu| gpu.health != Health::Ok;
+        // The pod that tests a GPU needs an id of it. The extender gives the GPU to no other pod.
+        let failed = |gpu: &&Gpu| !matches!(gpu.health, Health::Ok | Health::Testing);
         let wanted = self
             .gpus
             .iter()

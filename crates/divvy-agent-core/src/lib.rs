@@ -487,8 +487,8 @@ impl Core {
     /// report this.
     pub fn apply_pod(&mut self, mut pod: Pod) -> Vec<Action> {
         self.told_of(&pod.uid);
-        // The pod has its GPUs already, and the agent reads only the isolation, not the rules by which they were chosen.
-        pod.request.forget_rules_but_isolation();
+        // The pod has its GPUs already. The rules by which they were chosen do not matter any more.
+        pod.request.keep_rules_of_start();
         let mut actions = Vec::new();
         match self.pods.get_mut(&pod.uid) {
             Some(known) => {

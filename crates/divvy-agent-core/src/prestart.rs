@@ -296,7 +296,7 @@ impl Core {
                     ),
                 ));
             };
-            if gpu.health != Health::Ok {
+            if !self.accepts_health(uid, gpu.health) {
                 return Err((
                     Reason::GpuUnavailable,
                     format!(
@@ -304,7 +304,11 @@ impl Core {
                          the pod to have its replacement placed on another GPU",
                         gpu.uuid,
                         gpu.index,
-                        if gpu.health == Health::Lost { "is lost" } else { "has failed" },
+                        match gpu.health {
+                            Health::Lost => "is lost",
+                            Health::Testing => "is being tested",
+                            Health::Ok | Health::Failed => "has failed",
+                        },
                         gpu.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default()
                     ),
                 ));
@@ -321,6 +325,13 @@ impl Core {
             }
         }
         Ok(())
+    }
+
+    /// Report whether a pod may start on a GPU of this health.
+    fn accepts_health(&self, uid: &str, health: Health) -> bool {
+        let request = self.pods.get(uid).map(|known| &known.pod.request);
+        let rules = request.and_then(|request| request.rules.as_deref()?.as_ref().ok());
+        health == Health::Ok || rules.is_some_and(|rules| rules.accept_health(health))
     }
 
     /// Return the memory that each other pod with a live grant books on a GPU, by pod UID.

@@ -14,6 +14,7 @@ use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
+use divvy_model::out_of_service::GpusOutOfService;
 use divvy_model::{Health, MiB, Node, Pod, PodKey, WholeKind, names, runtime};
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
@@ -98,6 +99,8 @@ pub(crate) struct Agent {
     pub(crate) seen: watch::Sender<Seen>,
     /// The labels that the node has, or `None` until it was seen.
     pub(crate) labels_on_node: watch::Sender<Option<BTreeMap<String, String>>>,
+    /// The GPUs that the node's annotations take out of service.
+    pub(crate) out_of_service: watch::Sender<GpusOutOfService>,
     pub(crate) events: mpsc::Sender<PendingEvent>,
     pub(crate) metrics: Metrics,
     pub(crate) ready: Readiness,
@@ -184,6 +187,7 @@ impl Agent {
             inventory: watch::Sender::new(Arc::from("")),
             seen: watch::Sender::default(),
             labels_on_node: watch::Sender::default(),
+            out_of_service: watch::Sender::default(),
             events: parts.events,
             metrics: Metrics::default(),
             ready: Readiness::default(),
@@ -313,8 +317,13 @@ impl Agent {
     }
 
     /// Check the current Node object: the container runtime and other device plugins on the node determine whether containers can
-    /// get their GPUs.
+    /// get their GPUs, and annotations take GPUs out of service.
     pub(crate) fn check_node(&self, node: &Node) {
+        self.out_of_service.send_if_modified(|known| {
+            let changed = *known != node.out_of_service;
+            known.clone_from(&node.out_of_service);
+            changed
+        });
         let refused = node
             .runtime
             .as_deref()

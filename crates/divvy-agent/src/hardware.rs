@@ -10,6 +10,7 @@ use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update}
 use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::limits::NODE_GPUS;
+use divvy_model::out_of_service::{GpusOutOfService, OutOfService, is_out_of_service};
 use divvy_model::{Enforcement, Gpu, Health, Inventory, MiB, MigDevice, Partition, Vendor, nvidia};
 use divvy_nvidia_plugin::HealthChecks;
 use tracing::{info, warn};
@@ -42,6 +43,8 @@ struct Machine {
     seen: BTreeMap<String, GpuFacts>,
     /// GPUs of the previous agent's inventory that this process has not seen yet, by UUID.
     recalled: BTreeMap<String, Gpu>,
+    /// The GPUs that the node's annotations take out of service.
+    out_of_service: GpusOutOfService,
     silent_since: Option<Instant>,
     /// When the MPS control daemon was last seen to serve.
     mps_seen: Option<Instant>,
@@ -73,6 +76,7 @@ pub(crate) async fn follow(
         reported: BTreeMap::new(),
         seen: BTreeMap::new(),
         recalled: BTreeMap::new(),
+        out_of_service: GpusOutOfService::default(),
         silent_since: None,
         mps_seen: None,
         told: BTreeMap::new(),
@@ -85,15 +89,25 @@ pub(crate) async fn follow(
     agent.set_probe(client.handle());
     // Runs while the probe starts.
     machine.recall(&agent, before.await);
+    let mut out_of_service = agent.out_of_service.subscribe();
+    machine.out_of_service = out_of_service.borrow_and_update().clone();
     let mut warned = None;
     // Whether the driver's silence was reported.
     let mut silence_told = false;
     loop {
-        let Some(update) = client.next().await else {
-            return Err(Error::Ended {
+        let update = tokio::select! {
+            update = client.next() => update.ok_or_else(|| Error::Ended {
                 part: "the probe's client",
                 text: "it stopped sending updates".to_owned(),
-            });
+            })?,
+            Ok(()) = out_of_service.changed() => {
+                let changes = machine.set_out_of_service(out_of_service.borrow_and_update().clone());
+                if !machine.is_empty() {
+                    machine.publish(&agent)?;
+                }
+                changes.into_iter().for_each(|change| post(&agent, change));
+                continue;
+            }
         };
         let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
         let mut changed = Vec::new();
@@ -131,7 +145,7 @@ pub(crate) async fn follow(
                 if since.elapsed() >= SILENCE {
                     agent.seen.send_replace(Seen::Silence);
                 }
-                if since.elapsed() < SILENCE || (machine.seen.is_empty() && machine.recalled.is_empty()) {
+                if since.elapsed() < SILENCE || machine.is_empty() {
                     continue;
                 }
                 of_driver = (!std::mem::replace(&mut silence_told, true)).then(HealthChange::silence);
@@ -189,10 +203,15 @@ impl Machine {
         let Some(before) = before else { return };
         for gpu in before.gpus {
             let in_use = is_in_use(agent, &gpu.uuid);
-            if gpu.health == Health::Failed || in_use {
-                let verdict = Verdict {
-                    health: gpu.health,
-                    reason: gpu.reason.clone(),
+            // What the annotations say is known without the inventory.
+            let has_failed = !gpu.reason.as_deref().is_some_and(is_out_of_service);
+            if (gpu.health == Health::Failed && has_failed) || in_use {
+                let verdict = match has_failed {
+                    true => Verdict {
+                        health: gpu.health,
+                        reason: gpu.reason.clone(),
+                    },
+                    false => Verdict::default(),
                 };
                 if gpu.health != Health::Ok {
                     info!(
@@ -205,6 +224,22 @@ impl Machine {
                 self.recalled.insert(gpu.uuid.clone(), gpu);
             }
         }
+    }
+
+    /// Report whether no GPU is known.
+    fn is_empty(&self) -> bool {
+        self.seen.is_empty() && self.recalled.is_empty()
+    }
+
+    /// Set the GPUs that are out of service, and return what has changed.
+    fn set_out_of_service(&mut self, now: GpusOutOfService) -> Vec<HealthChange> {
+        let before = std::mem::replace(&mut self.out_of_service, now);
+        let changes = self.seen.values().filter_map(|gpu| {
+            let reason = |known: &GpusOutOfService| known.get(&gpu.uuid).map(|out| out.reason.clone());
+            let now = reason(&self.out_of_service);
+            (reason(&before) != now).then(|| HealthChange::service(&gpu.index.to_string(), &gpu.model, &gpu.uuid, now.as_deref()))
+        });
+        changes.collect()
     }
 
     /// Apply a snapshot, and return the UUIDs of the GPUs whose verdict changed.
@@ -293,6 +328,11 @@ impl Machine {
             let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.seen.get(uuid)) else {
                 continue;
             };
+            // It is not offered again, although the driver reports no fault any more.
+            if verdict.health == Health::Ok && self.out_of_service.get(uuid).is_some() {
+                info!(gpu = uuid, "this GPU has recovered, and is still out of service");
+                continue;
+            }
             post(agent, HealthChange::new(&gpu.index.to_string(), &gpu.model, uuid, verdict));
         }
     }
@@ -350,11 +390,15 @@ impl Machine {
             let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());
             Gpu {
                 enforcement: enforcement(facts),
-                ..described(facts, fit(facts, verdict(&facts.uuid)), offer)
+                ..described(
+                    facts,
+                    in_service(fit(facts, verdict(&facts.uuid)), self.out_of_service.get(&facts.uuid)),
+                    offer,
+                )
             }
         });
         let recalled = self.recalled.values().map(|gpu| {
-            let Verdict { health, reason } = verdict(&gpu.uuid);
+            let Verdict { health, reason } = in_service(verdict(&gpu.uuid), self.out_of_service.get(&gpu.uuid));
             let gpu = gpu.clone();
             // The previous agent may have offered it in another way, and in another unit.
             let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
@@ -428,6 +472,17 @@ fn fit(facts: &GpuFacts, verdict: Verdict) -> Verdict {
     }
 }
 
+/// Return the verdict on a GPU that may be out of service. What the driver reports counts first.
+fn in_service(verdict: Verdict, out: Option<&OutOfService>) -> Verdict {
+    match out {
+        Some(out) if verdict.health == Health::Ok => Verdict {
+            health: out.health(),
+            reason: Some(out.text()),
+        },
+        _ => verdict,
+    }
+}
+
 /// Describe a GPU for the inventory. Every [`Gpu`] of this node is made here, or comes from the previous agent's inventory.
 fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { reserve, units, whole }: Offer) -> Gpu {
     Gpu {
@@ -469,7 +524,10 @@ fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
         .filter(is_former)
         .map(|gpu| (card(gpu).to_owned(), gpu.uuid.clone()))
         .collect();
-    for gpu in gpus.iter_mut().filter(|gpu| gpu.health == Health::Ok) {
+    for gpu in gpus
+        .iter_mut()
+        .filter(|gpu| matches!(gpu.health, Health::Ok | Health::Testing))
+    {
         if let Some((_, before)) = former.iter().find(|(of, _)| of == card(gpu)) {
             gpu.health = Health::Failed;
             gpu.reason = Some(format!(

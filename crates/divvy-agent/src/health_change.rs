@@ -2,6 +2,7 @@
 
 use divvy_hardware::health::Verdict;
 use divvy_model::Health;
+use divvy_model::out_of_service::out_of_service_key;
 use tracing::{info, warn};
 
 const OFFERED_NO_MORE: &str =
@@ -24,10 +25,31 @@ impl HealthChange {
         let why = verdict.reason.as_deref().unwrap_or("the reason is unknown");
         let (warning, reason, text) = match verdict.health {
             Health::Ok => (false, "GpuRecovered", format!("{name} has recovered and is offered again")),
-            Health::Failed => (true, "GpuFailed", format!("{name} failed: {why}. {OFFERED_NO_MORE}")),
+            Health::Failed | Health::Testing => (true, "GpuFailed", format!("{name} failed: {why}. {OFFERED_NO_MORE}")),
             Health::Lost => (true, "GpuLost", format!("{name} is lost: {why}. {OFFERED_NO_MORE}")),
         };
         HealthChange { warning, reason, text }
+    }
+
+    /// Return the change of a GPU that was taken out of service for this reason, or is in service again.
+    pub(crate) fn service(index: &str, model: &str, uuid: &str, out_of_service: Option<&str>) -> HealthChange {
+        let name = format!("GPU {index} ({model}, {uuid})");
+        match out_of_service {
+            Some(why) => HealthChange {
+                warning: true,
+                reason: "GpuOutOfService",
+                text: format!(
+                    "{name} was taken out of service: {why}. Divvy does not offer it until the annotation {} is removed from this node, as divvy smoke --report \
+                     does when the GPU passes; pods that already run there are not touched",
+                    out_of_service_key(uuid)
+                ),
+            },
+            None => HealthChange {
+                warning: false,
+                reason: "GpuInService",
+                text: format!("{name} is no longer out of service, and is offered unless it has failed"),
+            },
+        }
     }
 
     /// Return the change when the driver has not answered for too long.

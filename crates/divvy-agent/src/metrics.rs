@@ -312,17 +312,12 @@ fn describe_health<'a>(
     offered: impl Iterator<Item = Offered>,
 ) {
     let by_health: Family<HealthLabel, Gauge> = Family::default();
-    for health in ["ok", "failed", "lost"] {
+    for health in Health::ALL.map(Health::word) {
         drop(by_health.get_or_create(&HealthLabel { health }));
     }
     let healthy: Family<GpuLabel, Gauge> = Family::default();
     for (uuid, health) in gpus {
-        let text = match health {
-            Health::Ok => "ok",
-            Health::Failed => "failed",
-            Health::Lost => "lost",
-        };
-        by_health.get_or_create(&HealthLabel { health: text }).inc();
+        by_health.get_or_create(&HealthLabel { health: health.word() }).inc();
         let label = GpuLabel { gpu: uuid.to_owned() };
         healthy.get_or_create(&label).set(i64::from(health == Health::Ok));
     }

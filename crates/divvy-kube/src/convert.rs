@@ -5,6 +5,7 @@ mod read_pod;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::limits::{NODE_GPUS, QUOTED_BYTES, shortened};
+use divvy_model::out_of_service::GpusOutOfService;
 use divvy_model::{
     ContainerKind, ContainerRequest, GpuRules, Held, Inventory, Node, Phase, Pod, PodRequest, WholeContainer, WholeKind,
     WholeRequest, legacy, names, quantity_milli, quantity_value,
@@ -92,10 +93,8 @@ pub fn node(object: &NodeObject) -> Node {
     let none = NodeStatus::default();
     let status = object.status.as_ref().unwrap_or(&none);
     let value = |map: &Amounts, key: &str| map.get(key).and_then(|amount| quantity_value(&amount.0).ok()).unwrap_or(0);
-    let inventory = meta
-        .annotations
-        .as_ref()
-        .and_then(|annotations| annotations.get(names::INVENTORY));
+    let annotations = meta.annotations.as_ref();
+    let inventory = annotations.and_then(|annotations| annotations.get(names::INVENTORY));
     Node {
         uid: meta.uid.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
@@ -122,6 +121,7 @@ pub fn node(object: &NodeObject) -> Node {
         memory_bytes: value(&status.allocatable, "memory"),
         pods: value(&status.allocatable, "pods"),
         unschedulable: object.spec.unschedulable,
+        out_of_service: annotations.map(GpusOutOfService::read).unwrap_or_default(),
         inventory: inventory.map(|text| Inventory::parse(text)),
     }
 }

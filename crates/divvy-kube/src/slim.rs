@@ -148,6 +148,8 @@ pub fn is_read(annotation: &str) -> bool {
     annotation.starts_with(names::PREFIX)
         || annotation.starts_with("ALIYUN_COM_GPU_MEM_")
         || annotation == names::GPUSHARE_ALLOCATION
+        || annotation.starts_with(names::OUT_OF_SERVICE)
+        || annotation.starts_with(names::UNDER_TEST)
 }
 
 /// Parse only the annotations that Divvy reads. The annotation `kubectl.kubernetes.io/last-applied-configuration` may be larger than the rest of

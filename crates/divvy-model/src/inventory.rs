@@ -206,6 +206,23 @@ pub enum Health {
     Failed,
     /// Listed in an earlier inventory, but no longer present.
     Lost,
+    /// Out of service, and being tested: usable only for pods that test it ([`crate::names::GPU_TEST`]).
+    Testing,
+}
+
+impl Health {
+    /// All values.
+    pub const ALL: [Health; 4] = [Health::Ok, Health::Failed, Health::Lost, Health::Testing];
+
+    /// Return the word in the inventory, in tables, and in metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Health::Ok => "ok",
+            Health::Failed => "failed",
+            Health::Lost => "lost",
+            Health::Testing => "testing",
+        }
+    }
 }
 
 /// A connection to another GPU: the UUID of that GPU, the kind of connection, and the number of NVLinks, as in

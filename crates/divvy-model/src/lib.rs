@@ -25,6 +25,7 @@ mod mig;
 pub mod names;
 mod node;
 pub mod nvidia;
+pub mod out_of_service;
 mod pod;
 mod quantity;
 mod request;

@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use crate::out_of_service::GpusOutOfService;
 use crate::{Error, Inventory, WholeKind};
 
 /// The fields of a Kubernetes node that Divvy reads.
@@ -32,6 +33,8 @@ pub struct Node {
     pub pods: u64,
     /// `spec.unschedulable`: whether the node is cordoned.
     pub unschedulable: bool,
+    /// The GPUs that administrators took out of service, by annotations ([`crate::names::OUT_OF_SERVICE`]).
+    pub out_of_service: GpusOutOfService,
     /// The parsed annotation `divvy.dev/inventory`. `None` if it is absent, and an error if it cannot be read.
     pub inventory: Option<Result<Inventory, Error>>,
 }

@@ -133,20 +133,22 @@ impl PodRequest {
     }
 
     /// Drop most rules of a pod that already has its GPUs. The pod no longer needs the rules, which may take up to [`crate::limits::RULE_BYTES`] per
-    /// annotation. Keep the number of GPUs, from which placement policies learn what pods usually request, and the isolation, which the agent
-    /// needs. The share of the compute time is in the allocation.
+    /// annotation. Keep the number of GPUs, from which placement policies learn what pods usually request, and the isolation and whether the pod tests its
+    /// GPU, which the agent needs. The share of the compute time is in the allocation.
     pub fn forget_most_rules(&mut self) {
         self.keep_rules(|rules| GpuRules {
             gpus: rules.gpus,
             isolation: rules.isolation,
+            test: rules.test,
             ..GpuRules::default()
         });
     }
 
-    /// Drop all rules except the isolation.
-    pub fn forget_rules_but_isolation(&mut self) {
+    /// Drop all rules except those that matter when a container starts: the isolation, and whether the pod tests its GPU.
+    pub fn keep_rules_of_start(&mut self) {
         self.keep_rules(|rules| GpuRules {
             isolation: rules.isolation,
+            test: rules.test,
             ..GpuRules::default()
         });
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::limits::{DEVICE_TEXT_BYTES, QUOTED_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, quoted, shortened};
-use crate::{ContainerRequest, Enforcement, Error, MiB, names, quantity_value};
+use crate::{ContainerRequest, Enforcement, Error, Health, MiB, names, quantity_value};
 
 /// A pod's rules for its GPUs. The default accepts one GPU of any kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,6 +24,8 @@ pub struct GpuRules {
     pub cores: Option<u32>,
     /// Whether the pod must be held to its share. `None` leaves it to the node: the share is enforced if the node can.
     pub isolation: Option<Isolation>,
+    /// Whether the pod tests a GPU, and so accepts the GPUs in `uuids` while they are being tested ([`crate::Health::Testing`]).
+    pub test: bool,
 }
 
 /// Whether a pod must be held to its share of a GPU. A pod with a whole GPU has no neighbor, so every value is met.
@@ -268,6 +270,10 @@ impl GpuRules {
                     Some(isolation) => rules.get_or_insert_default().isolation = Some(isolation),
                     None => return wrong(names::ISOLATION, "write hard, soft or none"),
                 },
+                names::GPU_TEST => match value {
+                    "true" => rules.get_or_insert_default().test = true,
+                    _ => return wrong(names::GPU_TEST, "write \"true\", or leave the annotation out"),
+                },
                 names::GPU_UUID => {
                     let uuids: Vec<String> = value.split(',').map(|uuid| uuid.trim().to_owned()).collect();
                     let many = value.split(',').count() > RULE_UUIDS;
@@ -304,6 +310,11 @@ impl GpuRules {
             }
         }
         Ok(rules)
+    }
+
+    /// Report whether the rules accept a GPU of this health.
+    pub fn accept_health(&self, health: Health) -> bool {
+        health == Health::Ok || (health == Health::Testing && self.test)
     }
 
     /// Return the number of GPUs over which the pod's memory is spread, at least 1.
@@ -624,6 +635,22 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_under_test_is_accepted_by_pods_that_test_gpus() {
+        let (uuid, test) = (("divvy.dev/gpu-uuid", "GPU-1"), ("divvy.dev/gpu-test", " true "));
+        for (annotations, accepted) in [
+            (&[uuid][..], &[Health::Ok][..]),
+            (&[uuid, test], &[Health::Ok, Health::Testing]),
+        ] {
+            let rules = read(annotations).expect("right").expect("some");
+            let found: Vec<Health> = Health::ALL
+                .into_iter()
+                .filter(|health| rules.accept_health(*health))
+                .collect();
+            assert_eq!(found, accepted, "{annotations:?}");
+        }
+    }
+
+    #[test]
     fn annotations_are_read_or_refused_with_what_was_found_what_is_allowed_and_an_example() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(
@@ -673,6 +700,7 @@ mod tests {
                 "strong",
                 &["\"strong\" was found", "hard, soft or none"],
             ),
+            ("divvy.dev/gpu-test", "yes", &["\"yes\" was found", "write \"true\""]),
             ("divvy.dev/gpu-uuid", "GPU-1,", &["\"GPU-1,\" was found"]),
             ("divvy.dev/gpu-cores", "0", &["\"0\" was found", "from 1 to 100", "\"30\""]),
             ("divvy.dev/gpu-cores", "101", &["from 1 to 100"]),

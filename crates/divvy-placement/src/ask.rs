@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use divvy_model::limits::shortened;
-use divvy_model::{Error, GpuRules, Isolation, MemoryUnit, MiB, Pod, PodRequest, WholeKind};
+use divvy_model::{Error, GpuRules, Health, Isolation, MemoryUnit, MiB, Pod, PodRequest, WholeKind};
 
 use crate::amount::Amount;
 use crate::node::{GpuState, NodeState, Source};
@@ -128,6 +128,16 @@ impl Ask {
     pub(crate) fn amount_on(&self, gpu: &GpuState) -> Option<Amount> {
         let cores = self.cores;
         self.needs(gpu).map(|memory| Amount { memory, cores })
+    }
+
+    /// Report whether the pod tests the GPUs that it names.
+    pub(crate) fn tests(&self) -> bool {
+        self.rules().is_some_and(|rules| rules.test && !rules.uuids.is_empty())
+    }
+
+    /// Report whether the GPU is well enough for the pod: it is healthy, or the pod tests it.
+    pub fn is_well(&self, gpu: &GpuState) -> bool {
+        gpu.health == Health::Ok || (gpu.health == Health::Testing && self.tests())
     }
 
     /// Report whether the pod accepts this GPU, regardless of what is free on it.

@@ -135,6 +135,7 @@ fn unwell(health: Health, reason: Option<&str>) -> String {
         Health::Ok => return "is healthy".to_owned(),
         Health::Failed => "failed",
         Health::Lost => "is lost",
+        Health::Testing => "is being tested",
     };
     reason.map_or_else(|| word.to_owned(), |reason| format!("{word} ({reason})"))
 }
@@ -429,7 +430,7 @@ fn reports(view: &NodeView<'_>, ask: &Ask) -> Vec<GpuReport> {
                 health: gpu.health,
                 reason: gpu.reason.clone(),
                 taken: ask.takes(gpu),
-                fits: gpu.health == Health::Ok && ask.takes(gpu) && view.entry.has_room(position, gpu, ask),
+                fits: ask.is_well(gpu) && ask.takes(gpu) && view.entry.has_room(position, gpu, ask),
                 holders: view.holders(position),
                 departed: view
                     .departed(position)

@@ -2,8 +2,6 @@
 
 use std::cmp::Reverse;
 
-use divvy_model::Health;
-
 use crate::node_account::NodeAccount;
 use crate::taste::Taste;
 
@@ -16,7 +14,7 @@ pub(crate) fn liking(entry: &NodeAccount, position: usize, taste: &Taste<'_>) ->
     if ask.is_too_wide_for(state) {
         return None;
     }
-    let good = gpu.health == Health::Ok && entry.has_room(position, gpu, ask) && taste.takes(gpu);
+    let good = ask.is_well(gpu) && entry.has_room(position, gpu, ask) && taste.takes(gpu);
     (good && !entry.is_kept_free(position, ask)).then(|| gpu.preference(ask.rules().and_then(|rules| rules.prefer)))
 }
 

@@ -131,7 +131,8 @@ impl Question<'_> {
                 false => Err(choose::short(self.ask)),
             };
         }
-        if view.most_free() < memory {
+        // What is free on GPUs under test counts only for the pods that test them.
+        if view.most_free() < memory && !self.ask.tests() {
             return Err(choose::short(self.ask));
         }
         if self.ask.rules.is_none() && !view.entry.keeps_from(self.ask) {

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use divvy_agent_core::{Core, ResourceSpec, Settings, SizeWarning, TooManyIds};
-use divvy_model::{Gpu, Health, MemoryUnit, MiB};
+use divvy_agent_core::{Core, PreStart, ResourceSpec, Settings, SizeWarning, TooManyIds};
+use divvy_model::{Gpu, GpuRules, Health, MemoryUnit, MiB};
 
 use crate::node::{Node, gpu, offered, settings, simple};
 
@@ -102,6 +103,36 @@ fn of_a_failed_gpu_only_the_ids_that_no_pod_holds_turn_unhealthy() {
     node.processes_end("a");
     assert_eq!(counts(&node), [(0, 8), (8, 0)]);
     node.set_health(0, Health::Ok, None);
+    assert_eq!(counts(&node), [(8, 0), (8, 0)]);
+}
+
+#[test]
+fn the_ids_of_a_gpu_under_test_are_healthy_and_only_the_pod_that_tests_it_starts() {
+    let mut node = Node::new(&[8192, 8192]);
+    let test = |uuid: &str| GpuRules {
+        uuids: vec![uuid.to_owned()],
+        test: true,
+        ..GpuRules::default()
+    };
+    for (name, gpu, rules) in [("other", 0, None), ("tester", 0, Some(test("GPU-0")))] {
+        let mut pod = simple(name, gpu, 1);
+        pod.request.rules = rules.map(|rules| Arc::new(Ok(rules)));
+        node.see(pod);
+        node.admit(name).expect("admitted");
+    }
+    node.set_health(0, Health::Failed, Some("out of service: x"));
+    assert_eq!(counts(&node), [(2, 6), (8, 0)]);
+    for (health, starts) in [(Health::Failed, [false, false]), (Health::Testing, [false, true])] {
+        node.set_health(0, health, Some("out of service: x"));
+        for (name, starts) in ["other", "tester"].into_iter().zip(starts) {
+            let answer = node.pre_start(name, "main");
+            assert_eq!(
+                matches!(answer, PreStart::Granted { .. }),
+                starts,
+                "{health:?} {name}: {answer:?}"
+            );
+        }
+    }
     assert_eq!(counts(&node), [(8, 0), (8, 0)]);
 }
 

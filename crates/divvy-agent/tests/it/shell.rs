@@ -18,8 +18,9 @@ use divvy_cdi::driver_spec::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
 use divvy_model::nvidia::xid_is_fatal;
-use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Inventory, MiB, MigDevice, Vendor, names};
-use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, Resource, Rule};
+use divvy_model::out_of_service::{out_of_service_key, under_test_key};
+use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Health, Inventory, MiB, MigDevice, Vendor, names};
+use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, PatchKind, Resource, Rule};
 use divvy_testbed::builders;
 use divvy_testbed::node::{CgroupVersion, ContainerView, Node, NodeSpec};
 use serde_json::{Value, json};
@@ -147,6 +148,67 @@ async fn a_failed_gpu_is_not_offered_and_comes_back() {
         let text = event["message"].as_str().unwrap_or_default();
         assert!(text.contains("GPU 0 (") && text.contains(part), "{text}");
     }
+    bed.stop_agent().await;
+}
+
+/// Wait for an event of the node, and return its text.
+async fn node_event(bed: &Bed, reason: &str) -> String {
+    let found = bed.api.until(LIMIT, |api| {
+        let events = api.list("events", "default").ok()?;
+        events.into_iter().find(|event| event["reason"] == reason)
+    });
+    let event = found.await.unwrap_or_else(|| panic!("no event {reason}"));
+    assert_eq!(event["involvedObject"]["kind"], "Node");
+    event["message"].as_str().unwrap_or_default().to_owned()
+}
+
+fn annotate(bed: &Bed, annotations: &Value) {
+    let patch = json!({"metadata": {"annotations": annotations}});
+    bed.api.patch("nodes", "", "n1", PatchKind::Merge, &patch).expect("patched");
+}
+
+#[tokio::test]
+async fn an_annotation_takes_a_gpu_out_of_service_until_it_is_removed() {
+    let mut bed = Bed::new(&[4096, 4096]).await;
+    bed.memory_is(8, 8).await;
+    bed.create("a", Some(0), 1);
+    let a = bed.running("a").await;
+    let (out, test) = (out_of_service_key("GPU-0"), under_test_key("GPU-0"));
+    annotate(&bed, &json!({ &out: "fan is broken" }));
+    let reason = "out of service: fan is broken";
+    let is_out = |inventory: &Inventory| inventory.gpus[0].reason.as_deref() == Some(reason);
+    let now = bed.inventory(is_out).await;
+    assert_eq!((now.gpus[0].health, now.gpus[1].health), (Health::Failed, Health::Ok));
+    bed.memory_is(8, 5).await;
+    let text = node_event(&bed, "GpuOutOfService").await;
+    assert!(
+        text.contains("GPU 0 (") && text.contains("fan is broken") && text.contains(&out),
+        "{text}"
+    );
+    // It survives the agent, which does not call it recovered.
+    bed.stop_agent().await;
+    bed.memory_is(8, 0).await;
+    bed.start_agent();
+    bed.memory_is(8, 5).await;
+    // While it is tested, the kubelet has its ids.
+    annotate(&bed, &json!({ &test: "run" }));
+    let now = bed.inventory(|inventory| inventory.gpus[0].health == Health::Testing).await;
+    assert!(is_out(&now));
+    bed.memory_is(8, 8).await;
+    annotate(&bed, &json!({ &test: null }));
+    bed.inventory(|inventory| inventory.gpus[0].health == Health::Failed).await;
+    // A fault of the driver counts first, and its end does not bring the GPU back.
+    bed.machine.send_modify(|machine| machine.xids.push((0, 79)));
+    bed.inventory(|inventory| inventory.gpus[0].reason.as_deref() == Some("XID 79"))
+        .await;
+    bed.inventory(is_out).await;
+    annotate(&bed, &json!({ &out: null }));
+    bed.inventory(|inventory| inventory.gpus[0].health == Health::Ok).await;
+    bed.memory_is(8, 8).await;
+    node_event(&bed, "GpuInService").await;
+    let events = bed.api.list("events", "default").expect("listed");
+    assert!(events.iter().all(|event| event["reason"] != "GpuRecovered"), "{events:?}");
+    assert_eq!(bed.running("a").await.id, a.id, "what runs there is not touched");
     bed.stop_agent().await;
 }
 

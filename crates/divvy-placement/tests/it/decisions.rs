@@ -1,6 +1,8 @@
 //! Fit, choice, and explanation. The case numbers are those of `docs/compatibility/gpushare.md`.
 
-use divvy_model::{ContainerKind, Health, Held, MemoryUnit, MiB, Phase, Pod};
+use std::sync::Arc;
+
+use divvy_model::{ContainerKind, GpuRules, Health, Held, MemoryUnit, MiB, Phase, Pod};
 use divvy_placement::{Ask, HolderKind, Ledger, Refusal, Source, Unusable};
 
 use crate::fixture::*;
@@ -130,6 +132,46 @@ fn a_gpu_that_failed_is_not_offered_and_its_neighbours_are_used_to_the_last_unit
     edit_gpu(&mut node, 1, |gpu| gpu.health = Health::Ok);
     ledger.apply_node(&node);
     assert_eq!(filter(&ledger, "n1", 8), "", "it came back");
+}
+
+#[test]
+fn a_gpu_under_test_is_offered_only_to_the_pod_that_tests_it() {
+    let mut ledger = Ledger::new(GIB);
+    let mut node = divvy_node("n1", &[16, 16]);
+    edit_gpu(&mut node, 1, |gpu| {
+        gpu.health = Health::Testing;
+        gpu.reason = Some("out of service: divvy smoke: S03 memory: wrong".to_owned());
+    });
+    ledger.apply_node(&node);
+    ledger.apply_pod(divvy_pod("p", "n1", 0, 10));
+    assert_eq!(filter(&ledger, "n1", 8), INSUFFICIENT);
+    let with = |uuids: &[usize], test: bool| Ask {
+        rules: Some(Arc::new(Ok(GpuRules {
+            uuids: uuids.iter().map(|index| uuid("n1", *index)).collect(),
+            test,
+            ..GpuRules::default()
+        }))),
+        ..ask(8)
+    };
+    for (asked, is_taken) in [
+        (with(&[1], true), true),
+        (with(&[0, 1], true), true),
+        (with(&[1], false), false),
+        (with(&[0], true), false),
+        (with(&[], true), false),
+    ] {
+        assert_eq!(ledger.fits("n1", &asked, "u").is_ok(), is_taken, "{asked:?}");
+        let chosen = ledger.choose("n1", &asked).map(|choice| choice.gpus[0].index);
+        assert_eq!(chosen.is_ok(), is_taken, "{asked:?}");
+        assert!(chosen.is_err() || chosen == Ok(1));
+        let report = ledger.explain("n1", &asked);
+        assert_eq!(report.gpus[1].fits, is_taken, "{report}");
+    }
+    let report = ledger.explain("n1", &ask(8)).to_string();
+    assert!(
+        report.contains("GPU 1 is being tested (out of service: divvy smoke: S03 memory: wrong)"),
+        "{report}"
+    );
 }
 
 #[test]

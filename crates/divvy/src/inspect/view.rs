@@ -313,11 +313,7 @@ fn done(pod: &Pod) -> bool {
 }
 
 fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
-    let state = match gpu.health {
-        Health::Ok => "ok",
-        Health::Failed => "failed",
-        Health::Lost => "lost",
-    };
+    let state = gpu.health.word();
     let message = match &gpu.reason {
         Some(reason) => Some(format!("{state} ({reason})")),
         None => Some(state.to_owned()).filter(|_| gpu.health != Health::Ok),

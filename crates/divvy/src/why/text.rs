@@ -293,7 +293,11 @@ impl Page {
             (true, false) => format!("{name} is allocated"),
         };
         if gpu.health != Health::Ok {
-            let word = if gpu.health == Health::Lost { "is lost" } else { "failed" };
+            let word = match gpu.health {
+                Health::Lost => "is lost",
+                Health::Testing => "is being tested",
+                Health::Ok | Health::Failed => "failed",
+            };
             let reason = gpu.reason.as_ref().map(|reason| format!(" ({reason})")).unwrap_or_default();
             text = format!("{name} {word}{reason}");
         } else if !gpu.allowed {
