@@ -4,11 +4,13 @@
 //! - [`Settings::pod`]: the pod that tries a GPU
 //! - [`Seen`]: what a pod's object says about the test
 //! - [`Run`]: which request to send when. It takes events and the time, and returns actions.
+//! - [`Mark`]: what a node is told about a GPU that failed, or that passes again
 //! - [`Summary`]: the table, the JSON, and the exit status
 
 #![forbid(unsafe_code)]
 
 mod calls;
+mod mark;
 mod pod;
 mod run;
 mod seen;
@@ -16,8 +18,9 @@ mod summary;
 mod target;
 mod verdict;
 
+pub use mark::Mark;
 pub use pod::{PROGRAM, RUN_LABEL, Settings};
-pub use run::{Action, Event, Limits, Run};
+pub use run::{Action, Event, Limits, Run, Tried};
 pub use seen::Seen;
 pub use summary::{Row, Summary};
 pub use target::{Ask, Choice, Error, Planned, Target, plan};

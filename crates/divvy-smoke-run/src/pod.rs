@@ -56,6 +56,11 @@ impl Settings {
         let timeout = format!("{}ms", self.timeout.as_millis());
         let own = ["here", "--termination-message", "/dev/termination-log", "--timeout", &timeout];
         let arguments: Vec<&str> = own.into_iter().chain(self.arguments.iter().map(String::as_str)).collect();
+        let mut annotations = json!({names::GPU_UUID: target.uuid});
+        if target.failed_before.is_some() {
+            // Without it, no pod gets a GPU that is out of service.
+            annotations[names::GPU_TEST] = "true".into();
+        }
         let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
         json!({
             "apiVersion": "v1",
@@ -64,7 +69,7 @@ impl Settings {
                 "name": self.name(number),
                 "namespace": self.namespace,
                 "labels": {RUN_LABEL: self.run, "app.kubernetes.io/name": "divvy-smoke", "app.kubernetes.io/managed-by": "divvy-smoke"},
-                "annotations": {names::GPU_UUID: target.uuid},
+                "annotations": annotations,
             },
             "spec": {
                 "restartPolicy": "Never",

@@ -6,6 +6,7 @@ use std::time::Duration;
 use divvy_smoke_report::{Outcome, Report};
 
 use crate::calls::Calls;
+use crate::mark::Mark;
 use crate::{Planned, Seen, Target, Verdict};
 
 /// The limits of a run.
@@ -21,7 +22,13 @@ pub struct Limits {
     pub pending: Duration,
     /// How long a pod may exist.
     pub total: Duration,
+    /// Whether the nodes are told which GPUs fail, and which ones that failed earlier pass.
+    pub report: bool,
 }
+
+/// The requests that it takes to create the pod of a GPU that is out of service: to open it for the test, to list and watch its node until its agent says so,
+/// and to create the pod.
+const CALLS_OF_TEST_AGAIN: usize = 4;
 
 /// Something that happened. Pods have the numbers of their GPUs in the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +54,8 @@ pub enum Event {
     Deleted(usize),
     /// A pod could not be deleted.
     Undeletable(usize, String),
+    /// The node of a GPU was told what the test found, or could not be told for this reason.
+    Told(usize, Option<String>),
     /// What `divvy why` says about these pods. Pods about which it says nothing are missing.
     Explained(Vec<(usize, String)>),
     /// The user wants no more.
@@ -58,12 +67,28 @@ pub enum Event {
 /// A request to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Create the pod with this number.
+    /// Create the pod with this number. If the GPU is out of service ([`Target::failed_before`]), first write [`Mark::Testing`] on its node, and
+    /// wait until the node's inventory says so.
     Create(usize),
+    /// Write this mark on the node of the GPU with this number.
+    Tell(usize, Mark),
     /// Delete the pod with this number.
     Delete(usize),
     /// Find out why these pods wait.
     Explain(Vec<usize>),
+}
+
+/// Where a mark is on its way to the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Telling {
+    /// There is nothing to tell.
+    Nothing,
+    /// It is to be sent.
+    Due(Mark),
+    /// It was sent.
+    Sent(Mark),
+    /// The node has it, or could not be told for this reason.
+    Over(Mark, Option<String>),
 }
 
 /// Where a pod is on its way.
@@ -93,10 +118,24 @@ enum Pod {
 struct Try {
     target: Target,
     verdict: Option<Verdict>,
+    telling: Telling,
     pod: Pod,
     /// When its creation was sent, and when its result was known.
     began: u64,
     ended: u64,
+}
+
+/// A GPU and its result.
+#[derive(Debug, Clone, Copy)]
+pub struct Tried<'r> {
+    /// The GPU.
+    pub target: &'r Target,
+    /// Its result.
+    pub verdict: &'r Verdict,
+    /// How long the test took.
+    pub time: Duration,
+    /// What its node was told, and, if that failed, the reason.
+    pub told: Option<(&'r Mark, Option<&'r str>)>,
 }
 
 /// A run: the state of each GPU's test.
@@ -111,6 +150,8 @@ pub struct Run {
     live: BTreeSet<usize>,
     /// How many GPUs have no result yet.
     open: usize,
+    /// The GPUs whose nodes are to be told something, or are being told.
+    untold: BTreeSet<usize>,
     /// The time of the last step.
     now_ms: u64,
     is_stopped: bool,
@@ -125,6 +166,7 @@ impl Run {
         let tries = planned.iter().map(|one| Try {
             target: one.target.clone(),
             verdict: one.ask.as_ref().err().cloned(),
+            telling: Telling::Nothing,
             pod: Pod::None,
             began: 0,
             ended: 0,
@@ -135,6 +177,7 @@ impl Run {
             limits,
             open: tries.iter().filter(|one| one.verdict.is_none()).count(),
             tries,
+            untold: BTreeSet::new(),
             next: 0,
             live: BTreeSet::new(),
             now_ms: 0,
@@ -179,6 +222,7 @@ impl Run {
                 self.left.push((number, why));
                 self.over(number);
             }
+            Event::Told(number, trouble) => self.told(number, trouble),
             Event::Explained(answers) => self.explained(now_ms, answers),
         }
         self.late(now_ms);
@@ -187,13 +231,15 @@ impl Run {
 
     /// Report whether nothing is left to do.
     pub fn is_over(&self) -> bool {
-        self.live.is_empty() && self.open == 0
+        self.live.is_empty() && self.open == 0 && self.untold.is_empty()
     }
 
     /// Return when the next step is due, if nothing happens before.
     pub fn next_ms(&self) -> Option<u64> {
         let unwanted = self.live.iter().any(|number| self.tries[*number].pod == Pod::Unwanted);
-        let wants_to_send = unwanted || self.has_next() || !self.unexplained(self.now_ms).is_empty();
+        let is_due = |number: &usize| matches!(self.tries[*number].telling, Telling::Due(_));
+        let wants_to_send =
+            unwanted || self.untold.iter().any(is_due) || self.has_next() || !self.unexplained(self.now_ms).is_empty();
         let calls = self.calls.next().filter(|_| wants_to_send);
         let ends = self.live.iter().flat_map(|number| match &self.tries[*number].pod {
             Pod::There { since, waits, is_asked } => {
@@ -225,11 +271,18 @@ impl Run {
         &self.left
     }
 
-    /// Return the GPUs, their results, and how long each took.
-    pub fn results(&self) -> impl Iterator<Item = (&Target, &Verdict, Duration)> {
+    /// Return the GPUs and their results.
+    pub fn results(&self) -> impl Iterator<Item = Tried<'_>> {
         self.tries.iter().filter_map(|one| {
-            let time = Duration::from_millis(one.ended.saturating_sub(one.began));
-            Some((&one.target, one.verdict.as_ref()?, time))
+            Some(Tried {
+                target: &one.target,
+                verdict: one.verdict.as_ref()?,
+                time: Duration::from_millis(one.ended.saturating_sub(one.began)),
+                told: match &one.telling {
+                    Telling::Over(mark, trouble) => Some((mark, trouble.as_deref())),
+                    _ => None,
+                },
+            })
         })
     }
 
@@ -271,9 +324,23 @@ impl Run {
     /// Note a result, unless there is one.
     fn conclude(&mut self, now_ms: u64, number: usize, verdict: Verdict) {
         if let Some(one) = self.tries.get_mut(number).filter(|one| one.verdict.is_none()) {
+            let mark = self.limits.report.then(|| Mark::of(&one.target, &verdict)).flatten();
+            // If the pod's creation was never sent, neither was anything about its GPU.
+            if let Some(mark) = mark.filter(|_| one.pod != Pod::None) {
+                one.telling = Telling::Due(mark);
+                self.untold.insert(number);
+            }
             one.verdict = Some(verdict);
             one.ended = now_ms;
             self.open -= 1;
+        }
+    }
+
+    fn told(&mut self, number: usize, trouble: Option<String>) {
+        let Some(one) = self.tries.get_mut(number) else { return };
+        if let Telling::Sent(mark) = &one.telling {
+            one.telling = Telling::Over(mark.clone(), trouble);
+            self.untold.remove(&number);
         }
     }
 
@@ -297,11 +364,13 @@ impl Run {
 
     fn stop(&mut self, now_ms: u64) {
         self.is_stopped = true;
-        for one in self.tries.iter_mut().filter(|one| one.verdict.is_none()) {
-            one.verdict = Some(Verdict::untried("stopped before the test had ended"));
-            one.ended = now_ms;
-            self.open -= 1;
+        for number in 0..self.tries.len() {
+            if self.tries[number].verdict.is_some() {
+                continue;
+            }
+            self.conclude(now_ms, number, Verdict::untried("stopped before the test had ended"));
             // A pod whose creation was sent is deleted when the API server has answered.
+            let one = &mut self.tries[number];
             if matches!(one.pod, Pod::There { .. }) {
                 one.pod = Pod::Unwanted;
             }
@@ -378,6 +447,20 @@ impl Run {
     /// Choose the requests to send now: what makes room first.
     fn actions(&mut self, now_ms: u64) -> Vec<Action> {
         let mut actions = Vec::new();
+        for number in self.untold.clone() {
+            let one = &mut self.tries[number];
+            // The answer to the creation tells whether the earlier mark was written.
+            if one.pod == Pod::Asked {
+                continue;
+            }
+            if let Telling::Due(mark) = one.telling.clone() {
+                if !self.calls.take(now_ms, 1) {
+                    return actions;
+                }
+                one.telling = Telling::Sent(mark.clone());
+                actions.push(Action::Tell(number, mark));
+            }
+        }
         for number in self.live.clone() {
             if self.tries[number].pod == Pod::Unwanted {
                 if !self.calls.take(now_ms, 1) {
@@ -406,7 +489,12 @@ impl Run {
                 self.next += 1;
                 continue;
             }
-            if !self.calls.take(now_ms, 1) {
+            let calls = if one.target.failed_before.is_some() {
+                CALLS_OF_TEST_AGAIN
+            } else {
+                1
+            };
+            if !self.calls.take(now_ms, calls) {
                 return actions;
             }
             one.pod = Pod::Asked;

@@ -2,13 +2,12 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::time::Duration;
 
 use divvy_host::{plain, plain_line};
 use divvy_smoke_report::{Id, Outcome, Report, Status};
 use serde::Serialize;
 
-use crate::{Target, Verdict};
+use crate::{Tried, Verdict};
 
 /// The number of GPUs about which the text says more than the table.
 const DETAILS: usize = 20;
@@ -43,8 +42,17 @@ pub struct Row {
     /// What the program in the pod reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
+    /// With `--report`: whether the node was told that the GPU is out of service (`out`), or in service again (`in`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service: Option<&'static str>,
+    /// Why the node could not be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub service_error: Option<String>,
     /// From the pod's creation to its result, in milliseconds.
     pub ms: u64,
+    /// What an earlier run found, because of which the GPU was out of service.
+    #[serde(skip)]
+    failed_before: Option<String>,
 }
 
 /// The results of a run.
@@ -57,7 +65,13 @@ pub struct Summary {
 }
 
 impl Row {
-    fn new(target: &Target, verdict: &Verdict, time: Duration) -> Row {
+    fn new(tried: Tried<'_>) -> Row {
+        let Tried {
+            target,
+            verdict,
+            time,
+            told,
+        } = tried;
         let mut row = Row {
             node: target.node.clone(),
             index: target.index,
@@ -69,6 +83,9 @@ impl Row {
             fix: None,
             explanation: None,
             report: None,
+            service: told.filter(|(_, error)| error.is_none()).and_then(|(mark, _)| mark.service()),
+            service_error: told.and_then(|(_, error)| error.map(str::to_owned)),
+            failed_before: target.failed_before.clone(),
             ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
         };
         match verdict.clone() {
@@ -95,9 +112,29 @@ impl Row {
         }
     }
 
+    /// Return what became of the GPU with `--report`.
+    fn service(&self) -> Option<String> {
+        if let Some(error) = &self.service_error {
+            return Some(format!(
+                "The node could not be told: {error}. That takes the right to patch nodes: kubectl auth can-i patch nodes"
+            ));
+        }
+        Some(match (self.service?, self.result, &self.failed_before) {
+            ("in", ..) => "The GPU is in service again.".to_owned(),
+            (_, "PASS" | "WARN", Some(before)) => {
+                format!(
+                    "The GPU stays out of service, because S02, S03, S04, and the step that failed before must pass; found before: {before}"
+                )
+            }
+            (_, "FAIL", _) => "The GPU is out of service: Divvy gives it to no pod until it passes with --report.".to_owned(),
+            _ => "The GPU stays out of service.".to_owned(),
+        })
+    }
+
     /// Return what the table does not say.
     fn details(&self) -> Option<String> {
-        if matches!(self.result, "PASS") {
+        let service = self.service();
+        if self.result == "PASS" && service.is_none() {
             return None;
         }
         let mut text = format!("{} {}", self.result, plain_line(self.name().chars()));
@@ -117,6 +154,9 @@ impl Row {
                 let _ = writeln!(text, "  {line}");
             }
         }
+        if let Some(service) = service {
+            let _ = writeln!(text, "  {}", plain_line(service.chars()));
+        }
         for line in self.explanation.iter().flat_map(|explanation| explanation.lines()) {
             let _ = writeln!(text, "  {}", plain(line));
         }
@@ -126,11 +166,8 @@ impl Row {
 
 impl Summary {
     /// Sum up the results of a run.
-    pub fn new<'a>(results: impl IntoIterator<Item = (&'a Target, &'a Verdict, Duration)>) -> Summary {
-        let mut gpus: Vec<Row> = results
-            .into_iter()
-            .map(|(target, verdict, time)| Row::new(target, verdict, time))
-            .collect();
+    pub fn new<'a>(results: impl IntoIterator<Item = Tried<'a>>) -> Summary {
+        let mut gpus: Vec<Row> = results.into_iter().map(Row::new).collect();
         gpus.sort_by(|a, b| (&a.node, a.index).cmp(&(&b.node, b.index)));
         let mut worst = ["FAIL", "ERROR", "WARN", "PASS"].into_iter();
         let worst = worst.find(|word| gpus.iter().any(|row| row.result == *word));
@@ -138,9 +175,11 @@ impl Summary {
         Summary { gpus, result }
     }
 
-    /// Return the exit status: 0 passed, 1 a warning, 2 failed, 3 a GPU could not be tried, or there was nothing to try.
+    /// Return the exit status: 0 passed, 1 a warning, 2 failed, 3 a GPU could not be tried, a node could not be told, or there was nothing to try.
     pub fn exit_status(&self) -> u8 {
+        let is_untold = self.gpus.iter().any(|row| row.service_error.is_some());
         match self.result {
+            "PASS" | "WARN" if is_untold => Outcome::Skip.exit_status(),
             "PASS" => Outcome::Pass.exit_status(),
             "WARN" => Outcome::Warn.exit_status(),
             "FAIL" => Outcome::Fail.exit_status(),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use divvy_model::out_of_service::{found_by_smoke, is_out_of_service, out_of_service_key};
 use divvy_model::{
     ContainerKind, ContainerRequest, GpuRules, Health, MemoryUnit, MiB, PodRequest, Vendor, WholeContainer, WholeKind,
     WholeRequest,
@@ -25,6 +26,8 @@ pub struct Choice {
     pub share: Option<u64>,
     /// Whether the whole GPU is requested.
     pub whole: bool,
+    /// Whether the agents are told which GPUs fail, and which ones that failed earlier pass.
+    pub report: bool,
 }
 
 /// What a test requests.
@@ -49,6 +52,8 @@ pub struct Target {
     pub uuid: String,
     /// The product.
     pub model: String,
+    /// What an earlier run found, because of which the GPU is out of service and is tested again.
+    pub failed_before: Option<String>,
 }
 
 /// A GPU, and what is to be done.
@@ -134,6 +139,7 @@ fn of_node(ledger: &Ledger, site: &Site, choice: &Choice, planned: &mut Vec<Plan
         index: gpu.map(|(gpu, _)| gpu.index),
         uuid: gpu.map_or_else(String::new, |(_, uuid)| uuid.to_owned()),
         model: gpu.map_or_else(String::new, |(gpu, _)| gpu.model.clone()),
+        failed_before: gpu.and_then(|(gpu, _)| Some(found_by_smoke(gpu.reason.as_deref()?)?.to_owned())),
     };
     let view = ledger.node(&site.name);
     let state = view.as_ref().and_then(NodeView::state);
@@ -175,12 +181,27 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
             gpu.vendor
         ));
     }
-    if gpu.health != Health::Ok {
-        let reason = gpu.reason.as_deref().unwrap_or("it gives no reason");
+    let reason = gpu.reason.as_deref().unwrap_or("it gives no reason");
+    let is_tested_again = choice.report && found_by_smoke(reason).is_some();
+    if gpu.health != Health::Ok && !is_tested_again {
+        let fix = match is_out_of_service(reason) {
+            true if found_by_smoke(reason).is_some() => format!(
+                "repair or reset the GPU; then divvy smoke --node {} --gpu {} --report tests it, and puts it back into service if it passes",
+                site.name, gpu.index
+            ),
+            true => {
+                return skipped(format!(
+                    "{reason}; kubectl annotate node {} {}- puts it back into service",
+                    site.name,
+                    out_of_service_key(uuid)
+                ));
+            }
+            false => "divvy doctor, on the node, names the cause and what to type".to_owned(),
+        };
         return Err(Verdict::Broken {
             found: format!("Divvy's agent does not offer the GPU: {reason}"),
             why: "no pod gets it".to_owned(),
-            fix: "divvy doctor, on the node, names the cause and what to type".to_owned(),
+            fix,
         });
     }
     if site.cordoned {
@@ -202,7 +223,18 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
         (_, None) => Ask::Units(needed(ledger.unit()).min(gpu.units.max(1))),
     };
     let asked = divvy_placement::Ask::of(&ask.request(uuid), ledger.unit());
-    match ledger.fits(&site.name, &asked, "") {
+    // Until it is tested, the GPU fits no pod.
+    let fits = match is_tested_again {
+        true if asked.whole.is_some() => Some(free >= gpu.capacity),
+        true => asked.memory.map(|memory| memory <= free),
+        false => None,
+    };
+    let fits = match fits {
+        Some(true) => Ok(()),
+        Some(false) => Err(Refusal::NoGpuFits),
+        None => ledger.fits(&site.name, &asked, ""),
+    };
+    match fits {
         Ok(()) => Ok(ask),
         Err(Refusal::NoGpuFits | Refusal::TooFewFit(_)) => skipped(format!(
             "full: {free} of {} are free, and the test requests {}",

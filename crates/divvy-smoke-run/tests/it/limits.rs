@@ -1,10 +1,12 @@
 //! The limits of a run hold, and it leaves nothing behind.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use crate::world::{LIMITS, World, planned};
+use divvy_smoke_run::Mark;
+
+use crate::world::{LIMITS, World, planned, planned_with, wrong};
 
 #[test]
 fn a_thousand_nodes_are_tried_eight_pods_at_a_time_with_few_calls() {
@@ -71,6 +73,32 @@ proptest! {
         // A run that is stopped waits for no test: only for the limit on calls.
         if let Some(stop_at) = world.stop_at {
             prop_assert!(history.ended_at <= stop_at + 3000, "stopped at {stop_at}, over at {}", history.ended_at);
+        }
+    }
+
+    #[test]
+    fn whatever_happens_a_gpu_is_in_service_again_only_if_it_passed_and_its_test_never_stays_open(
+        out in some(), wrong_ones in some(), refused in some(), unclear in some(), unscheduled in some(), endless in some(), untellable in some(),
+        stop_at in proptest::option::of(0..40_000u64),
+    ) {
+        let planned = planned_with(40, &out);
+        let results: BTreeMap<_, _> = wrong_ones.iter().map(|number| (*number, wrong(&planned[*number].target.uuid))).collect();
+        let world = World { refused, unclear, unscheduled, endless, untellable, stop_at, results, ..World::default() };
+        let limits = divvy_smoke_run::Limits { report: true, ..LIMITS };
+        let history = world.play(&planned, limits);
+        prop_assert!(history.left.is_empty());
+        prop_assert!(history.calls_in_a_second() <= limits.calls);
+        for (number, tried) in history.run.results().enumerate() {
+            let (word, is_out) = (tried.verdict.word(), out.contains(&number));
+            match history.marks.get(&number) {
+                Some(Mark::Testing) => prop_assert!(false, "GPU {number} stays open for tests"),
+                Some(Mark::Passed) => prop_assert!(is_out && word == "PASS", "GPU {number}: {word}"),
+                Some(Mark::Failed(_)) => prop_assert!(is_out || wrong_ones.contains(&number), "GPU {number}: {word}"),
+                None => {
+                    let is_told = world.untellable.contains(&number);
+                    prop_assert!(is_told || word != "FAIL", "the node of GPU {number} was not told of {word}");
+                }
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use divvy_smoke_run::{Ask, Seen, Settings};
 use serde_json::{Value, json};
 
-use crate::world::planned;
+use crate::world::{planned, planned_with};
 
 fn settings() -> Settings {
     Settings {
@@ -22,6 +22,12 @@ fn settings() -> Settings {
 fn the_manifest_has_what_pod_security_demands() {
     let pod = settings().pod(3, &planned(1)[0].target, Ask::Units(2));
     insta::assert_snapshot!(serde_json::to_string_pretty(&pod).expect("JSON"));
+    assert_eq!(pod["metadata"]["annotations"], json!({"divvy.dev/gpu-uuid": "GPU-0"}));
+    let again = settings().pod(3, &planned_with(1, &[0].into())[0].target, Ask::Units(2));
+    assert_eq!(
+        again["metadata"]["annotations"],
+        json!({"divvy.dev/gpu-uuid": "GPU-0", "divvy.dev/gpu-test": "true"})
+    );
     let kind = divvy_model::WholeKind::of_resource("nvidia.com/mig-1g.10gb").expect("a kind");
     let whole = settings().pod(0, &planned(1)[0].target, Ask::Whole(kind));
     assert_eq!(

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use divvy_smoke_report::{Id, Report, Step};
-use divvy_smoke_run::{Action, Event, Planned, Run, Seen, Summary, Verdict};
+use divvy_smoke_run::{Action, Event, Limits, Mark, Planned, Run, Seen, Summary, Tried, Verdict};
 
-use crate::world::{LIMITS, World, ended, passed, planned, report};
+use crate::world::{LIMITS, World, ended, passed, planned, planned_with, report, wrong};
 
 fn fail() -> Step {
     Step::fail(
@@ -35,7 +35,7 @@ fn judged(seen: Seen) -> (&'static str, String) {
     assert_eq!(run.step(0, Event::Time), [Action::Create(0)]);
     assert_eq!(run.step(1, Event::Created(0)), []);
     assert_eq!(run.step(2, Event::Seen(0, seen)), [Action::Delete(0)]);
-    let (_, verdict, _) = run.results().next().expect("a result");
+    let verdict = run.results().next().expect("a result").verdict;
     let reason = match verdict {
         Verdict::Tested(_) => String::new(),
         Verdict::Broken { found, .. } => found.clone(),
@@ -147,7 +147,7 @@ fn a_pod_that_finds_no_node_is_explained_and_one_that_finds_it_late_is_not() {
     let answers = vec![(0, "Pod a waits.".to_owned()), (1, "Pod b is running.".to_owned())];
     assert_eq!(run.step(16_000, Event::Explained(answers)), [Action::Delete(0)]);
     assert_eq!(run.progress(), (1, 2));
-    let (_, verdict, _) = run.results().next().expect("a result");
+    let verdict = run.results().next().expect("a result").verdict;
     let expected = Verdict::Untried {
         reason: "no node took the pod: 0/4 nodes".to_owned(),
         explanation: Some("Pod a waits.".to_owned()),
@@ -184,7 +184,7 @@ fn an_image_that_is_missing_ends_a_try_and_a_pull_that_succeeds_does_not() {
     }
     run.step(5000, Event::Seen(1, Seen::Running));
     assert_eq!(run.step(15_020, Event::Time), [Action::Delete(0)]);
-    let (_, verdict, _) = run.results().next().expect("a result");
+    let verdict = run.results().next().expect("a result").verdict;
     assert_eq!(
         verdict,
         &Verdict::Untried {
@@ -204,12 +204,21 @@ fn a_test_that_hangs_is_given_up() {
     let history = world.play(&planned(3), LIMITS);
     assert_eq!(history.words(), ["PASS", "ERROR", "PASS"]);
     assert!(history.left.is_empty());
-    let (_, verdict, _) = history.run.results().nth(1).expect("a result");
+    let verdict = history.run.results().nth(1).expect("a result").verdict;
     assert!(matches!(verdict, Verdict::Untried { reason, .. } if reason == "the test did not end within 150 s"));
 }
 
 fn tested(report: Report) -> Verdict {
     Verdict::Tested(Box::new(report))
+}
+
+fn tried<'t>(planned: &'t Planned, verdict: &'t Verdict, time: Duration) -> Tried<'t> {
+    Tried {
+        target: &planned.target,
+        verdict,
+        time,
+        told: None,
+    }
 }
 
 /// One GPU of each kind.
@@ -242,7 +251,7 @@ fn the_table_shows_each_gpu_and_says_what_is_wrong() {
     let results = || {
         kinds
             .iter()
-            .map(|(planned, verdict)| (&planned.target, verdict, Duration::from_millis(3210)))
+            .map(|(planned, verdict)| tried(planned, verdict, Duration::from_millis(3210)))
     };
     insta::assert_snapshot!(Summary::new(results()).text());
     insta::assert_snapshot!(serde_json::to_string_pretty(&Summary::new(results().skip(3).take(3))).expect("JSON"));
@@ -262,7 +271,116 @@ fn the_exit_status_is_that_of_the_worst_gpu() {
         (&[3], "SKIP", 3),
     ] {
         let chosen = which.iter().map(|at| &kinds[*at]);
-        let summary = Summary::new(chosen.map(|(planned, verdict)| (&planned.target, verdict, Duration::ZERO)));
+        let summary = Summary::new(chosen.map(|(planned, verdict)| tried(planned, verdict, Duration::ZERO)));
         assert_eq!((summary.result, summary.exit_status()), (word, status), "{which:?}");
     }
+}
+
+/// A run of one GPU with `--report`, after its pod was created.
+fn reporting(is_out: bool) -> Run {
+    let out = if is_out { [0].into() } else { [].into() };
+    let mut run = Run::new(&planned_with(1, &out), Limits { report: true, ..LIMITS });
+    assert_eq!(run.step(0, Event::Time), [Action::Create(0)]);
+    assert_eq!(run.step(1, Event::Created(0)), []);
+    run
+}
+
+#[test]
+fn a_gpu_goes_out_of_service_only_if_the_failure_is_its_own_and_comes_back_only_if_all_that_matters_passed() {
+    let before = || Some(Mark::Failed("S03 memory: wrong".to_owned()));
+    let own = |id: Id| {
+        let mut step = Step::fail(id, "1 of 8 is wrong", "x", "y");
+        step.gpu_at_fault = true;
+        step
+    };
+    let all = || vec![pass(Id::S02), pass(Id::S03), pass(Id::S04)];
+    let with = |step: Step| [all(), vec![step]].concat();
+    let failed = |id: Id| Some(Mark::Failed(format!("{} {}: 1 of 8 is wrong", id.word(), id.title())));
+    let table = [
+        (false, all(), None),
+        (false, vec![own(Id::S03)], failed(Id::S03)),
+        (false, vec![fail()], None),
+        (
+            false,
+            with(Step::fail(Id::S07, "more than the share was granted", "x", "y")),
+            None,
+        ),
+        (true, all(), Some(Mark::Passed)),
+        (true, with(warn()), Some(Mark::Passed)),
+        (true, vec![own(Id::S04)], failed(Id::S04)),
+        (true, vec![fail()], before()),
+        (true, vec![pass(Id::S02)], before()),
+        (
+            true,
+            vec![pass(Id::S02), Step::skip(Id::S03, "not asked for"), pass(Id::S04)],
+            before(),
+        ),
+        (true, vec![Step::skip(Id::S01, "no GPU")], before()),
+    ];
+    for (is_out, steps, expected) in table {
+        let mut run = reporting(is_out);
+        let actions = run.step(2, Event::Seen(0, ended(&report("GPU-0", steps.clone()))));
+        let tell = expected.map(|mark| Action::Tell(0, mark));
+        let expected: Vec<Action> = tell.into_iter().chain([Action::Delete(0)]).collect();
+        assert_eq!(actions, expected, "{is_out} {steps:?}");
+    }
+    // The step that failed before must have passed, too.
+    let mut planned = planned(1);
+    planned[0].target.failed_before = Some("S05 tensor cores: wrong".to_owned());
+    for (steps, is_in) in [(all(), false), (with(pass(Id::S05)), true)] {
+        let verdict = tested(report("GPU-0", steps));
+        assert_eq!(Mark::of(&planned[0].target, &verdict) == Some(Mark::Passed), is_in);
+    }
+}
+
+#[test]
+fn without_report_nothing_is_told() {
+    let mut run = Run::new(&planned(1), LIMITS);
+    run.step(0, Event::Time);
+    run.step(1, Event::Created(0));
+    assert_eq!(run.step(2, Event::Seen(0, wrong("GPU-0"))), [Action::Delete(0)]);
+}
+
+#[test]
+fn a_run_is_not_over_before_the_node_was_told() {
+    let mut run = reporting(false);
+    let told = Mark::Failed("S03 memory: 1 of 8 words is wrong".to_owned());
+    let actions = run.step(2, Event::Seen(0, wrong("GPU-0")));
+    assert_eq!(actions, [Action::Tell(0, told.clone()), Action::Delete(0)]);
+    run.step(3, Event::Gone(0));
+    assert!(!run.is_over());
+    run.step(4, Event::Told(0, None));
+    assert!(run.is_over());
+    assert_eq!(run.results().next().expect("a result").told, Some((&told, None)));
+}
+
+#[test]
+fn a_test_that_is_stopped_while_its_pod_is_created_does_not_stay_open() {
+    let mut run = Run::new(&planned_with(1, &[0].into()), Limits { report: true, ..LIMITS });
+    assert_eq!(run.step(0, Event::Time), [Action::Create(0)]);
+    // The node may be told that the GPU is being tested at any moment until the answer arrives.
+    assert_eq!(run.step(1, Event::Stop), []);
+    let before = Mark::Failed("S03 memory: wrong".to_owned());
+    assert_eq!(run.step(2, Event::Created(0)), [Action::Tell(0, before), Action::Delete(0)]);
+}
+
+#[test]
+fn the_text_says_what_became_of_each_gpu() {
+    let (failed, passed) = (Mark::Failed("S03 memory: wrong".to_owned()), Mark::Passed);
+    let good = || tested(report("GPU-0", vec![pass(Id::S02), pass(Id::S03), pass(Id::S04)]));
+    let verdicts = [
+        (tested(report("GPU-0", vec![fail()])), &failed, None),
+        (good(), &passed, None),
+        (tested(report("GPU-0", vec![pass(Id::S02)])), &failed, None),
+        (Verdict::Skipped("full".to_owned()), &failed, None),
+        (good(), &passed, Some("nodes \"n0\" is forbidden")),
+    ];
+    let planned = planned_with(5, &(1..5).collect());
+    let results = planned.iter().zip(&verdicts).map(|(planned, (verdict, mark, error))| Tried {
+        told: Some((mark, *error)),
+        ..tried(planned, verdict, Duration::from_secs(3))
+    });
+    insta::assert_snapshot!(Summary::new(results.clone()).text());
+    // A GPU that passed and whose node was not told is not done.
+    assert_eq!(Summary::new(results.skip(4)).exit_status(), 3);
 }

@@ -103,6 +103,37 @@ fn each_gpu_is_tried_or_there_is_a_reason() {
 }
 
 #[test]
+fn a_gpu_that_is_out_of_service_is_tried_again_only_with_report_and_only_if_a_test_took_it_out() {
+    let out = |index: u32, reason: &str| Gpu {
+        health: Health::Failed,
+        reason: Some(format!("out of service: {reason}")),
+        ..gpu(index)
+    };
+    let full = Gpu {
+        held: MiB(16384),
+        ..out(2, "divvy smoke: S03 memory: wrong")
+    };
+    let nodes = [node(
+        "n1",
+        vec![out(0, "divvy smoke: S03 memory: wrong"), out(1, "fan is broken"), full],
+    )];
+    let snapshot = snapshot(&nodes, |_| {});
+    let with = |report: bool| {
+        let choice = Choice {
+            report,
+            ..Choice::default()
+        };
+        let planned = plan(&snapshot, &choice).expect("a plan");
+        let before = planned.iter().map(|one| one.target.failed_before.clone());
+        let before: Vec<_> = before.collect();
+        assert_eq!(before[..2], [Some("S03 memory: wrong".to_owned()), None]);
+        shown(&planned).join("\n")
+    };
+    insta::assert_snapshot!(with(false));
+    insta::assert_snapshot!(with(true));
+}
+
+#[test]
 fn a_node_that_takes_no_pods_is_skipped_with_the_reason() {
     let nodes = [node("n1", vec![gpu(0)])];
     for (change, reason) in [

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use divvy_smoke_report::{Gpu, Id, Report, Step};
-use divvy_smoke_run::{Action, Ask, Event, Limits, Planned, Run, Seen, Target};
+use divvy_smoke_run::{Action, Ask, Event, Limits, Mark, Planned, Run, Seen, Target};
 
 pub(crate) const LIMITS: Limits = Limits {
     parallel: 8,
@@ -13,6 +13,7 @@ pub(crate) const LIMITS: Limits = Limits {
     calls_to_explain: 10,
     pending: Duration::from_secs(15),
     total: Duration::from_secs(150),
+    report: false,
 };
 
 /// A plan with this many GPUs, 8 on each node.
@@ -24,6 +25,7 @@ pub(crate) fn planned(gpus: usize) -> Vec<Planned> {
             index: u32::try_from(number % 8).ok(),
             uuid: format!("GPU-{number}"),
             model: "NVIDIA H100".to_owned(),
+            failed_before: None,
         },
         ask: Ok(Ask::Units(1)),
     };
@@ -50,7 +52,24 @@ pub(crate) fn ended(report: &Report) -> Seen {
 }
 
 pub(crate) fn passed(uuid: &str) -> Seen {
-    ended(&report(uuid, vec![Step::pass(Id::S02, "50000 elements", 200_000)]))
+    let steps = [Id::S02, Id::S03, Id::S04].map(|id| Step::pass(id, "as it should be", 200_000));
+    ended(&report(uuid, steps.to_vec()))
+}
+
+/// What a pod looks like whose GPU computes wrongly.
+pub(crate) fn wrong(uuid: &str) -> Seen {
+    let mut step = Step::fail(Id::S03, "1 of 8 words is wrong", "results are wrong", "drain the GPU");
+    step.gpu_at_fault = true;
+    ended(&report(uuid, vec![step]))
+}
+
+/// A plan with this many GPUs, of which these are out of service.
+pub(crate) fn planned_with(gpus: usize, out: &BTreeSet<usize>) -> Vec<Planned> {
+    let mut planned = planned(gpus);
+    for number in out {
+        planned[*number].target.failed_before = Some("S03 memory: wrong".to_owned());
+    }
+    planned
 }
 
 /// What the world does with the pods of some GPUs. All others pass.
@@ -66,6 +85,8 @@ pub(crate) struct World {
     pub(crate) endless: BTreeSet<usize>,
     /// Pods that cannot be deleted.
     pub(crate) undeletable: BTreeSet<usize>,
+    /// GPUs whose nodes cannot be told anything.
+    pub(crate) untellable: BTreeSet<usize>,
     /// When the user presses Ctrl-C.
     pub(crate) stop_at: Option<u64>,
     /// The results of pods.
@@ -79,6 +100,8 @@ pub(crate) struct History {
     pub(crate) calls: Vec<u64>,
     /// The largest number of pods that existed at a time.
     pub(crate) most_pods: usize,
+    /// The marks on the nodes at the end.
+    pub(crate) marks: BTreeMap<usize, Mark>,
     /// The pods that exist at the end.
     pub(crate) left: BTreeSet<usize>,
     pub(crate) ended_at: u64,
@@ -92,6 +115,7 @@ impl World {
         let mut events: BTreeMap<u64, Event> = BTreeMap::new();
         let mut serial = 0;
         let (mut calls, mut most_pods, mut pods) = (Vec::new(), 0, BTreeSet::new());
+        let mut marks = BTreeMap::new();
         let mut now = 0;
         let mut later =
             |queue: &mut BinaryHeap<Reverse<(u64, u64)>>, events: &mut BTreeMap<u64, Event>, at: u64, event: Event| {
@@ -122,7 +146,15 @@ impl World {
                 match action {
                     Action::Create(number) => {
                         calls.push(now);
-                        if self.refused.contains(&number) {
+                        let is_out = planned[number].target.failed_before.is_some();
+                        if is_out {
+                            calls.extend([now; 3]);
+                        }
+                        let is_told = is_out && !self.untellable.contains(&number);
+                        if is_told {
+                            marks.insert(number, Mark::Testing);
+                        }
+                        if self.refused.contains(&number) || is_told != is_out {
                             later(
                                 &mut queue,
                                 &mut events,
@@ -170,6 +202,14 @@ impl World {
                             }
                         }
                     }
+                    Action::Tell(number, mark) => {
+                        calls.push(now);
+                        let trouble = self.untellable.contains(&number).then(|| "forbidden".to_owned());
+                        if trouble.is_none() {
+                            marks.insert(number, mark);
+                        }
+                        later(&mut queue, &mut events, now + 5, Event::Told(number, trouble));
+                    }
                     Action::Explain(numbers) => {
                         calls.extend(std::iter::repeat_n(now, limits.calls_to_explain));
                         let answers = numbers
@@ -185,6 +225,7 @@ impl World {
             run,
             calls,
             most_pods,
+            marks,
             left: pods,
             ended_at: now,
         }
@@ -200,6 +241,6 @@ impl History {
 
     /// Return the word of each GPU's result.
     pub(crate) fn words(&self) -> Vec<&'static str> {
-        self.run.results().map(|(_, verdict, _)| verdict.word()).collect()
+        self.run.results().map(|tried| tried.verdict.word()).collect()
     }
 }

@@ -17,6 +17,7 @@ Examples:
   divvy smoke --node gpu-1 --gpu 0   one GPU
   kubectl divvy smoke --node gpu-1 --isolation
       also allocate up to the limit of the share, and check that more is refused
+  divvy smoke --all-nodes --report   also stop giving pods the GPUs that compute wrongly
   divvy smoke --all-nodes -o json | jq '.gpus[] | select(.result == \"FAIL\")'
   divvy smoke --here                 a GPU of this machine or container
   divvy smoke --docker               a GPU in a container of Docker, through CDI
@@ -26,6 +27,9 @@ Examples:
 On a cluster, the command creates one pod for each GPU with room, from the image that the agents use, so that no image is pulled. The pods go through the scheduler and Divvy's extender, \
 run without privileges and without a service account's token, and request 1 GiB of GPU memory, so that they may run next to others. The command deletes them at the end and at Ctrl-C. \
 If it is killed, the kubelets end the pods after the timeout and 30 s more, and the next run removes pods that are older than an hour.
+
+With --report, a GPU whose failure is its own goes out of service: an annotation on its node tells the agent not to offer it. Running pods are not touched. A later run with --report tests \
+the GPU again, while no other pod gets it, and puts it back if it passes. This takes the right to patch nodes.
 
 PASS  every step passed, or was skipped with a reason.   WARN  programs compute correctly, but something is not as it should be.   FAIL  the GPU computes wrong results, or no pod gets it.
 SKIP  there was nothing to try: the GPU is full, its node is cordoned or not ready.   ERROR  the GPU could not be tried, for the printed reason.
@@ -87,6 +91,9 @@ pub struct SmokeArgs {
     /// The image of the pods or of the container [default: the agent's; for a container engine, divvy.dev/divvy of this version]
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
+    /// Take GPUs that compute wrongly out of service, and put those back that an earlier run took out and that pass now
+    #[arg(long, conflicts_with_all = ["here", "docker", "nerdctl", "podman"])]
+    pub report: bool,
     /// Leave the pods on the cluster, to look at them
     #[arg(long)]
     pub keep: bool,

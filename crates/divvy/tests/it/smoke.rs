@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use divvy_model::{Allocation, names};
+use divvy_model::out_of_service::out_of_service_key;
+use divvy_model::{Allocation, Health, names};
 use divvy_smoke_report::{Gpu, Id, Report, Step};
 use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, PatchKind, Right, Rule};
 use divvy_testbed::builders::pod;
@@ -170,7 +171,7 @@ async fn the_table_shows_each_gpu_of_the_cluster_and_nothing_is_left() {
     bed.cluster.fault("n1", 1, Fault::Dies { xid: 79 }).await.expect("told");
     bed.until("the inventory to say so", async |bed: &Bed| {
         match bed.inventory("n1").gpus[1].health {
-            divvy_model::Health::Ok => Err("ok".to_owned()),
+            Health::Ok => Err("ok".to_owned()),
             _ => Ok(()),
         }
     })
@@ -205,6 +206,106 @@ async fn the_table_shows_each_gpu_of_the_cluster_and_nothing_is_left() {
         "{text}"
     );
     bed.cluster.fault("n1", 1, Fault::Recovers).await.expect("told");
+}
+
+/// A report in which everything passed that a GPU needs to be in service again.
+fn all_good(uuid: &str) -> Report {
+    let steps = [Id::S01, Id::S02, Id::S03, Id::S04].map(|id| Step::pass(id, "as it should be", 200_000));
+    report(uuid, steps.to_vec())
+}
+
+#[tokio::test]
+async fn with_report_a_gpu_that_fails_is_offered_to_nobody_until_it_passes() {
+    let bed = Bed::new(&[&[16]]).await;
+    install(bed.api());
+    let wrong = |uuid: &str| {
+        let mut steps = bad(uuid).steps;
+        steps.iter_mut().for_each(|step| step.gpu_at_fault = step.id == Id::S03);
+        Some(reported(&report(uuid, steps)))
+    };
+    let is = async |bed: &Bed, wanted: Health| {
+        bed.until("the inventory to say so", async |bed: &Bed| {
+            let gpu = bed.inventory("n1").gpus.remove(0);
+            match gpu.health == wanted {
+                true => Ok(gpu.reason),
+                false => Err(format!("{gpu:?}")),
+            }
+        })
+        .await
+    };
+    // Without --report, a failure changes nothing.
+    let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1"], wrong).await;
+    assert_eq!(status, Some(2), "{text}{errors}");
+    is(&bed, Health::Ok).await;
+    let (status, text, errors) = smoke(&bed, &["--all-nodes", "--report"], &["n1"], wrong).await;
+    assert_eq!(status, Some(2), "{text}{errors}");
+    assert!(text.contains("The GPU is out of service: Divvy gives it to no pod"), "{text}");
+    let reason = is(&bed, Health::Failed).await;
+    let found = "out of service: divvy smoke: S03 memory: byte 0x10 has 0xfe instead of 0xff";
+    assert_eq!(reason.as_deref(), Some(found));
+    bed.create(&pod("patient").gpu_mem(1));
+    bed.unschedulable("patient", "Insufficient").await;
+
+    let (status, text, _) = smoke(&bed, &["--all-nodes"], &["n1"], wrong).await;
+    assert!(
+        status == Some(2) && text.contains("--report tests it") && text.contains(found),
+        "{text}"
+    );
+    // A test in which it fails again, or that says too little, leaves it where it is.
+    for (result, part) in [
+        (wrong as fn(&str) -> Option<(i32, String)>, "The GPU is out of service"),
+        (
+            |uuid| Some(reported(&good(uuid))),
+            "The GPU stays out of service, because S02, S03",
+        ),
+        (|_| Some((1, String::new())), "The GPU stays out of service."),
+    ] {
+        let (_, text, errors) = smoke(&bed, &["--all-nodes", "--report"], &["n1"], result).await;
+        assert!(text.contains(part), "{text}{errors}");
+        is(&bed, Health::Failed).await;
+    }
+    // While it is tested, no other pod gets it.
+    let mut is_tested = false;
+    let (status, text, errors) = {
+        let seen = std::sync::Mutex::new(Vec::new());
+        let passes = |uuid: &str| {
+            let patient = bed.api().get("pods", "default", "patient").expect("there");
+            seen.lock()
+                .expect("no panic")
+                .push((bed.inventory("n1").gpus[0].health, patient["spec"]["nodeName"].clone()));
+            Some(reported(&all_good(uuid)))
+        };
+        let done = smoke(&bed, &["--all-nodes", "--report"], &["n1"], passes).await;
+        for (health, node) in seen.into_inner().expect("no panic") {
+            is_tested |= health == Health::Testing;
+            assert!(health == Health::Ok || node.is_null(), "{health:?} {node}");
+        }
+        done
+    };
+    assert!(is_tested);
+    assert_eq!(status, Some(0), "{text}{errors}");
+    assert!(text.contains("The GPU is in service again."), "{text}");
+    bed.running("patient").await;
+    let node = bed.api().get("nodes", "", "n1").expect("there");
+    let annotations = node["metadata"]["annotations"].as_object().expect("annotations");
+    assert!(
+        annotations
+            .keys()
+            .all(|key| !key.contains("-service") && !key.contains("-test")),
+        "{annotations:?}"
+    );
+
+    // What an administrator took out of service stays there.
+    let out = json!({"metadata": {"annotations": {out_of_service_key(&bed.inventory("n1").gpus[0].uuid): "fan is broken"}}});
+    bed.api().patch("nodes", "", "n1", PatchKind::Merge, &out).expect("patched");
+    is(&bed, Health::Failed).await;
+    let (status, text, _) = smoke(&bed, &["--all-nodes", "--report"], &["n1"], wrong).await;
+    assert!(
+        status == Some(3)
+            && text.contains("SKIP n1 GPU 0")
+            && text.contains("out of service: fan is broken; kubectl annotate node n1"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -450,6 +551,19 @@ async fn a_user_without_rights_gets_a_sentence() {
     right(&["watch"], "pods");
     let (status, text) = as_ann().await;
     assert_eq!(status, Some(0), "{text}");
+
+    // To report takes one more right.
+    let mut failing = bad(&bed.inventory("n1").gpus[0].uuid);
+    failing
+        .steps
+        .iter_mut()
+        .for_each(|step| step.gpu_at_fault = step.id == Id::S03);
+    let fails = |_: &str| Some(reported(&failing));
+    let (status, text, _) = smoke_with(&bed, &file, &["--all-nodes", "--report"], &["n1"], fails).await;
+    assert!(
+        status == Some(2) && text.contains("The node could not be told") && text.contains("kubectl auth can-i patch nodes"),
+        "{text}"
+    );
 }
 
 #[tokio::test]

@@ -59,6 +59,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         gpu: args.gpu.clone(),
         share: args.share,
         whole: args.whole,
+        report: args.report,
     };
     let planned = plan(&snapshot, &wanted)?;
     let calls_to_explain = READ + snapshot.ledger.pod_count() / PAGE + snapshot.sites().len() / PAGE;
@@ -69,6 +70,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         calls_to_explain,
         pending: PENDING,
         total: args.timeout.saturating_add(START),
+        report: args.report,
     };
     let mut run = Run::new(&planned, limits);
     let mut left = Vec::new();
@@ -141,6 +143,7 @@ async fn play(run: &mut Run, pods: &Pods, stopped: &CancellationToken) -> anyhow
         for action in run.step(now(), event) {
             work.push(match action {
                 Action::Create(number) => pods.create(number).boxed(),
+                Action::Tell(number, mark) => pods.tell(number, mark).boxed(),
                 Action::Delete(number) => pods.delete(number).boxed(),
                 Action::Explain(numbers) => {
                     let waiting: Vec<(usize, DynamicObject)> = numbers

@@ -8,12 +8,13 @@ use divvy_explainer::from_objects;
 use divvy_explainer::read_cluster::read_without_waiting;
 use divvy_kube::in_words;
 use divvy_kube::objects::{self, PodObject};
-use divvy_model::MemoryUnit;
-use divvy_smoke_run::{Event, Planned, RUN_LABEL, Seen, Settings};
+use divvy_model::{Health, Inventory, MemoryUnit, names};
+use divvy_smoke_run::{Event, Mark, Planned, RUN_LABEL, Seen, Settings, Target};
 use futures::{Stream, StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
-use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::WatchStreamExt as _;
+use kube::runtime::wait::await_condition;
 use kube::runtime::watcher::{self, Event as Watched};
 use serde_json::Value;
 
@@ -108,6 +109,15 @@ impl Pods {
         let Some((target, Ok(ask))) = self.planned.get(number).map(|planned| (&planned.target, &planned.ask)) else {
             return Event::Unclear(number, "it is not to be tried".to_owned());
         };
+        if target.failed_before.is_some()
+            && let Err(why) = self.open_for_test(target).await
+        {
+            return Event::Refused {
+                number,
+                why: format!("the GPU is out of service, and was not opened for the test: {why}"),
+                tried: None,
+            };
+        }
         let manifest = self.settings.pod(number, target, *ask);
         let object: DynamicObject = match serde_json::from_value(manifest.clone()) {
             Ok(object) => object,
@@ -127,6 +137,48 @@ impl Pods {
             }
             Ok(Err(error)) => Event::Unclear(number, in_words(&error)),
             Err(_) => Event::Unclear(number, format!("no answer within {} s", ANSWER.as_secs())),
+        }
+    }
+
+    /// Tell the node of a GPU what the test found.
+    pub(super) async fn tell(&self, number: usize, mark: Mark) -> Event {
+        let Some(planned) = self.planned.get(number) else {
+            return Event::Told(number, Some("it was not to be tried".to_owned()));
+        };
+        Event::Told(number, self.mark(&planned.target, &mark).await.err())
+    }
+
+    /// Let this run test a GPU that is out of service. Wait until its agent says so: if the extender refused the pod before, kube-scheduler would not
+    /// try again soon.
+    async fn open_for_test(&self, target: &Target) -> Result<(), String> {
+        self.mark(target, &Mark::Testing).await?;
+        let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
+        let is_open = |node: Option<&DynamicObject>| {
+            let text = node.and_then(|node| node.metadata.annotations.as_ref()?.get(names::INVENTORY));
+            let inventory = text.and_then(|text| Inventory::parse(text).ok());
+            let mut gpus = inventory.iter().flat_map(|inventory| &inventory.gpus);
+            gpus.any(|gpu| gpu.uuid == target.uuid && gpu.health == Health::Testing)
+        };
+        match tokio::time::timeout(ANSWER, await_condition(nodes, &target.node, is_open)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(format!("the node cannot be watched: {error}")),
+            Err(_) => Err(format!(
+                "the agent of node {} did not open it within {} s; divvy doctor --cluster finds out whether it runs",
+                target.node,
+                ANSWER.as_secs()
+            )),
+        }
+    }
+
+    /// Write a mark on the node of a GPU.
+    async fn mark(&self, target: &Target, mark: &Mark) -> Result<(), String> {
+        let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
+        let (params, patch) = (PatchParams::default(), mark.patch(&target.uuid, &self.settings.run));
+        let patch = Patch::Merge(&patch);
+        match tokio::time::timeout(ANSWER, nodes.patch_metadata(&target.node, &params, &patch)).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(in_words(&error)),
+            Err(_) => Err(format!("no answer within {} s", ANSWER.as_secs())),
         }
     }
 

@@ -1,0 +1,78 @@
+//! What a run writes on a node about one of its GPUs.
+
+use divvy_model::out_of_service::{failed_smoke, out_of_service_key, under_test_key};
+use divvy_smoke_report::{Id, Outcome, Report, Status};
+use serde_json::{Value, json};
+
+use crate::{Target, Verdict};
+
+/// What a node is told about one of its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mark {
+    /// The GPU failed, for this reason: it is out of service.
+    Failed(String),
+    /// The GPU is out of service, and this run tests it now.
+    Testing,
+    /// The GPU has passed, and is in service again.
+    Passed,
+}
+
+impl Mark {
+    /// Decide what to tell the node of a GPU with this result. The GPU goes out of service only if a failure shows that it is the GPU's own, and comes back
+    /// only if it passes what proves that it computes, and the step that failed before.
+    pub fn of(target: &Target, verdict: &Verdict) -> Option<Mark> {
+        let report = match verdict {
+            Verdict::Tested(report) => Some(report),
+            _ => None,
+        };
+        let found = report.and_then(|report| found(report));
+        let before = target.failed_before.as_ref();
+        match (found, before) {
+            (Some(found), _) => Some(Mark::Failed(found)),
+            (None, Some(before)) => match report.is_some_and(|report| passes(report, before)) {
+                true => Some(Mark::Passed),
+                false => Some(Mark::Failed(before.clone())),
+            },
+            (None, None) => None,
+        }
+    }
+
+    /// Return whether the GPU is `in` service or `out` of it after this mark. `None` if that is not decided.
+    pub(crate) fn service(&self) -> Option<&'static str> {
+        match self {
+            Mark::Failed(_) => Some("out"),
+            Mark::Passed => Some("in"),
+            Mark::Testing => None,
+        }
+    }
+
+    /// Return the merge patch for the node.
+    pub fn patch(&self, uuid: &str, run: &str) -> Value {
+        let (out, test) = (out_of_service_key(uuid), under_test_key(uuid));
+        let annotations = match self {
+            Mark::Failed(found) => json!({out: failed_smoke(found), test: null}),
+            Mark::Testing => json!({test: run}),
+            Mark::Passed => json!({out: null, test: null}),
+        };
+        json!({"metadata": {"annotations": annotations}})
+    }
+}
+
+/// Return the first failure that is the GPU's own.
+fn found(report: &Report) -> Option<String> {
+    let is_own = |status: Status, gpu_at_fault: bool| status == Status::Fail && gpu_at_fault;
+    let step = report.steps.iter().find(|step| is_own(step.status, step.gpu_at_fault))?;
+    Some(format!("{} {}: {}", step.id.word(), step.id.title(), step.found))
+}
+
+/// Report whether a GPU passed well enough to be in service again.
+fn passes(report: &Report, before: &str) -> bool {
+    let failed = before.split_whitespace().next().and_then(Id::parse);
+    let needed = [Id::S02, Id::S03, Id::S04].into_iter().chain(failed);
+    let has_passed = |id: Id| {
+        report
+            .step(id)
+            .is_some_and(|step| matches!(step.status, Status::Pass | Status::Warn))
+    };
+    matches!(report.result, Outcome::Pass | Outcome::Warn) && needed.into_iter().all(has_passed)
+}
