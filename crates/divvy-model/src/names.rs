@@ -34,18 +34,20 @@ pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
 /// Pod annotation that users write: whether the pod must be held to its share of a GPU: `hard`, `soft`, or `none`.
 pub const ISOLATION: &str = "divvy.dev/isolation";
-/// Pod annotation that users write: `"true"` for a pod that tests a GPU. The pod also accepts the GPUs named in [`GPU_UUID`] that are out of service
-/// ([`OUT_OF_SERVICE`]) while they are being tested ([`UNDER_TEST`]). `divvy smoke --report` writes it.
+/// Pod annotation that users write: `"true"` for a pod that tests a GPU. Of the GPUs in `divvy.dev/gpu-uuid`, the pod also accepts those that are out of
+/// service, while they are being tested. `divvy smoke --report` writes it.
 pub const GPU_TEST: &str = "divvy.dev/gpu-test";
 /// Divvy's annotations that a user may write on a pod.
 pub const POD_KEYS: [&str; 8] = [
     GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS, GPU_CORES, ISOLATION, GPU_TEST,
 ];
-/// Prefix of a node annotation that administrators write: the rest of its name is the UUID of a GPU that the agent does not offer
-/// ([`crate::OutOfService`]), and its value is the reason. `divvy smoke --report` writes and removes it.
+/// Node annotation: takes a GPU out of service, whose UUID follows the slash. The value is the reason. Administrators write it, and so does `divvy smoke
+/// --report`.
+///
+/// [`crate::out_of_service`] reads it.
 pub const OUT_OF_SERVICE: &str = "out-of-service.divvy.dev/";
-/// Prefix of a node annotation that `divvy smoke --report` writes: the rest of its name is the UUID of a GPU that is out of service and that pods with
-/// [`GPU_TEST`] may use now. Its value is the run that tests the GPU.
+/// Node annotation: opens a GPU that is out of service, whose UUID follows the slash, to the pods that test it (`divvy.dev/gpu-test`). The value is the
+/// run that tests it. `divvy smoke --report` writes it.
 pub const UNDER_TEST: &str = "under-test.divvy.dev/";
 /// Pod annotation that Divvy writes: marks a test pod of `divvy scheduler-config --check`, which finds out whether the scheduler calls the
 /// extender. The extender refuses the pod and repeats the annotation's value in the refusal.
