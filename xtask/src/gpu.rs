@@ -64,12 +64,15 @@ fn pack(directory: &Path) -> Result<()> {
     cargo(&fixed, "-p divvy-agent --no-default-features")?;
     files.push(("divvy-agent".to_owned(), in_fixed("divvy-agent")));
     cargo(&dynamic, "-p divvy-hardware --bin divvy-probe")?;
+    // Alone, as in the image.
+    cargo(&dynamic, "-p divvy-smoke")?;
     cargo(
         &dynamic,
         "-p divvy-cuda-program -p divvy-contain -p divvy-cuda-sim -p divvy-nvml-sim",
     )?;
     for name in [
         "divvy-probe",
+        "divvy-smoke",
         "divvy-cuda-program",
         "divvy-contain",
         "libdivvy_cuda_sim.so",

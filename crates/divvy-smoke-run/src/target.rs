@@ -14,6 +14,8 @@ use crate::Verdict;
 
 /// The memory that a test needs, in MiB: a context of CUDA, which takes up to about 600 MiB, and room for the patterns and the matrices.
 const NEEDED: MiB = MiB(1024);
+/// How the agent's reason begins that a GPU in MIG mode is not offered (`divvy_hardware::GpuFacts::unfit`).
+const MIG_MODE: &str = "MIG mode is on";
 
 /// Which GPUs the user wants to try.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -181,6 +183,11 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
             gpu.vendor
         ));
     }
+    if let Some(reason) = divided(gpu) {
+        return skipped(format!(
+            "the GPU is in MIG mode, and none of its MIG devices is offered: {reason}"
+        ));
+    }
     let reason = gpu.reason.as_deref().unwrap_or("it gives no reason");
     let is_tested_again = choice.report && found_by_smoke(reason).is_some();
     if gpu.health != Health::Ok && !is_tested_again {
@@ -211,8 +218,14 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
         return skipped(format!("the node is not ready; kubectl describe node {} says why", site.name));
     }
     let is_shared = gpu.is_shared() && gpu.units > 0;
+    let is_free = |kind: WholeKind| {
+        let asked = divvy_placement::Ask::of(&Ask::Whole(kind).request(uuid), ledger.unit());
+        ledger.fits(&site.name, &asked, "").is_ok()
+    };
     let ask = match (gpu.whole, choice.share) {
         (Some(kind), _) if choice.whole || !is_shared => Ask::Whole(kind),
+        // A MIG device has a resource of its own. While pods share it, no pod gets it as a whole.
+        (Some(kind), None) if gpu.is_part && is_free(kind) => Ask::Whole(kind),
         (None, _) if choice.whole => {
             return skipped("the GPU is not offered as a whole (the agent's --whole-gpus)".to_owned());
         }
@@ -247,6 +260,12 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
         )),
         Err(other) => Err(Verdict::untried(other.filter_message(&site.name))),
     }
+}
+
+/// Return why the agent offers nothing of a GPU in MIG mode. `None` for other GPUs.
+fn divided(gpu: &GpuState) -> Option<&str> {
+    let reason = gpu.reason.as_deref().filter(|reason| reason.starts_with(MIG_MODE))?;
+    (gpu.health == Health::Failed).then_some(reason)
 }
 
 /// Return how many units a test needs.

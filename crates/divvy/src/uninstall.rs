@@ -38,7 +38,7 @@ const ADMISSION: &str = "admissionregistration.k8s.io";
 
 /// All kinds in the order of their removal: workloads first, because they write to other objects, and permissions after the
 /// workloads that need them.
-pub const KINDS: [Kind; 16] = [
+pub const KINDS: [Kind; 17] = [
     kind("apps", "v1", "DaemonSet", "daemonsets", true),
     kind("apps", "v1", "Deployment", "deployments", true),
     kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
@@ -61,6 +61,7 @@ pub const KINDS: [Kind; 16] = [
         false,
     ),
     kind("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", false),
+    kind("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false),
     kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
     kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
     kind(RBAC, "v1", "RoleBinding", "rolebindings", true),

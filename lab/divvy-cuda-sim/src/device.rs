@@ -50,7 +50,7 @@ impl Device {
     fn slot(&mut self) -> Result<Option<&mut Slot>, Code> {
         if self.slot.is_none() {
             let Some(directory) = directory() else { return Ok(None) };
-            let slot = Ledger::open(&directory, &self.card.uuid).and_then(Ledger::claim);
+            let slot = Ledger::open(&directory, &self.card.ledger).and_then(Ledger::claim);
             self.slot = Some(slot.map_err(failed)?);
         }
         Ok(self.slot.as_mut())

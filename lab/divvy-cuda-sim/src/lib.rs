@@ -8,6 +8,7 @@
 //! | variable | meaning |
 //! |---|---|
 //! | `DIVVY_NVML_SIM` | path of the machine description ([`divvy_model::machine`]) |
+//! | `CUDA_VISIBLE_DEVICES` | which GPUs or MIG devices a process sees, as with the real driver: indices, UUIDs, and beginnings of the UUIDs of GPUs |
 //! | `DIVVY_NVML_SIM_NODE` | name of a node in the description; the first node if not set |
 //! | `DIVVY_NVML_SIM_LEDGER` | directory of the ledgers; if not set, each process has the whole GPU, and NVML does not know of it |
 //! | `DIVVY_CUDA_SIM_VERSION` | the driver's CUDA version, such as `12.4`; the one of the described driver if not set |
@@ -44,6 +45,12 @@
 //!
 //! A process that ends, however it ends, has nothing in the ledger afterwards, unless a child that it forked lives on. A forked child cannot use CUDA.
 //!
+//! # MIG
+//!
+//! A process sees one MIG device of the machine, the first one or that of `CUDA_VISIBLE_DEVICES`, and no GPU besides. It has the name, the memory, and the
+//! multiprocessors of its profile ([`divvy_gpu_sim::mig`]), and a ledger of its own. A GPU in MIG mode without MIG devices cannot be seen: if there is no
+//! other, `cuInit` returns CUDA_ERROR_NO_DEVICE.
+//!
 //! # Simplifications
 //!
 //! - Memory is zero at first. Memory of another process, and imported memory, has contents of its own here.
@@ -57,7 +64,7 @@
 //! - All launches on a GPU run one after the other, in the order in which the processes made them. NVML's
 //!   utilization of processes shows them, that of the GPU does not.
 //! - What the control socket of `divvy-nvml-sim` changes is not seen here.
-//! - A context that becomes unusable, MPS, MIG devices, and `CUDA_VISIBLE_DEVICES` are not simulated.
+//! - A context that becomes unusable, and MPS, are not simulated. NVML does not know of the processes on MIG devices.
 //! - Which of several mistakes in one call is reported is not always known of the real driver. Here it is: no cuInit, no context, the arguments.
 
 #![allow(
@@ -83,5 +90,6 @@ mod pool;
 mod share;
 mod slab;
 mod trace;
+mod visible;
 mod vmm;
 mod work;

@@ -3,8 +3,12 @@
 use std::env;
 use std::path::PathBuf;
 
+use divvy_gpu_sim::mig::{Profile, SMS_OF_SLICE};
 use divvy_gpu_sim::{cuda_version, parse_version};
-use divvy_model::machine::{MachineGpu, Machines};
+use divvy_model::machine::{MachineGpu, MachineMig, MachineNode, Machines};
+use divvy_model::{MiB, MigParts};
+
+use crate::visible::{Gpu, visible};
 
 /// What a context takes if the description does not say: the order of magnitude of a data center GPU.
 const CONTEXT_MIB: u64 = 300;
@@ -13,13 +17,18 @@ const CONTEXT_MIB: u64 = 300;
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) version: i32,
+    /// What this process can use.
     pub(crate) cards: Vec<Card>,
 }
 
-/// One GPU.
-#[derive(Debug)]
+/// One GPU, or one MIG device.
+#[derive(Debug, Clone)]
 pub(crate) struct Card {
     pub(crate) uuid: String,
+    /// The UUID of the GPU, also for a MIG device.
+    pub(crate) gpu_uuid: String,
+    /// The name of the ledger. The compute instances of a GPU instance have one memory, and so one ledger.
+    pub(crate) ledger: String,
     /// The PCI bus id, such as `0000:81:00.0`.
     pub(crate) pci: String,
     pub(crate) described: MachineGpu,
@@ -51,27 +60,79 @@ impl Machine {
             Err(_) => machines.nodes.first(),
         };
         let node = node.ok_or_else(|| format!("{}: the node of DIVVY_NVML_SIM_NODE is not described", path.display()))?;
-        let card = |(index, described): (usize, &MachineGpu)| {
-            let others: u64 = described.processes.iter().map(|process| process.used_mib).sum();
-            Card {
-                uuid: node.gpu_uuid(index),
-                pci: node.gpu_pci(index),
-                described: described.clone(),
-                capacity: mib(described.memory_mib.saturating_sub(others)),
-                context: mib(described.context_mib.unwrap_or(CONTEXT_MIB)),
-            }
-        };
         let version = match env::var("DIVVY_CUDA_SIM_VERSION") {
             Ok(text) => {
                 parse_version(&text).ok_or_else(|| format!("DIVVY_CUDA_SIM_VERSION is {text:?}; write it like \"12.4\""))?
             }
             Err(_) => cuda_version(&node.driver),
         };
+        let gpus: Result<Vec<Gpu>, String> = (0..node.gpus.len()).map(|index| gpu(node, index)).collect();
+        let gpus = gpus.map_err(|error| format!("{}: {error}", path.display()))?;
+        // What is not UTF-8 names no GPU.
+        let wanted = env::var_os("CUDA_VISIBLE_DEVICES").map(|list| list.to_string_lossy().into_owned());
         Ok(Machine {
             version,
-            cards: node.gpus.iter().enumerate().map(card).collect(),
+            cards: visible(&gpus, wanted.as_deref()),
         })
     }
+}
+
+/// Return a GPU, or what it is divided into.
+fn gpu(node: &MachineNode, index: usize) -> Result<Gpu, String> {
+    let (uuid, described) = (node.gpu_uuid(index), &node.gpus[index]);
+    let card = |uuid: &str, ledger: String, described: MachineGpu| {
+        let others: u64 = described.processes.iter().map(|process| process.used_mib).sum();
+        Card {
+            uuid: uuid.to_owned(),
+            gpu_uuid: node.gpu_uuid(index),
+            ledger,
+            pci: node.gpu_pci(index),
+            capacity: mib(described.memory_mib.saturating_sub(others)),
+            context: mib(described.context_mib.unwrap_or(CONTEXT_MIB)),
+            described,
+        }
+    };
+    let cards = match &described.mig {
+        None => vec![card(&uuid, uuid.clone(), described.clone())],
+        Some(parts) => {
+            let one = |(at, part): (usize, &MachineMig)| {
+                let first = parts.iter().position(|other| other.gpu_instance == part.gpu_instance);
+                let ledger = node.mig_uuid(index, first.unwrap_or(at));
+                let described = divided(described, parts, part)
+                    .ok_or_else(|| format!("GPU {index} of {}: the MIG device {at} has no known profile", node.name))?;
+                Ok(card(&node.mig_uuid(index, at), ledger, described))
+            };
+            parts.iter().enumerate().map(one).collect::<Result<_, String>>()?
+        }
+    };
+    Ok(Gpu {
+        uuid,
+        is_divided: described.mig.is_some(),
+        cards,
+    })
+}
+
+/// Describe a MIG device as a GPU: with its own name, memory, and multiprocessors. `None` for an unknown profile.
+fn divided(gpu: &MachineGpu, parts: &[MachineMig], part: &MachineMig) -> Option<MachineGpu> {
+    let within = || parts.iter().filter(|other| other.gpu_instance == part.gpu_instance);
+    let named = within().find_map(|other| other.profile);
+    let profile = Profile::of(named, within().count())?;
+    let compute_slices = profile.compute_slices(named);
+    let parts = MigParts {
+        gi_profile: Some(profile.number),
+        gi_slices: profile.slices,
+        ci_slices: compute_slices,
+        memory: profile.memory_mib(gpu.memory_mib),
+        ..MigParts::default()
+    };
+    Some(MachineGpu {
+        model: format!("{} MIG {}", gpu.model, parts.profile(MiB(gpu.memory_mib))),
+        memory_mib: parts.memory,
+        sms: SMS_OF_SLICE * compute_slices,
+        // The description does not say which MIG device a process uses.
+        processes: Vec::new(),
+        ..gpu.clone()
+    })
 }
 
 fn mib(count: u64) -> u64 {

@@ -10,7 +10,7 @@ use crate::driver::Choice;
 
 pub(crate) const USAGE: &str = "usage: divvy-gpu-check [FLAGS]
 
-Check Divvy's probe, agent, and guard on the first NVIDIA GPU of this machine, which nothing else should use meanwhile.
+Check Divvy's probe, agent, guard, and divvy-smoke on the first NVIDIA GPU of this machine, which nothing else should use meanwhile.
 
   --report DIR    directory for report.md and report.json, which are written after each check [default: gpu-report]
   --simulated     use the simulated driver
@@ -19,7 +19,7 @@ Check Divvy's probe, agent, and guard on the first NVIDIA GPU of this machine, w
   --seconds N     how long a share of compute time is measured [default: 10]
   --time N        end after so many seconds: the check that runs is stopped, and no other one begins [default: 540]
 
-Checks: facts, inventory, nvml, memory, sizes, kinds, compute, overhead, programs, escapes, demo. docs/gpu-checks.md says what each does.
+Checks: facts, inventory, nvml, memory, sizes, kinds, smoke, compute, overhead, programs, escapes, demo. docs/gpu-checks.md says what each does.
 
 Exit status: 0 no check failed, 1 a check failed, 2 the checks could not begin.";
 

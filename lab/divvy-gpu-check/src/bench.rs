@@ -14,7 +14,7 @@ use crate::program::{Program, of};
 use crate::rig::{Pod, Rig};
 
 /// What a driver may keep for itself after the first context.
-const KEPT: u64 = 64 << 20;
+pub(crate) const KEPT: u64 = 64 << 20;
 
 /// What the checks need.
 #[derive(Debug)]

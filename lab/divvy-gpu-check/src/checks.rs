@@ -11,6 +11,7 @@ mod nvml;
 mod overhead;
 mod programs;
 mod sizes;
+mod smoke;
 
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,7 @@ pub(crate) enum Check {
     Memory,
     Sizes,
     Kinds,
+    Smoke,
     Compute,
     Overhead,
     Programs,
@@ -38,13 +40,14 @@ pub(crate) enum Check {
 
 impl Check {
     /// All checks, in the order in which they run: what others build on is first, and what takes long is last.
-    pub(crate) const ALL: [Check; 11] = [
+    pub(crate) const ALL: [Check; 12] = [
         Check::Facts,
         Check::Inventory,
         Check::Nvml,
         Check::Memory,
         Check::Sizes,
         Check::Kinds,
+        Check::Smoke,
         Check::Compute,
         Check::Overhead,
         Check::Programs,
@@ -60,6 +63,7 @@ impl Check {
             Check::Memory => "memory",
             Check::Sizes => "sizes",
             Check::Kinds => "kinds",
+            Check::Smoke => "smoke",
             Check::Compute => "compute",
             Check::Overhead => "overhead",
             Check::Programs => "programs",
@@ -76,6 +80,7 @@ impl Check {
             Check::Memory => "Processes that fill their pod's share together do not get more than the share",
             Check::Sizes => "The guard charges what the driver takes, for allocations from 1 B to 64 MiB",
             Check::Kinds => "The guard holds every way to allocate memory to the share",
+            Check::Smoke => "divvy-smoke computes on the GPU and in a share of it, and says what is wrong where it cannot",
             Check::Compute => "Pods get their shares of compute time",
             Check::Overhead => "What the guard adds to allocations, launches, and the start of a process",
             Check::Programs => "Programs do the same with the guard as without it, and see the share",
@@ -88,7 +93,7 @@ impl Check {
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
             Check::Facts | Check::Inventory => 30,
-            Check::Nvml | Check::Sizes | Check::Kinds | Check::Overhead | Check::Escapes => 60,
+            Check::Nvml | Check::Sizes | Check::Kinds | Check::Smoke | Check::Overhead | Check::Escapes => 60,
             Check::Memory | Check::Demo => 90,
             Check::Programs => 180,
             Check::Compute => 240,
@@ -123,6 +128,7 @@ impl Check {
             Check::Memory => memory::run(bench, findings).await,
             Check::Sizes => sizes::run(bench, findings).await,
             Check::Kinds => kinds::run(bench, findings).await,
+            Check::Smoke => smoke::run(bench, findings).await,
             Check::Compute => compute::run(bench, findings).await,
             Check::Overhead => overhead::run(bench, findings).await,
             Check::Programs => programs::run(bench, findings).await,

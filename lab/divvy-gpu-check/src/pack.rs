@@ -27,6 +27,7 @@ impl Pack {
             "divvy-agent",
             "divvy-probe",
             "divvy-cuda-program",
+            "divvy-smoke",
             "libdivvy-guard.so",
             "libdivvy-guard-nvml.so",
         ];
@@ -116,6 +117,7 @@ mod tests {
         for name in [
             "divvy-agent",
             "divvy-cuda-program",
+            "divvy-smoke",
             "libdivvy-guard.so",
             "libdivvy-guard-nvml.so",
         ] {

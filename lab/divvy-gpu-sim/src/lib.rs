@@ -2,6 +2,7 @@
 
 mod clock;
 mod ledger;
+pub mod mig;
 mod versions;
 mod work;
 

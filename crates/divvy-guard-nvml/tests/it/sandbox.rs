@@ -214,6 +214,8 @@ impl Sandbox {
             .args([library, "libnvidia-ml.so.real", "libcuda.so.1"].map(|name| self.path(name)))
             .env("DIVVY_NVML_SIM", self.path("machine.toml"))
             .env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"))
+            // On a machine with a MIG device, CUDA shows nothing else otherwise.
+            .env("CUDA_VISIBLE_DEVICES", "0,1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();

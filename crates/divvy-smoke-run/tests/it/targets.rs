@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Gpu, Health, Inventory, MemoryUnit, MiB, Node, Vendor, WholeKind};
+use divvy_model::{Gpu, Health, Inventory, MemoryUnit, MiB, Node, Partition, Vendor, WholeKind};
 use divvy_placement::Ledger;
 use divvy_smoke_run::{Ask, Choice, Error, Planned, Verdict, plan};
 use divvy_testkit::nodes::divvy_node;
@@ -31,7 +31,12 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
 }
 
 fn snapshot(nodes: &[Node], change: impl Fn(&mut Site)) -> Snapshot {
-    let mut ledger = Ledger::new(MemoryUnit::GIB);
+    snapshot_in(MemoryUnit::GIB, nodes, change)
+}
+
+/// The same in a cluster with this unit.
+fn snapshot_in(unit: MemoryUnit, nodes: &[Node], change: impl Fn(&mut Site)) -> Snapshot {
+    let mut ledger = Ledger::new(unit);
     ledger.replace_nodes(nodes);
     let site = |node: &Node| {
         let mut site = Site {
@@ -131,6 +136,95 @@ fn a_gpu_that_is_out_of_service_is_tried_again_only_with_report_and_only_if_a_te
     };
     insta::assert_snapshot!(with(false));
     insta::assert_snapshot!(with(true));
+}
+
+#[test]
+fn a_mig_device_is_tried_with_its_own_resource_and_an_undivided_gpu_in_mig_mode_is_skipped() {
+    let part = |index: u32, whole: Option<WholeKind>| Gpu {
+        uuid: format!("MIG-{index}"),
+        model: "NVIDIA A100-SXM4-40GB MIG 3g.20gb".to_owned(),
+        partition: Some(Partition {
+            parent: "GPU-00".to_owned(),
+            profile: "3g.20gb".to_owned(),
+        }),
+        whole,
+        ..gpu(index)
+    };
+    let mig = WholeKind::Mig("3g.20gb".parse().expect("a profile"));
+    // As the agent writes it.
+    let reason = "MIG mode is on, so nothing can run on the whole GPU; switch it off with nvidia-smi -i 1 -mig 0";
+    let undivided = Gpu {
+        health: Health::Failed,
+        reason: Some(reason.to_owned()),
+        ..gpu(1)
+    };
+    let shared = Gpu {
+        held: MiB(4096),
+        ..part(103, Some(mig))
+    };
+    let failed = Gpu {
+        health: Health::Failed,
+        reason: Some("XID 94".to_owned()),
+        ..part(104, Some(mig))
+    };
+    let gpus = vec![
+        undivided,
+        part(100, Some(mig)),
+        part(101, Some(WholeKind::Gpu(Vendor::Nvidia))),
+        part(102, None),
+        shared,
+        failed,
+    ];
+    let mut node = node("n1", gpus);
+    node.whole = BTreeMap::from([(mig, 2), (WholeKind::Gpu(Vendor::Nvidia), 1)]);
+    let snapshot = snapshot(&[node], |_| {});
+    let skipped = format!("n1 GPU 1 (GPU-11aa): SKIP the GPU is in MIG mode, and none of its MIG devices is offered: {reason}");
+    let failed = "n1 GPU 104 (MIG-104): FAIL Divvy's agent does not offer the GPU: XID 94";
+    let check = |choice: &Choice, expected: [&str; 4]| {
+        let planned = shown(&plan(&snapshot, choice).expect("a plan"));
+        assert_eq!(planned.len(), 6);
+        assert_eq!((planned[0].as_str(), planned[5].as_str()), (skipped.as_str(), failed));
+        for ((one, expected), index) in planned[1..5].iter().zip(expected).zip(100..) {
+            assert_eq!(one, &format!("n1 GPU {index} (MIG-{index}): {expected}"));
+        }
+    };
+    check(
+        &Choice::default(),
+        ["nvidia.com/mig-3g.20gb", "nvidia.com/gpu", "1 units", "1 units"],
+    );
+    let share = Choice {
+        share: Some(2),
+        ..Choice::default()
+    };
+    check(&share, ["2 units"; 4]);
+    let whole = Choice {
+        whole: true,
+        ..Choice::default()
+    };
+    check(
+        &whole,
+        [
+            "nvidia.com/mig-3g.20gb",
+            "nvidia.com/gpu",
+            "SKIP the GPU is not offered as a whole (the agent's --whole-gpus)",
+            "SKIP full: pods hold 4096 MiB of it",
+        ],
+    );
+}
+
+#[test]
+fn a_test_requests_as_many_units_as_make_a_gibibyte() {
+    for (unit, units) in [("100MiB", 11), ("128MiB", 8), ("1GiB", 1), ("4GiB", 1)] {
+        let unit: MemoryUnit = unit.parse().expect("a unit");
+        let of_gpu = unit.units_in(MiB(16384));
+        let mut node = node("n1", vec![Gpu { units: of_gpu, ..gpu(0) }]);
+        (node.capacity_units, node.allocatable_units) = (of_gpu, of_gpu);
+        if let Some(Ok(inventory)) = &mut node.inventory {
+            inventory.unit = unit;
+        }
+        let planned = plan(&snapshot_in(unit, &[node], |_| {}), &Choice::default()).expect("a plan");
+        assert_eq!(planned[0].ask, Ok(Ask::Units(units)), "{unit}");
+    }
 }
 
 #[test]

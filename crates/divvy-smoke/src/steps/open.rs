@@ -79,12 +79,13 @@ fn open<'d>(
     let mut devices = Vec::new();
     for index in 0..count.min(MOST_GPUS) {
         let device = driver.device(index as i32)?;
-        devices.push((device, uuid_text(driver.uuid(device)?)));
+        let uuid = uuid_text(driver.uuid(device)?);
+        let name = driver.name(device)?;
+        devices.push((device, of_part(uuid, &name), name));
     }
-    let uuids: Vec<&str> = devices.iter().map(|(_, uuid)| uuid.as_str()).collect();
+    let uuids: Vec<&str> = devices.iter().map(|(_, uuid, _)| uuid.as_str()).collect();
     let index = select(&uuids, asked.gpu.as_deref())?;
-    let (device, uuid) = (devices[index].0, devices[index].1.clone());
-    let name = driver.name(device)?;
+    let (device, uuid, name) = devices.swap_remove(index);
     let capability = (
         driver.attribute(CAPABILITY[0], device)?,
         driver.attribute(CAPABILITY[1], device)?,
@@ -92,12 +93,6 @@ fn open<'d>(
     let multiprocessors = u32::try_from(driver.attribute(MULTIPROCESSORS, device)?).unwrap_or(1);
     let mode = driver.attribute(COMPUTE_MODE, device)?;
     let memory = driver.total(device)?;
-    // CUDA's UUID of a MIG device has the same form as a GPU's. Its name says what it is.
-    let uuid = if name.contains(" MIG ") {
-        uuid.replacen("GPU-", "MIG-", 1)
-    } else {
-        uuid
-    };
     let gpu = Gpu {
         uuid: uuid.clone(),
         name,
@@ -214,7 +209,15 @@ fn hinted(failure: Failure, bad: Option<&str>) -> Problem {
     }
 }
 
-/// Return a UUID as NVML writes it.
+/// Return the UUID of a device of this name as NVML writes it. CUDA's UUID of a MIG device has the same form as a GPU's, and its name says what it is.
+fn of_part(uuid: String, name: &str) -> String {
+    match name.contains(" MIG ") {
+        true => uuid.replacen("GPU-", "MIG-", 1),
+        false => uuid,
+    }
+}
+
+/// Return a GPU's UUID as NVML writes it.
 pub fn uuid_text(bytes: [u8; 16]) -> String {
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!(

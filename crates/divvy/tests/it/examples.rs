@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::bed::Bed;
 use crate::chart::admission::Policy;
+use crate::chart::default_objects;
 
 /// Return the objects of all files in `examples/`, by file name.
 fn examples() -> Vec<(String, Value)> {
@@ -128,10 +129,38 @@ fn the_admission_policies_admit_each_example() {
     }
 }
 
+#[test]
+fn pods_that_try_gpus_have_a_class_that_preempts_no_others() {
+    let class = default_objects()
+        .into_iter()
+        .find(|object| object["kind"] == "PriorityClass")
+        .expect("the class");
+    assert_eq!(
+        (&class["preemptionPolicy"], &class["globalDefault"], &class["value"]),
+        (&json!("Never"), &json!(false), &json!(-1000))
+    );
+    let specs: Vec<Value> = examples()
+        .into_iter()
+        .filter(|(file, _)| file.starts_with("smoke"))
+        .filter_map(|(_, object)| match object["kind"].as_str() {
+            Some("Job") => Some(object["spec"]["template"]["spec"].clone()),
+            Some("CronJob") => Some(object["spec"]["jobTemplate"]["spec"]["template"]["spec"].clone()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(specs.len(), 2);
+    for spec in specs {
+        assert_eq!(spec["priorityClassName"], class["metadata"]["name"], "{spec}");
+    }
+}
+
 #[tokio::test]
 async fn each_example_gets_its_gpus() {
     let mut bed = Bed::with_amd(&[&[40, 40], &[40, 40]], 2).await;
     bed.offer_whole().await;
+    // As the chart does.
+    let class = json!({"metadata": {"name": "divvy-smoke"}, "value": -1000, "preemptionPolicy": "Never"});
+    bed.api().create("priorityclasses.scheduling.k8s.io", class).expect("created");
     for node in bed.api().list("nodes", "").expect("listed") {
         let (name, labels) = (&node["metadata"]["name"], json!({"metadata": {"labels": labels_of_node()}}));
         let labelled = bed

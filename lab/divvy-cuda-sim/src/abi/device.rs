@@ -22,7 +22,13 @@ symbols! {
         name.put_text(length, &driver.devices[index].card.described.model)
     };
 
-    call [cuDeviceGetUuid, cuDeviceGetUuid_v2](uuid: Out<[u8; 16]>, device: c_int) |driver| {
+    // The symbol of CUDA 9.2, which knows no MIG devices: it tells the UUID of the GPU. cuda.h says only of the newer one that it tells that of a MIG device.
+    call cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: c_int) |driver| {
+        let index = driver.device(device)?;
+        uuid.put(uuid_bytes(&driver.devices[index].card.gpu_uuid))
+    };
+
+    call cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: c_int) |driver| {
         let index = driver.device(device)?;
         uuid.put(uuid_bytes(&driver.devices[index].card.uuid))
     };

@@ -52,6 +52,14 @@ impl Bed {
         bed
     }
 
+    /// A machine with the GPUs of this description.
+    pub(crate) fn of(gpus: &str) -> Bed {
+        let bed = Bed::new();
+        let text = format!("v = 1\n[[node]]\nname = \"n\"\ndriver = \"615.71.09\"\n{gpus}");
+        std::fs::write(bed.path("machine.toml"), text).expect("the description");
+        bed
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -80,6 +88,7 @@ impl Bed {
         command.env("WORKER_CUDA", cuda());
         command.env("DIVVY_NVML_SIM", self.path("machine.toml"));
         command.env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));
+        command.env_remove("CUDA_VISIBLE_DEVICES");
         command.envs(variables.iter().copied());
         let mut child = command
             .stdin(Stdio::piped())

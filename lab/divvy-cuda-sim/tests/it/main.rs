@@ -3,6 +3,7 @@
 mod bad_input;
 mod bed;
 mod memory;
+mod mig;
 mod nvml;
 mod processes;
 mod ptx;

@@ -19,6 +19,7 @@ use divvy_model::legacy::unhealthy_gpus;
 use divvy_model::machine::Machines;
 use divvy_nvidia_config::{Environment, Invocation, Program};
 use divvy_simulator::{Order, Trace};
+use divvy_smoke_report::{Gpu, Id, Report, Step as SmokeStep};
 use prost::Message;
 use serde_json::Value;
 
@@ -48,6 +49,11 @@ pub(crate) fn targets() -> Vec<Target> {
         ),
         Target::new("a trace and an order", trace, &[TRACE]),
         Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
+        Target {
+            accepted: smoke_reports(),
+            ..Target::new("a report of divvy-smoke", smoke_report, &[])
+        }
+        .refusing(&["{}", "{\"version\":\"9.9.9\",\"steps\":[],\"result\":\"PASS\"}"]),
         Target::new("the unhealthy GPUs in a ConfigMap", unhealthy, &["0,2", " 1 "]),
         Target {
             accepted: vec![allocate()],
@@ -351,6 +357,45 @@ fn unhealthy(bytes: &[u8]) -> bool {
     let written: Vec<String> = found.iter().map(ToString::to_string).collect();
     assert_eq!(unhealthy_gpus(&written.join(",")), found);
     !found.is_empty()
+}
+
+fn smoke_reports() -> Vec<Vec<u8>> {
+    let gpu = Gpu {
+        uuid: "GPU-00000000-0000-4000-8000-000000000000".to_owned(),
+        name: "NVIDIA H100 80GB HBM3".to_owned(),
+        memory: 80 << 30,
+        ..Gpu::default()
+    };
+    let steps = vec![
+        SmokeStep::pass(Id::S02, "50000 sums compared", 200_000),
+        SmokeStep::skip(Id::S05, "the GPU is shared"),
+        SmokeStep::warn(Id::S06, "12 GB/s", "slow\tlinks", "look at the slot"),
+        SmokeStep::fail(Id::S03, "a wrong word", "wrong results", "drain the GPU"),
+    ];
+    let nothing = Report::new(None, Vec::new());
+    let cut = Report {
+        node: Some("n1".to_owned()),
+        cut: 3,
+        ..Report::new(Some(gpu), steps)
+    };
+    [nothing, cut].map(|report| report.json().into_bytes()).to_vec()
+}
+
+/// Rules: a report that is accepted is read back as it was after it was written, and its text moves no terminal's cursor.
+fn smoke_report(bytes: &[u8]) -> bool {
+    let Some(text) = text(bytes) else { return false };
+    match Report::read(text) {
+        Ok(report) => {
+            assert_eq!(Report::read(&report.json()).as_ref(), Ok(&report));
+            let shown = report.text();
+            assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{shown:?}");
+            true
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            false
+        }
+    }
 }
 
 fn allocate() -> Vec<u8> {

@@ -18,6 +18,7 @@ fn pack() -> &'static Path {
             "divvy-agent",
             "divvy-probe",
             "divvy-cuda-program",
+            "divvy-smoke",
             "libdivvy_cuda_sim.so",
             "libdivvy_nvml_sim.so",
         ] {
@@ -72,6 +73,7 @@ fn the_checks_hold_on_the_simulated_driver_and_the_report_has_what_was_measured(
         "memory",
         "sizes",
         "kinds",
+        "smoke",
         "overhead",
         "programs",
         "escapes",
@@ -108,6 +110,29 @@ fn the_checks_hold_on_the_simulated_driver_and_the_report_has_what_was_measured(
         refused["with_guard"].to_string().contains("CUDA_ERROR_OUT_OF_MEMORY"),
         "{refused}"
     );
+    for (what, parts) in [
+        ("dlsym: S03 memory", ["PASS 6 MiB written and compared 4 times", " ms"]),
+        (
+            "an empty CUDA_VISIBLE_DEVICES",
+            ["cuInit returned 100", "CUDA_VISIBLE_DEVICES is empty"],
+        ),
+        (
+            "without libnvidia-ptxjitcompiler",
+            ["cuModuleLoadDataEx returned 221", "JIT_COMPILER_NOT_FOUND"],
+        ),
+        ("kill -9", ["its memory was free", " ms later"]),
+        (
+            "in a share of 4 GiB, getprocaddress: S07 share",
+            ["PASS the driver shows the share, 4096 MiB", "more were refused"],
+        ),
+        (
+            "in a share of 4 GiB, dlsym: S09 accounting",
+            ["PASS two processes held", "of 4096 MiB at once"],
+        ),
+    ] {
+        let value = row("smoke", what)["value"].to_string();
+        assert!(parts.iter().all(|part| value.contains(part)), "{what}: {value}");
+    }
     let killed = row("escapes", "--on-escape kill")["value"].to_string();
     assert!(killed.contains("SIGKILL"), "{killed}");
 }
@@ -130,6 +155,25 @@ fn a_guard_that_does_not_hold_fails_the_check_and_the_others_go_on() {
     assert_eq!((status(0), status(1)), ("FAIL".into(), "PASS".into()), "{report}");
     let failures = report["checks"][0]["failures"].to_string();
     assert!(failures.contains("vmm, with a share of 4 GiB: success"), "{failures}");
+}
+
+#[test]
+fn a_guard_that_lets_a_program_exceed_its_share_fails_the_check_with_divvy_smoke() {
+    let mut library = shadow("divvy-guard");
+    hide(&mut library, &["cuMemAlloc_v2"]);
+    let broken = pack_with("libdivvy-guard.so", &library);
+    let directory = tempfile::tempdir().expect("a directory");
+    let output = Command::new(broken.path().join("divvy-gpu-check"))
+        .args(["--simulated", "--check", "smoke", "--report"])
+        .arg(directory.path())
+        .output();
+    let output = output.expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{}", errors(&output));
+    let failures = report(directory.path())["checks"][0]["failures"].to_string();
+    assert!(
+        failures.contains("in a share of 4 GiB, --via dlsym") && failures.contains("FAIL S07 share"),
+        "{failures}"
+    );
 }
 
 #[test]

@@ -1,63 +1,16 @@
 //! Symbols for GPU instances and compute instances of MIG (nvml.h, "Multi Instance GPU Management").
 //!
-//! If the machine description names the profile of a MIG device, the MIG device is a GPU instance with one compute instance,
-//! which has all slices of the GPU instance. Otherwise each compute instance has one slice, and a GPU instance has the smallest
-//! profile with enough slices for its compute instances. The profiles are those of an A100 with 40 GB. On a GPU with another
-//! amount of memory, the memory of each profile is in proportion.
+//! [`divvy_gpu_sim::mig`] says which profile an instance has.
 
 use std::ffi::c_uint;
 
+use divvy_gpu_sim::mig::{PROFILES, Profile, SMS_OF_SLICE};
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, handle_of, mig, put};
 use crate::machine::{Card, MigDevice};
 use crate::sim::Code;
 
-/// A profile of GPU instances.
-#[derive(Clone, Copy)]
-struct Profile {
-    /// `NVML_GPU_INSTANCE_PROFILE_…`.
-    number: u32,
-    /// The id that an instance reports, as `nvidia-smi mig -lgip` shows it.
-    id: u32,
-    slices: u32,
-    /// Memory in MiB on a GPU with [`TABLE_MEMORY`].
-    memory: u64,
-    copy_engines: u32,
-    decoders: u32,
-    /// JPEG decoders and optical flow accelerators.
-    media: u32,
-}
-
-const fn profile(number: u32, id: u32, slices: u32, memory: u64, copy_engines: u32, decoders: u32, media: u32) -> Profile {
-    Profile {
-        number,
-        id,
-        slices,
-        memory,
-        copy_engines,
-        decoders,
-        media,
-    }
-}
-
-/// The memory in MiB of the GPU to which [`PROFILES`] belong.
-const TABLE_MEMORY: u64 = 40960;
-const SMS_OF_SLICE: u32 = 14;
-/// The profiles. First come those that are chosen by their number of slices, in ascending order.
-const PROFILES: [Profile; 8] = [
-    profile(0, 19, 1, 4864, 1, 0, 0),
-    profile(1, 14, 2, 9856, 2, 1, 0),
-    profile(2, 9, 3, 19968, 3, 2, 0),
-    profile(3, 5, 4, 19968, 4, 2, 0),
-    profile(4, 0, 7, 40192, 7, 5, 1),
-    // One slice with media engines.
-    profile(7, 20, 1, 4864, 1, 1, 1),
-    // One slice with twice the memory.
-    profile(9, 15, 1, 9856, 1, 1, 0),
-    // Not a profile of any driver: what a later one may add.
-    profile(17, 117, 1, 4864, 1, 0, 0),
-];
 /// The numbers of the profiles of compute instances, by their slices (`NVML_COMPUTE_INSTANCE_PROFILE_…`). A profile's id is its number.
 const COMPUTE_PROFILES: [(u32, u32); 5] = [(1, 0), (2, 1), (3, 2), (4, 3), (7, 4)];
 /// The number of profiles that a program may ask for. It is higher than in today's nvml.h.
@@ -86,22 +39,20 @@ fn within(card: &Card, gpu_instance: u32) -> impl Iterator<Item = &MigDevice> {
     card.mig.iter().filter(move |device| device.gpu_instance == gpu_instance)
 }
 
+/// Return the profile of a GPU instance as the description names it.
+fn named(card: &Card, gpu_instance: u32) -> Option<u32> {
+    within(card, gpu_instance).find_map(|device| device.profile)
+}
+
 /// Return the profile of a GPU instance.
 fn profile_of(card: &Card, gpu_instance: u32) -> Result<Profile, Code> {
-    let mut devices = within(card, gpu_instance);
-    let named = devices.find_map(|device| device.profile);
-    let slices = within(card, gpu_instance).count();
-    let is_it = |profile: &Profile| match named {
-        Some(number) => profile.number == number,
-        None => slices > 0 && profile.slices as usize >= slices,
-    };
-    PROFILES.into_iter().find(is_it).ok_or(NOT_FOUND)
+    let compute_instances = within(card, gpu_instance).count();
+    Profile::of(named(card, gpu_instance), compute_instances).ok_or(NOT_FOUND)
 }
 
 /// Return the number of slices of the compute instances in a GPU instance.
 fn compute_slices(card: &Card, gpu_instance: u32) -> Result<u32, Code> {
-    let is_named = within(card, gpu_instance).any(|device| device.profile.is_some());
-    Ok(if is_named { profile_of(card, gpu_instance)?.slices } else { 1 })
+    Ok(profile_of(card, gpu_instance)?.compute_slices(named(card, gpu_instance)))
 }
 
 fn compute_profile(slices: u32) -> Result<u32, Code> {
@@ -110,7 +61,7 @@ fn compute_profile(slices: u32) -> Result<u32, Code> {
 }
 
 fn memory(card: &Card, profile: Profile) -> u64 {
-    card.described.memory_mib * profile.memory / TABLE_MEMORY
+    profile.memory_mib(card.described.memory_mib)
 }
 
 /// Run a call that concerns an existing GPU instance.

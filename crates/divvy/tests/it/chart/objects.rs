@@ -41,9 +41,9 @@ fn yaml(name: &str) -> Value {
 
 #[test]
 fn every_document_is_an_object_of_its_own() {
-    each_is_an_object_of_its_own(&default_objects(), 44);
+    each_is_an_object_of_its_own(&default_objects(), 45);
     if let Some(text) = with(&[yaml("deploy/helm/values/service.yaml")]) {
-        each_is_an_object_of_its_own(&parse(&text), 42);
+        each_is_an_object_of_its_own(&parse(&text), 43);
     }
 }
 
@@ -59,7 +59,7 @@ fn each_is_an_object_of_its_own(objects: &[Value], count: usize) {
         );
         assert!(!id.0.is_empty() && !id.1.is_empty() && !id.3.is_empty(), "{object}");
         assert!(seen.insert(id), "twice: {object}");
-        let cluster_wide = ["Cluster", "Validating", "RuntimeClass"]
+        let cluster_wide = ["Cluster", "Validating", "RuntimeClass", "PriorityClass"]
             .iter()
             .any(|begin| field("/kind").starts_with(begin));
         let expected = match field("/kind").as_str() {

@@ -1,0 +1,29 @@
+//! The program where `CUDA_VISIBLE_DEVICES` is wrong.
+
+use crate::rig::{Rig, UUID};
+
+#[test]
+fn a_wrong_entry_of_the_visible_devices_is_a_warning_and_a_failure_if_it_hides_the_gpu() {
+    let rig = Rig::new(12);
+    let two = format!("{UUID},gpu1");
+    for (visible, status, parts) in [
+        ("0", 0, &["Result = PASS"][..]),
+        ("GPU-00000000", 0, &["Result = PASS"]),
+        (
+            "0,first",
+            1,
+            &["WARN S01", "the entry \"first\", which is no index and no UUID"],
+        ),
+        (&two, 1, &["WARN S01", "the entry \"gpu1\", which is no index and no UUID"]),
+        ("first,0", 2, &["FAIL S01", "cuInit returned 100", "the entry \"first\""]),
+        ("-1", 2, &["FAIL S01", "cuInit returned 100", "the entry \"-1\""]),
+        ("", 2, &["FAIL S01", "CUDA_VISIBLE_DEVICES is empty, which hides every GPU"]),
+        ("7", 2, &["FAIL S01", "cuInit returned 100", "at CUDA_VISIBLE_DEVICES"]),
+    ] {
+        let ran = rig.run("here --steps S02", &[("CUDA_VISIBLE_DEVICES", visible)]);
+        assert_eq!(ran.status(), status, "{visible:?}: {ran:?}");
+        for part in parts {
+            assert!(ran.out().contains(part), "{visible:?}: no {part:?} in {}", ran.out());
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! `divvy-smoke` on the GPU, in a share of it, without a GPU, without the driver's compiler, and killed.
+//!
+//! The program looks for the driver's library in usual directories first. In a copy of the program, the first of them is replaced by a directory of the check,
+//! which has the driver's library or the guard under the name that the program looks for.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use divvy_shadow_testkit::replace;
+use divvy_smoke_report::{Id, Report, Status};
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::time::{sleep, timeout};
+
+use crate::bench::{Bench, KEPT, Memory};
+use crate::findings::Findings;
+use crate::rig::Pod;
+
+/// The first directory in which the program looks for the driver's library.
+const USUAL: &str = "/usr/lib/x86_64-linux-gnu";
+/// The library that compiles kernels, which the driver's library loads by this name, and a name of the same length that no library has.
+const COMPILER: [&str; 2] = ["libnvidia-ptxjitcompiler.so", "libnvidia-ptxjitcompilex.so"];
+/// How functions of the driver are found.
+const WAYS: [&str; 2] = ["dlsym", "getprocaddress"];
+/// What the copies of S06 are compared with: a part of the model's name, and what copies of CUDA's own programs reach.
+const KNOWN: [(&str, &str); 2] = [
+    (
+        "H200",
+        "within the GPU 4300 GB/s (read and written), to and from the GPU 50 GB/s (PCIe 5.0)",
+    ),
+    (
+        "H100",
+        "within the GPU 3000 GB/s (read and written), to and from the GPU 50 GB/s (PCIe 5.0)",
+    ),
+];
+/// How long one run may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a program that was killed may keep its memory.
+const LIMIT: Duration = Duration::from_secs(1);
+const GIB: u64 = 4;
+/// The simulated GPU on which all steps run: its kernels are executed on the processor.
+const SMALL: (&str, &str) = ("memory_mib = 81559", "memory_mib = 12");
+const SMALL_CONTEXT: (&str, &str) = ("context_mib = 500", "context_mib = 4");
+
+pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()> {
+    let own = bench.pack.file("divvy-smoke")?;
+    if !bench.pack.is_native() {
+        findings.skip("divvy-smoke starts itself with the machine's C library, which is too old");
+        return Ok(());
+    }
+    let whole = Smoke::new(bench, &own, None)?;
+    whole.link(&bench.driver.cuda)?;
+    for way in WAYS {
+        let report = whole.report(&format!("here -o json --via {way}"), &[]).await?;
+        record(findings, way, &report)?;
+        findings.expect(has_computed(&report), || format!("--via {way}: {}", report.text()));
+    }
+    if let Some((_, text)) = KNOWN.iter().find(|(part, _)| bench.driver.gpu().name.contains(part)) {
+        findings.value("S06: what such a GPU is known to reach", text);
+    }
+    let hidden = whole
+        .report("here -o json --steps S02", &[("CUDA_VISIBLE_DEVICES", "")])
+        .await?;
+    failed_with(
+        findings,
+        "with an empty CUDA_VISIBLE_DEVICES",
+        &hidden,
+        Id::S01,
+        "returned 100",
+    );
+    without_compiler(bench, findings, &own).await?;
+    killed(bench, findings, &whole).await?;
+    in_share(bench, findings, &own).await
+}
+
+/// Run it with a library of the driver that finds no compiler.
+async fn without_compiler(bench: &Bench, findings: &mut Findings, own: &Path) -> Result<()> {
+    const WHAT: &str = "without libnvidia-ptxjitcompiler.so";
+    let smoke = Smoke::new(bench, own, None)?;
+    let mut variables = Vec::new();
+    if bench.driver.simulated {
+        smoke.link(&bench.driver.cuda)?;
+        variables.push(("DIVVY_CUDA_SIM_FAIL", "cuModuleLoadDataEx:1=221"));
+    } else {
+        let mut library = fs::read(&bench.driver.cuda)?;
+        if replace(&mut library, COMPILER[0], COMPILER[1]) == 0 {
+            findings.skip(format!("{WHAT}: the driver's library does not have that name"));
+            return Ok(());
+        }
+        fs::write(smoke.directory.path().join(LIBRARY), library)?;
+    }
+    let report = smoke.report("here -o json --steps S02", &variables).await?;
+    failed_with(findings, WHAT, &report, Id::S02, "returned 221");
+    Ok(())
+}
+
+/// Kill it while it holds memory.
+async fn killed(bench: &mut Bench, findings: &mut Findings, smoke: &Smoke) -> Result<()> {
+    let before = bench.memory().await?;
+    let is_held = |now: &Memory| {
+        let mut processes = now.processes.iter();
+        processes.any(|(pid, _)| !before.has(*pid)) || now.used > before.used + KEPT
+    };
+    // The simulated GPU is fast enough only if a kernel does not end.
+    let variables = [("DIVVY_CUDA_SIM_HANG", "fill:1")];
+    let mut child = smoke.command("here", &variables).stdout(Stdio::null()).spawn()?;
+    let began = Instant::now();
+    while !is_held(&bench.memory().await?) {
+        if let Some(status) = child.try_wait()? {
+            bail!("divvy-smoke ended ({status}) before NVML had listed it");
+        }
+        ensure!(
+            began.elapsed() < PATIENCE,
+            "divvy-smoke held no memory {PATIENCE:?} after its start"
+        );
+        sleep(Duration::from_millis(2)).await;
+    }
+    let worked = began.elapsed();
+    child.kill().await.context("divvy-smoke cannot be killed")?;
+    let began = Instant::now();
+    while is_held(&bench.memory().await?) {
+        ensure!(
+            began.elapsed() < PATIENCE,
+            "the memory of divvy-smoke is held {PATIENCE:?} after kill -9"
+        );
+        sleep(Duration::from_millis(2)).await;
+    }
+    let took = began.elapsed();
+    findings.value(
+        "kill -9",
+        format!(
+            "after {} ms; its memory was free {} ms later",
+            worked.as_millis(),
+            took.as_millis()
+        ),
+    );
+    findings.expect(took <= LIMIT, || {
+        format!("its memory was held {} ms after kill -9", took.as_millis())
+    });
+    Ok(())
+}
+
+/// Run it in a pod with a share of the GPU, with the guard.
+async fn in_share(bench: &mut Bench, findings: &mut Findings, own: &Path) -> Result<()> {
+    let pod = bench.pod(GIB, 0).await?;
+    let smoke = Smoke::new(bench, own, Some(&pod))?;
+    smoke.link(&pod.container.cuda())?;
+    // The simulated driver executes kernels on the processor, which takes too long for this much memory.
+    let steps = if bench.driver.simulated { " --steps S02,S07,S09" } else { "" };
+    for way in WAYS {
+        let report = smoke
+            .report(&format!("here -o json --isolation --via {way}{steps}"), &[])
+            .await?;
+        record(findings, &format!("in a share of {GIB} GiB, {way}"), &report)?;
+        for id in [Id::S01, Id::S02, Id::S07, Id::S09] {
+            findings.expect(has_status(&report, id, &[Status::Pass]), || {
+                format!("in a share of {GIB} GiB, --via {way}: {}", report.text())
+            });
+        }
+        let total = report.gpu.as_ref().map(|gpu| gpu.memory);
+        findings.expect(total == Some(pod.bytes), || {
+            format!("the program sees {total:?} bytes, and the share is {} bytes", pod.bytes)
+        });
+    }
+    drop(smoke);
+    bench.rig().await?.delete(pod).await
+}
+
+/// Add what each step found, and how long it took.
+fn record(findings: &mut Findings, what: &str, report: &Report) -> Result<()> {
+    for step in &report.steps {
+        findings.value(
+            format!("{what}: {} {}", step.id.word(), step.id.title()),
+            format!("{} {}, {} ms", step.status.word(), step.found, step.ms),
+        );
+    }
+    findings.raw.insert(what.to_owned(), serde_json::to_value(report)?);
+    Ok(())
+}
+
+/// Report whether the results of all kernels were right. Tensor cores may be missing, and a link or an event may be a warning.
+fn has_computed(report: &Report) -> bool {
+    let done = [Status::Pass, Status::Warn];
+    let with_skip = [Status::Pass, Status::Warn, Status::Skip];
+    report.steps.iter().all(|step| step.status != Status::Fail)
+        && [Id::S01, Id::S02, Id::S03, Id::S04, Id::S06]
+            .iter()
+            .all(|id| has_status(report, *id, &done))
+        && has_status(report, Id::S05, &with_skip)
+}
+
+fn has_status(report: &Report, id: Id, allowed: &[Status]) -> bool {
+    report.step(id).is_some_and(|step| allowed.contains(&step.status))
+}
+
+/// Expect that a step failed, and says this.
+fn failed_with(findings: &mut Findings, what: &str, report: &Report, id: Id, part: &str) {
+    let step = report.step(id);
+    let found = step.map_or("", |step| step.found.as_str());
+    findings.value(what, found);
+    let is_it = step.is_some_and(|step| step.status == Status::Fail && step.found.contains(part));
+    findings.expect(is_it, || format!("{what}: {}", report.text()));
+}
+
+/// The name of the driver's library.
+const LIBRARY: &str = "libcuda.so.1";
+
+/// A copy of the program with a directory in which it finds a library. It is removed when this value is dropped.
+#[derive(Debug)]
+struct Smoke {
+    directory: TempDir,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Smoke {
+    /// Make the copy. `pod` is the pod whose share it uses.
+    fn new(bench: &Bench, own: &Path, pod: Option<&Pod>) -> Result<Smoke> {
+        let mut builder = tempfile::Builder::new();
+        let random = USUAL.len() - "/tmp/s".len();
+        let directory = builder.prefix("s").rand_bytes(random).tempdir_in("/tmp");
+        let directory = directory.context("no directory for a copy of divvy-smoke")?;
+        let text = |path: &Path| path.to_str().map(str::to_owned).context("a path is not UTF-8");
+        let mut program = fs::read(own)?;
+        let mut replaced = vec![(USUAL, text(directory.path())?)];
+        if let Some(pod) = pod {
+            replaced.push((divvy_share::DIRECTORY, text(pod.container.path())?));
+        }
+        for (from, to) in replaced {
+            let times = replace(&mut program, from, &to);
+            ensure!(times > 0, "divvy-smoke does not have the path {from}");
+        }
+        let copy = directory.path().join("divvy-smoke");
+        fs::write(&copy, program)?;
+        fs::set_permissions(&copy, fs::Permissions::from_mode(0o755))?;
+        symlink(bench.pack.file("divvy-probe")?, directory.path().join("divvy-probe"))?;
+        let mut variables = bench.driver.environment.clone();
+        // Its kernels are known to the simulated driver.
+        variables.retain(|(name, _)| *name != "DIVVY_CUDA_SIM_CODE");
+        if let (None, Some((_, machine))) = (pod, variables.iter_mut().find(|(name, _)| *name == "DIVVY_NVML_SIM")) {
+            let described = fs::read_to_string(&*machine)?;
+            let small = described.replace(SMALL.0, SMALL.1).replace(SMALL_CONTEXT.0, SMALL_CONTEXT.1);
+            let path = directory.path().join("machine.toml");
+            fs::write(&path, small)?;
+            *machine = text(&path)?;
+        }
+        // The driver's library loads others.
+        if let Some(path) = bench.driver.cuda.parent() {
+            variables.push(("LD_LIBRARY_PATH", text(path)?));
+        }
+        Ok(Smoke { directory, variables })
+    }
+
+    /// Let it use this library.
+    fn link(&self, library: &Path) -> Result<()> {
+        symlink(library, self.directory.path().join(LIBRARY)).context("a library cannot be linked")
+    }
+
+    fn command(&self, words: &str, variables: &[(&str, &str)]) -> Command {
+        let mut command = Command::new(self.directory.path().join("divvy-smoke"));
+        command.args(words.split_whitespace());
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        command.envs(variables.iter().copied());
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// Run it, and read its report.
+    async fn report(&self, words: &str, variables: &[(&str, &str)]) -> Result<Report> {
+        let output = timeout(PATIENCE, self.command(words, variables).output()).await;
+        let output = output.with_context(|| format!("divvy-smoke {words} did not end in {PATIENCE:?}"))??;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Report::read(text.trim())
+            .with_context(|| format!("divvy-smoke {words}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    }
+}
