@@ -25,6 +25,8 @@ pub struct Settings {
     pub image: String,
     /// The agent's tolerations.
     pub tolerations: Value,
+    /// The PriorityClass with which the pods preempt no others; `None` if the cluster has none.
+    pub priority_class: Option<String>,
     /// The limit on the time of one test.
     pub timeout: Duration,
     /// Further arguments of the program, such as `--isolation`.
@@ -62,7 +64,7 @@ impl Settings {
             annotations[names::GPU_TEST] = "true".into();
         }
         let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
-        json!({
+        let mut pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
@@ -103,6 +105,10 @@ impl Settings {
                     },
                 }],
             },
-        })
+        });
+        if let Some(class) = &self.priority_class {
+            pod["spec"]["priorityClassName"] = class.as_str().into();
+        }
+        pod
     }
 }

@@ -13,6 +13,7 @@ fn settings() -> Settings {
         namespace: "divvy-smoke".to_owned(),
         image: "divvy.dev/divvy:0.1.0".to_owned(),
         tolerations: json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]),
+        priority_class: None,
         timeout: Duration::from_secs(120),
         arguments: vec!["--isolation".to_owned()],
     }
@@ -28,6 +29,12 @@ fn the_manifest_has_what_pod_security_demands() {
         again["metadata"]["annotations"],
         json!({"divvy.dev/gpu-uuid": "GPU-0", "divvy.dev/gpu-test": "true"})
     );
+    let with_class = Settings {
+        priority_class: Some("divvy-smoke".to_owned()),
+        ..settings()
+    };
+    let pod = with_class.pod(3, &planned(1)[0].target, Ask::Units(2));
+    assert_eq!(pod["spec"]["priorityClassName"], "divvy-smoke");
     let kind = divvy_model::WholeKind::of_resource("nvidia.com/mig-1g.10gb").expect("a kind");
     let whole = settings().pod(0, &planned(1)[0].target, Ask::Whole(kind));
     assert_eq!(

@@ -90,6 +90,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             run: format!("{:08x}", RandomState::new().build_hasher().finish() & 0xffff_ffff),
             namespace: args.namespace.clone(),
             image,
+            priority_class: agent::priority_class(&client).await,
             tolerations: agent.ok().flatten().map(|agent| agent.tolerations).unwrap_or_default(),
             timeout: args.timeout,
             arguments: super::what(args),

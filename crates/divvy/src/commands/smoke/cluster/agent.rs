@@ -1,12 +1,16 @@
-//! The agent's DaemonSet, which says what the pods need to run on the nodes with GPUs.
+//! What the chart installed that the pods need: the agent's DaemonSet, and the PriorityClass.
 
-use divvy_kube::Error;
+use divvy_kube::{Error, in_words};
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 
 /// The labels of the agent's DaemonSet in the chart.
 pub(super) const AGENT: &str = "app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent";
+
+/// The PriorityClass of the chart: its pods preempt no others.
+const PRIORITY_CLASS: &str = "divvy-smoke";
 
 /// What the pods take from the agent.
 pub(super) struct Agent {
@@ -33,4 +37,16 @@ pub(super) async fn read(client: &kube::Client) -> Result<Option<Agent>, Error> 
             tolerations: json!(spec.tolerations.unwrap_or_default()),
         })
     }))
+}
+
+/// Return the PriorityClass of the chart. `None` if there is none, as before this version of the chart, or if the user may not see it.
+pub(super) async fn priority_class(client: &kube::Client) -> Option<String> {
+    let api: Api<PriorityClass> = Api::all(client.clone());
+    match api.get_opt(PRIORITY_CLASS).await {
+        Ok(class) => class.map(|_| PRIORITY_CLASS.to_owned()),
+        Err(error) => {
+            tracing::debug!("the PriorityClass {PRIORITY_CLASS} could not be read: {}", in_words(&error));
+            None
+        }
+    }
 }
