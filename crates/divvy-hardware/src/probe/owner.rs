@@ -63,8 +63,9 @@ pub(super) fn start(
     vendors: Vec<(Vendor, Open)>,
 ) -> Result<SyncSender<Job>, Error> {
     let (sender, jobs) = sync_channel(QUEUE);
+    let publish = Arc::new(move |fault| hub.publish(fault));
     let mut owner = Owner {
-        drivers: Drivers::new(vendors, pace, Some(hub)),
+        drivers: Drivers::new(vendors, pace, Some(publish)),
         sys_root,
         logged: None,
     };

@@ -337,33 +337,6 @@ fn the_termination_message_is_the_report() {
 }
 
 #[test]
-fn a_probe_beside_the_program_says_whether_the_gpu_is_healthy() {
-    let rig = Rig::new(12).copied();
-    for (script, expected) in [
-        (
-            format!("echo '{{\"gpus\":[{{\"uuid\":\"{UUID}\",\"temperature\":41}}]}}'"),
-            (Status::Pass, "41 °C"),
-        ),
-        (
-            format!("echo '{{\"gpus\":[{{\"uuid\":\"{UUID}\",\"lost\":true}}]}}'"),
-            (Status::Fail, "reports the GPU as lost"),
-        ),
-        (
-            "echo 'divvy-probe: no driver' >&2; exit 1".to_owned(),
-            (Status::Skip, "divvy-probe finds nothing here: no driver"),
-        ),
-        ("exec sleep 60".to_owned(), (Status::Fail, "did not answer in time")),
-    ] {
-        rig.install(format!("#!/bin/sh\n{script}\n").as_bytes(), "divvy-probe");
-        let ran = rig.run("here -o json --steps S02,S08 --timeout 2s", &[("PATH", "/usr/bin:/bin")]);
-        let report = Report::read(&ran.out()).expect("a report");
-        let step = report.step(Id::S08).expect("S08");
-        assert_eq!(step.status, expected.0, "{step:?}");
-        assert!(step.found.contains(expected.1), "{}", step.found);
-    }
-}
-
-#[test]
 fn a_loader_that_starts_the_program_is_no_obstacle() {
     let rig = Rig::new(12);
     let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
