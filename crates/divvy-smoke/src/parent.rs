@@ -53,13 +53,13 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
     let library_path = env::var_os("LD_LIBRARY_PATH");
     let searched = find::directories(Path::new("/"), library_path.as_deref());
     let (library, refused) = find::library(&searched);
-    let mut health = None;
+    let mut watched = None;
     match library {
         Some(library) => {
             if steps.contains(&Id::S08) {
                 // A driver that no program keeps loaded takes seconds for each GPU. One that takes longer is read while the steps run.
                 let watch = Watch::start(health::find(&program).as_deref(), options.timeout / 4);
-                health = Some((watch, began.elapsed()));
+                watched = Some((watch, began.elapsed()));
             }
             let start = find::start(&program, Path::new("/"), &library, library_path.as_deref());
             for step in child(mode, options, &steps, library, &start, began, &mut printer) {
@@ -86,7 +86,7 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
     if steps.contains(&Id::S08) {
         let started = Instant::now();
         let left = options.timeout.saturating_sub(began.elapsed());
-        let (outcome, before) = match health {
+        let (outcome, before) = match watched {
             Some((watch, took)) => (watch.end(printer.gpu.as_ref(), left), took),
             None => (Err(health::no_gpu()), Duration::ZERO),
         };

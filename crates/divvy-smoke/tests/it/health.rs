@@ -1,4 +1,4 @@
-//! S08: the program with the probe beside it.
+//! S08: the program with the probe in its directory.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;

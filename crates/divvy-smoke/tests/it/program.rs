@@ -119,6 +119,7 @@ fn a_wrong_byte_after_any_kernel_or_copy_is_found_in_its_step() {
     ] {
         let report = rig.report(id.word(), &[("DIVVY_CUDA_SIM_WRONG", wrong)]);
         assert_eq!(with(&report, Status::Fail), [id], "{wrong}: {}", report.text());
+        assert!(report.step(id).is_some_and(|step| step.gpu_at_fault), "{wrong}");
     }
 }
 
@@ -152,7 +153,7 @@ fn a_call_or_a_kernel_that_never_ends_is_reported_in_time() {
         let report = Report::read(&ran.out()).expect("a report");
         assert_eq!((ran.status(), with(&report, Status::Fail)), (2, vec![id]), "{hang}");
         let step = report.step(id).expect("the step");
-        assert!(step.found.contains(part), "{hang}: {}", step.found);
+        assert!(step.found.contains(part) && step.gpu_at_fault, "{hang}: {}", step.found);
     }
     let ran = rig.run("vector-add --timeout 300ms", &[("DIVVY_CUDA_SIM_HANG", "vector_add:1")]);
     assert_eq!(ran.status(), 1);
