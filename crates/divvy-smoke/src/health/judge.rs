@@ -484,7 +484,7 @@ mod tests {
             (0x20, Some("software thermal slowdown")),
             (0x40 | 0x8 | 0x4, Some("hardware slowdown, hardware thermal slowdown")),
             (0x80, Some("hardware power brake")),
-            (1 << 40, None),
+            (1_u64 << 40, None),
         ] {
             let step = judged(HEALTHY, Some(&format!(r#""clocksEventReasons":{reasons}"#)), &[], "GPU-1");
             let expected = match names {
