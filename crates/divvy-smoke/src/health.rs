@@ -3,16 +3,20 @@
 mod judge;
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Gpu, Id};
+use rustix::io::pread;
 
 use crate::codes::Finding;
+use crate::page;
+use crate::run::Message;
 use crate::steps::{Outcome, Problem};
-use judge::{Heard, Line};
+use judge::Heard;
 
 /// The most that is read of the probe's output, in bytes.
 const MOST: u64 = 4 << 20;
@@ -38,10 +42,10 @@ pub(crate) struct Watch(Result<Probe, String>);
 
 struct Probe {
     child: Child,
-    /// What it prints.
-    lines: Receiver<Result<Line, String>>,
-    /// What it says to standard error, in the end.
-    said: Receiver<String>,
+    /// The lines that it prints. The program has one type of message for all processes, because each type takes ten kilobytes of it.
+    lines: Receiver<Message>,
+    /// A file in memory with what it says to standard error.
+    said: Option<OwnedFd>,
     heard: Heard,
     /// Why a line could not be read.
     malformed: Option<String>,
@@ -76,8 +80,7 @@ impl Watch {
         if status.success() {
             return probe.heard.judge(gpu);
         }
-        let said = probe.said.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        let said = said.unwrap_or_default();
+        let said = probe.said();
         let reason = said.lines().last().unwrap_or_default().trim_start_matches("divvy-probe: ");
         match (status.code(), &probe.heard.before) {
             (Some(HUNG), _) => Err(hangs(format!("divvy-probe has ended: {reason}"))),
@@ -106,35 +109,30 @@ fn hangs(found: String) -> Problem {
 
 impl Probe {
     fn start(program: &Path) -> Result<Probe, String> {
-        let spawned = Command::new(program)
-            .args(["--watch", "--watchdog", "5"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        let mut child = spawned.map_err(|error| format!("divvy-probe could not be started: {error}"))?;
-        let (Some(output), Some(errors)) = (child.stdout.take(), child.stderr.take()) else {
-            return Err("divvy-probe has no output".to_owned());
+        let said = page::make().ok();
+        let mut command = Command::new(program);
+        command.args(["--watch", "--watchdog", "5"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        match said.as_ref().map(OwnedFd::try_clone) {
+            Some(Ok(said)) => command.stderr(said),
+            _ => command.stderr(Stdio::null()),
         };
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("divvy-probe could not be started: {error}"))?;
+        let output = child.stdout.take().ok_or("divvy-probe has no output")?;
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
             let mut output = BufReader::new(output.take(MOST));
             let mut line = Vec::new();
             while matches!(output.read_until(b'\n', &mut line), Ok(1..)) {
-                let parsed = serde_json::from_slice(&line).map_err(|error| error.to_string());
+                let text = String::from_utf8_lossy(&line).into_owned();
                 line.clear();
                 // It is no longer awaited if it took too long.
-                if sender.send(parsed).is_err() {
+                if sender.send(Message::Line(text)).is_err() {
                     return;
                 }
             }
-        });
-        let (sender, said) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut text = Vec::new();
-            // A part is enough, and so is none.
-            let _ = errors.take(4096).read_to_end(&mut text);
-            let _ = sender.send(String::from_utf8_lossy(&text).into_owned());
         });
         Ok(Probe {
             child,
@@ -145,12 +143,22 @@ impl Probe {
         })
     }
 
+    /// Return the beginning of what the probe said to standard error.
+    fn said(&self) -> String {
+        let mut bytes = [0; 4096];
+        let read = self.said.as_ref().and_then(|said| pread(said, &mut bytes, 0).ok());
+        String::from_utf8_lossy(&bytes[..read.unwrap_or(0)]).into_owned()
+    }
+
     /// Take what the probe prints until a time, or until it is enough. Return whether the output has ended.
     fn listen(&mut self, until: Instant, is_enough: impl Fn(&Heard) -> bool) -> bool {
         while !is_enough(&self.heard) {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Ok(line)) => self.heard.take(line),
-                Ok(Err(error)) => self.malformed = Some(error),
+                Ok(Message::Line(line)) => match serde_json::from_slice(line.as_bytes()) {
+                    Ok(line) => self.heard.take(line),
+                    Err(error) => self.malformed = Some(error.to_string()),
+                },
+                Ok(_) => {}
                 Err(RecvTimeoutError::Disconnected) => return true,
                 Err(RecvTimeoutError::Timeout) => return false,
             }

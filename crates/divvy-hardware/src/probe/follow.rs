@@ -44,7 +44,7 @@ fn before_and_after(drivers: &mut Drivers) -> Result<(), String> {
         say(&Line::Snapshot(&snapshot))
     };
     state()?;
-    // Nothing is expected here. The end of file says that whatever is watched has ended, even by kill -9.
+    // Nothing is expected here. The end of file says that the program which started this has ended, even by kill -9.
     let mut ignored = [0; 64];
     while matches!(std::io::stdin().lock().read(&mut ignored), Ok(1..)) {}
     state()

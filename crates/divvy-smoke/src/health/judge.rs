@@ -21,10 +21,11 @@ const WILL_BE_REPLACED: u64 = 63;
 
 /// A line that `divvy-probe --watch` prints.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) enum Line {
-    Snapshot(Snapshot),
-    Fault(Fault),
+pub(super) struct Line {
+    #[serde(default)]
+    snapshot: Option<Snapshot>,
+    #[serde(default)]
+    fault: Option<Fault>,
 }
 
 /// The parts of a snapshot that say something about health. Their names are those of the probe.
@@ -108,10 +109,14 @@ impl Snapshot {
 
 impl Heard {
     pub(super) fn take(&mut self, line: Line) {
-        match line {
-            Line::Fault(fault) => self.faults.push(fault),
-            Line::Snapshot(snapshot) if self.before.is_none() => self.before = Some(snapshot),
-            Line::Snapshot(snapshot) => self.after = Some(snapshot),
+        self.faults.extend(line.fault);
+        let state = if self.before.is_none() {
+            &mut self.before
+        } else {
+            &mut self.after
+        };
+        if line.snapshot.is_some() {
+            *state = line.snapshot;
         }
     }
 
