@@ -151,7 +151,7 @@ impl Probe {
     }
 
     /// Take what the probe prints until a time, or until it is enough. Return whether the output has ended.
-    fn listen(&mut self, until: Instant, is_enough: impl Fn(&Heard) -> bool) -> bool {
+    fn listen(&mut self, until: Instant, is_enough: fn(&Heard) -> bool) -> bool {
         while !is_enough(&self.heard) {
             match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Message::Line(line)) => match serde_json::from_slice(line.as_bytes()) {

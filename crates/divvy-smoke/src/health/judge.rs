@@ -129,7 +129,7 @@ impl Heard {
         let now = after.flatten().unwrap_or(before);
         let is_gone = matches!(after, Some(None));
         let faults: Vec<&Fault> = self.faults.iter().filter(|fault| fault.concerns(before, gpu)).collect();
-        let failures = [
+        let failures = vec![
             loss(before, now, is_gone),
             fatal(&faults, &now.uuid),
             new_errors(before, now),
@@ -141,7 +141,7 @@ impl Heard {
                 ..finding
             }));
         }
-        let warning = together([
+        let warning = together(vec![
             replaced_later(&faults, &now.uuid),
             of_programs(&faults),
             old_errors(now),
@@ -182,23 +182,28 @@ impl Facts {
 
     /// Return the values as a part of a sentence.
     fn numbers(&self) -> String {
-        let is_slowed = |reasons: &u64| SLOWED.iter().any(|(bit, _)| reasons & bit != 0);
-        [
-            self.uncorrected_ecc_errors
-                .map(|errors| format!("{errors} uncorrected ECC error{}", plural(errors))),
-            self.remapped_rows
-                .as_ref()
-                .map(RemappedRows::number)
-                .map(|rows| format!("{rows} remapped row{}", plural(rows))),
-            self.clocks_event_reasons
-                .filter(|reasons| !is_slowed(reasons))
-                .map(|_| "no slowdown by the hardware".to_owned()),
-            self.temperature.map(|degrees| format!("{degrees} °C")),
-        ]
-        .into_iter()
-        .flatten()
-        .map(|part| format!(", {part}"))
-        .collect()
+        let mut text = String::new();
+        let mut add = |number: u64, what: &str| {
+            text.push_str(", ");
+            text.push_str(&number.to_string());
+            text.push_str(what);
+        };
+        if let Some(errors) = self.uncorrected_ecc_errors {
+            add(errors, plural(errors, [" uncorrected ECC error", " uncorrected ECC errors"]));
+        }
+        if let Some(rows) = self.remapped_rows.as_ref().map(RemappedRows::number) {
+            add(rows, plural(rows, [" remapped row", " remapped rows"]));
+        }
+        if let Some(degrees) = self.temperature {
+            add(degrees.into(), " °C");
+        }
+        if self
+            .clocks_event_reasons
+            .is_some_and(|reasons| SLOWED.iter().all(|(bit, _)| reasons & bit == 0))
+        {
+            text.push_str(", no slowdown by the hardware");
+        }
+        text
     }
 }
 
@@ -209,18 +214,23 @@ impl RemappedRows {
     }
 }
 
-fn plural(number: u64) -> &'static str {
-    if number == 1 { "" } else { "s" }
+fn plural(number: u64, [one, several]: [&'static str; 2]) -> &'static str {
+    if number == 1 { one } else { several }
 }
 
 /// Return one finding for several. It has the reason and the advice of the first.
-fn together<const N: usize>(findings: [Option<Finding>; N]) -> Option<Finding> {
-    let mut findings = findings.into_iter().flatten();
-    let first = findings.next()?;
-    Some(findings.fold(first, |first, next| Finding {
-        found: format!("{}; {}", first.found, next.found),
-        ..first
-    }))
+fn together(findings: Vec<Option<Finding>>) -> Option<Finding> {
+    let mut all: Option<Finding> = None;
+    for finding in findings.into_iter().flatten() {
+        match &mut all {
+            Some(all) => {
+                all.found.push_str("; ");
+                all.found.push_str(&finding.found);
+            }
+            None => all = Some(finding),
+        }
+    }
+    all
 }
 
 fn loss(before: &Facts, now: &Facts, is_gone: bool) -> Option<Finding> {
@@ -239,7 +249,7 @@ fn loss(before: &Facts, now: &Facts, is_gone: bool) -> Option<Finding> {
 }
 
 /// Return the names of the faults that this selects, each once.
-fn names(faults: &[&Fault], is_selected: impl Fn(&Fault) -> bool) -> Option<String> {
+fn names(faults: &[&Fault], is_selected: fn(&Fault) -> bool) -> Option<String> {
     let mut names: Vec<&str> = Vec::new();
     for fault in faults.iter().filter(|fault| is_selected(fault)) {
         if !names.contains(&fault.name.as_str()) {
@@ -316,8 +326,8 @@ fn old_errors(now: &Facts) -> Option<Finding> {
     let errors = now.uncorrected_ecc_errors.filter(|errors| *errors > 0)?;
     Some(Finding::new(
         format!(
-            "the GPU has had {errors} uncorrected ECC error{} since the driver was loaded",
-            plural(errors)
+            "the GPU has had {errors} uncorrected ECC {} since the driver was loaded",
+            plural(errors, ["error", "errors"])
         ),
         "the memory had errors that ended programs, and they may return",
         format!(
@@ -412,7 +422,7 @@ mod tests {
             (
                 HEALTHY,
                 HEALTHY,
-                "PASS the driver answers, and reported no error during the run, 0 uncorrected ECC errors, 0 remapped rows, no slowdown by the hardware, 40 °C",
+                "PASS the driver answers, and reported no error during the run, 0 uncorrected ECC errors, 0 remapped rows, 40 °C, no slowdown by the hardware",
             ),
             (
                 r#""temperature":40"#,

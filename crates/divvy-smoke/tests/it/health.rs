@@ -124,7 +124,7 @@ fn a_probe_that_hangs_prolongs_no_run_beyond_its_time() {
 #[test]
 fn a_healthy_gpu_passes_with_its_numbers() {
     let report = report(&probed(HEALTHY, &[], None), "S02,S08");
-    let expected = "the driver answers, and reported no error during the run, 0 uncorrected ECC errors, 0 remapped rows, no slowdown by the hardware, 35 °C";
+    let expected = "the driver answers, and reported no error during the run, 0 uncorrected ECC errors, 0 remapped rows, 35 °C, no slowdown by the hardware";
     assert_eq!(
         (health(&report).status, health(&report).found.as_str()),
         (Status::Pass, expected)
