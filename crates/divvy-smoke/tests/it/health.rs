@@ -107,9 +107,9 @@ fn a_probe_beside_the_program_says_whether_the_gpu_is_healthy() {
 }
 
 #[test]
-fn a_probe_that_hangs_prolongs_no_run_beyond_its_time() {
+fn a_probe_that_hangs_prolongs_no_run_beyond_its_time_and_is_not_left_behind() {
     let rig = Rig::new(12).copied();
-    scripted(&rig, "exec sleep 60");
+    scripted(&rig, &format!("echo $$ > '{}'; exec sleep 600", rig.path("pid").display()));
     let began = Instant::now();
     let ran = rig.run(
         "here -o json --steps S02,S08 --timeout 3s",
@@ -119,6 +119,15 @@ fn a_probe_that_hangs_prolongs_no_run_beyond_its_time() {
     let report = Report::read(&ran.out()).expect("a report");
     assert_eq!(with(&report, Status::Fail), [Id::S02], "{}", report.text());
     assert_eq!(health(&report).found, "no time was left");
+    let pid = std::fs::read_to_string(rig.path("pid")).expect("the PID");
+    let is_alive = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+    };
+    while is_alive() {
+        assert!(began.elapsed() < Duration::from_secs(30), "the probe lives");
+        std::thread::yield_now();
+    }
 }
 
 #[test]
