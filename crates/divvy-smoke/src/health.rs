@@ -2,24 +2,22 @@
 
 mod judge;
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Gpu, Id};
 use rustix::io::pread;
 
 use crate::codes::Finding;
+use crate::lines;
 use crate::page;
 use crate::run::Message;
 use crate::steps::{Outcome, Problem};
 use judge::Heard;
 
-/// The most that is read of the probe's output, in bytes.
-const MOST: u64 = 4 << 20;
 /// The time that the probe has at the end, even if the steps have taken all of the time. Together with the time that a killed child has
 /// ([`crate::supervise`]), it is less than the two seconds by which a run may be longer.
 const GRACE: Duration = Duration::from_millis(500);
@@ -42,7 +40,7 @@ pub(crate) struct Watch(Result<Probe, String>);
 
 struct Probe {
     child: Child,
-    /// The lines that it prints. The program has one type of message for all processes, because each type takes ten kilobytes of it.
+    /// The lines that it prints.
     lines: Receiver<Message>,
     /// A file in memory with what it says to standard error.
     said: Option<OwnedFd>,
@@ -121,22 +119,10 @@ impl Probe {
             .spawn()
             .map_err(|error| format!("divvy-probe could not be started: {error}"))?;
         let output = child.stdout.take().ok_or("divvy-probe has no output")?;
-        let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut output = BufReader::new(output.take(MOST));
-            let mut line = Vec::new();
-            while matches!(output.read_until(b'\n', &mut line), Ok(1..)) {
-                let text = String::from_utf8_lossy(&line).into_owned();
-                line.clear();
-                // It is no longer awaited if it took too long.
-                if sender.send(Message::Line(text)).is_err() {
-                    return;
-                }
-            }
-        });
+        let message = |line: &[u8]| Some(Message::Line(String::from_utf8_lossy(line).into_owned()));
         Ok(Probe {
             child,
-            lines,
+            lines: lines::read(output, message),
             said,
             heard: Heard::default(),
             malformed: None,

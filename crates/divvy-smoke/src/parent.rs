@@ -2,11 +2,11 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Read as _, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Gpu, Id, Report, Status, Step, TERMINATION_MESSAGE};
@@ -17,14 +17,12 @@ use signal_hook::low_level;
 use crate::find;
 use crate::given::{self, Signs};
 use crate::health::{self, Watch};
+use crate::lines;
 use crate::options::{Options, WORKER};
 use crate::page;
 use crate::run::{Message, result};
 use crate::supervise::{self, supervise};
 use crate::worker::Task;
-
-/// The longest line of the child that is read, in bytes.
-const LONGEST: u64 = 1 << 20;
 
 /// Which command runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,24 +173,15 @@ fn spawn(task: &Task, start: &find::Start, page: Option<&OwnedFd>) -> std::io::R
     };
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-    let (sender, messages) = mpsc::channel();
-    std::thread::spawn(move || {
-        let mut output = BufReader::new(output);
-        let mut line = Vec::new();
-        while matches!((&mut output).take(LONGEST).read_until(b'\n', &mut line), Ok(1..)) {
-            // A driver may print something itself. It is not ours, and not for standard output.
-            match serde_json::from_slice::<Message>(&line) {
-                Ok(message) => {
-                    if sender.send(message).is_err() {
-                        return;
-                    }
-                }
-                Err(_) => complain(divvy_host::plain(&String::from_utf8_lossy(&line)).trim_end()),
-            }
-            line.clear();
+    // A driver may print something itself. It is not ours, and not for standard output.
+    let message = |line: &[u8]| {
+        let parsed = serde_json::from_slice(line).ok();
+        if parsed.is_none() {
+            complain(divvy_host::plain(&String::from_utf8_lossy(line)).trim_end());
         }
-    });
-    Ok((messages, child))
+        parsed
+    };
+    Ok((lines::read(output, message), child))
 }
 
 /// The child as a process.
