@@ -10,12 +10,16 @@ use std::time::{Duration, Instant};
 use divvy_model::MiB;
 
 use crate::protocol::Limited;
-use crate::{Failure, Fault, GpuProcesses, Sample, Snapshot};
+use crate::{Failure, Fault, GpuFacts, GpuProcesses, Sample, Snapshot};
 
 /// A vendor's driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
 pub trait Backend: Send {
     /// Read all GPUs of the vendor. A GPU that cannot be read is part of the result and not a failure.
     fn snapshot(&mut self) -> Result<Snapshot, Failure>;
+
+    /// Add to a GPU what the driver counts and reports about its health: [`GpuFacts::uncorrected_ecc_errors`] and the values after it. A driver
+    /// that has no such values adds nothing.
+    fn examine(&mut self, _gpu: &mut GpuFacts) {}
 
     /// Read the processes on all GPUs of the vendor.
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure>;

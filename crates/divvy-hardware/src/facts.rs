@@ -123,12 +123,40 @@ pub struct GpuFacts {
     /// Why the driver's events about the GPU do not arrive. `None` if they do, and if the driver has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_events: Option<NoEvents>,
+    /// Errors of the memory that ECC found and could not correct, since the driver was loaded. This and the next three values are only in what
+    /// `divvy-probe --once` and `--watch` print: they change at any time and take further calls, so a polled snapshot does not have them. `None` if
+    /// the driver does not return the value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncorrected_ecc_errors: Option<u64>,
+    /// The rows of the memory that were replaced by spare ones. `None` for GPUs before Ampere, and while the GPU has MIG devices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remapped_rows: Option<RemappedRows>,
+    /// Whether pages of the memory are retired at the next reset, for a GPU that does not remap rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retired_pages_pending: Option<bool>,
+    /// Why the clocks are lower than possible, as bits (nvml.h, `nvmlClocksEventReason…`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clocks_event_reasons: Option<u64>,
     /// Whether the driver reports "GPU is lost". If so, the other fields hold earlier values.
     #[serde(default)]
     pub lost: bool,
     /// Why a value could not be read.
     #[serde(default)]
     pub error: Option<String>,
+}
+
+/// Rows of a GPU's memory that were replaced by spare ones (nvml.h, `nvmlDeviceGetRemappedRows`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RemappedRows {
+    /// How many were replaced because of errors that were corrected.
+    pub correctable: u32,
+    /// How many were replaced because of errors that could not be corrected.
+    pub uncorrectable: u32,
+    /// Whether rows are replaced at the next reset.
+    pub pending: bool,
+    /// Whether a row could ever not be replaced.
+    pub failure: bool,
 }
 
 /// A GPU's errors, which the driver reports as events, cannot be received.

@@ -30,6 +30,8 @@ mod utilization;
 mod vendors;
 
 pub use error::{Code, Error, Failure};
-pub use facts::{Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
+pub use facts::{
+    Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, RemappedRows, SNAPSHOT_VERSION, Snapshot, Unreadable,
+};
 pub use fault::Fault;
 pub use utilization::{GpuSamples, Sample, SamplesSince};

@@ -1,6 +1,7 @@
 //! NVIDIA GPUs through NVML. Only `divvy-probe` uses this module, because the library can hang or crash its process.
 
 mod capabilities;
+mod condition;
 pub(crate) mod cuda;
 mod events;
 mod ffi;
@@ -125,6 +126,11 @@ impl Backend for Nvidia {
         }
         self.reception.add(Instant::now(), &mut snapshot.gpus);
         Ok(self.known.complete(snapshot))
+    }
+
+    fn examine(&mut self, gpu: &mut GpuFacts) {
+        let _call = self.calls.enter(format!("reading the health of GPU {}", gpu.index));
+        condition::add(&self.nvml, gpu);
     }
 
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {

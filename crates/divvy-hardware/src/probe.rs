@@ -16,6 +16,7 @@
 
 mod driver_files;
 mod drivers;
+mod follow;
 mod hub;
 mod limit;
 mod lines;
@@ -54,8 +55,21 @@ pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
         Ok(Command::Help) => print(options::HELP),
         Ok(Command::Version) => print(&format!("divvy-probe {}\n", env!("CARGO_PKG_VERSION"))),
         Ok(Command::Once(options)) => once(&options, |calls| {
-            drivers::Drivers::new(vendors(&options, calls), drivers::Pace::default(), None).snapshot()
+            drivers::Drivers::new(vendors(&options, calls), drivers::Pace::default(), None).examine()
         }),
+        Ok(Command::Watch(options)) => {
+            let calls = Calls::new(options.watchdog);
+            let ended = watch(calls.clone(), options.watchdog, || {})
+                .map_err(|error| error.to_string())
+                .and_then(|()| follow::run(vendors(&options, &calls)));
+            match ended {
+                Ok(()) => 0,
+                Err(error) => {
+                    log(format_args!("{error}"));
+                    1
+                }
+            }
+        }
         Ok(Command::Cuda(options)) => once(&options, |calls| {
             nvidia::cuda::snapshot(&nvidia_options(&options), calls).map(Snapshot::printable)
         }),

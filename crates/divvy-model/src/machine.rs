@@ -1,7 +1,7 @@
 //! The machine description: a TOML file that lists the nodes of a simulated cluster and their GPUs. `divvy demo --nodes`
 //! and the simulated NVML library read the same format.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
@@ -123,6 +123,37 @@ pub struct MachineGpu {
     /// The GPU's place in an NVLink fabric. If absent, the GPU does not support fabrics.
     #[serde(default)]
     pub fabric: Option<MachineFabric>,
+    /// What the driver counts and reports about the GPU's health.
+    #[serde(default)]
+    pub health: MachineHealth,
+}
+
+/// What the driver counts and reports about the health of a simulated GPU. What is absent, the GPU does not support.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MachineHealth {
+    /// The errors of the memory that ECC found: those that it corrected, and the others.
+    pub ecc_errors: Option<(u64, u64)>,
+    /// The rows of the memory that were replaced by spare ones. A GPU before Ampere does not support it, whatever this says.
+    pub remapped_rows: Option<MachineRows>,
+    /// Whether pages of the memory are retired at the next reset.
+    pub retired_pages_pending: Option<bool>,
+    /// Why the clocks are lower than possible, as bits (`nvmlClocksEventReason…`).
+    pub clocks_event_reasons: Option<u64>,
+}
+
+/// Rows of a simulated GPU's memory that were replaced by spare ones.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MachineRows {
+    /// How many because of errors that were corrected.
+    pub correctable: u32,
+    /// How many because of errors that were not.
+    pub uncorrectable: u32,
+    /// Whether rows are replaced at the next reset.
+    pub pending: bool,
+    /// Whether a row could not be replaced.
+    pub failure: bool,
 }
 
 /// The place of a simulated GPU in an NVLink fabric, which connects GPUs of several nodes.

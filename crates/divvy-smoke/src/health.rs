@@ -1,84 +1,28 @@
-//! S08: what the probe says about the GPU.
+//! S08: what the probe says about the GPU before the first step that uses it and after the last one, and the errors that the driver reports in between.
 
-use std::io::Read as _;
+mod judge;
+
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Gpu, Id};
-use serde::Deserialize;
+use rustix::io::pread;
 
-use crate::steps::{Done, Outcome, Problem};
+use crate::codes::Finding;
+use crate::lines;
+use crate::page;
+use crate::run::Message;
+use crate::steps::{Outcome, Problem};
+use judge::Heard;
 
-/// The most that is read of the probe's answer, in bytes.
-const MOST: u64 = 4 << 20;
-
-/// The parts of the probe's snapshot that say something about health. Their names are those of `divvy-probe --once`.
-#[derive(Deserialize)]
-struct Snapshot {
-    gpus: Vec<Facts>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Facts {
-    uuid: String,
-    #[serde(default)]
-    temperature: Option<u32>,
-    #[serde(default)]
-    lost: bool,
-    #[serde(default)]
-    error: Option<String>,
-    #[serde(default)]
-    mig_devices: Vec<Mig>,
-    #[serde(default)]
-    no_events: Option<NoEvents>,
-}
-
-#[derive(Deserialize)]
-struct Mig {
-    uuid: String,
-}
-
-#[derive(Deserialize)]
-struct NoEvents {
-    error: String,
-}
-
-/// Judge the probe's answer.
-pub(crate) fn judge(answer: &str, gpu: &Gpu) -> Outcome {
-    let snapshot: Snapshot = serde_json::from_slice(answer.as_bytes())
-        .map_err(|error| Problem::Skip(format!("divvy-probe gave no snapshot: {error}")))?;
-    let is_it = |facts: &&Facts| facts.uuid == gpu.uuid || facts.mig_devices.iter().any(|mig| mig.uuid == gpu.uuid);
-    let facts = snapshot.gpus.iter().find(is_it);
-    let facts = facts.ok_or_else(|| Problem::Skip(format!("divvy-probe does not list {}", gpu.uuid)))?;
-    let sick = |found: String| {
-        Problem::finding(
-            found,
-            "the GPU may fail at any time, even if all results were right so far",
-            "drain the GPU; look for an XID in the node's kernel log (dmesg | grep NVRM)",
-        )
-    };
-    if facts.lost {
-        return Err(sick("the driver reports the GPU as lost".to_owned()));
-    }
-    if let Some(error) = &facts.error {
-        return Err(sick(format!("the driver cannot describe the GPU: {error}")));
-    }
-    let temperature = facts.temperature.map(|degrees| format!(", {degrees} °C")).unwrap_or_default();
-    let warning = facts.no_events.as_ref().map(|no_events| {
-        crate::codes::Finding::new(
-            format!("the driver's events do not arrive: {}", no_events.error),
-            "an XID of this GPU is not noticed",
-            "divvy doctor --node has the details",
-        )
-    });
-    Ok(Done {
-        warning,
-        ..Done::new(format!("the driver answers and reports no error{temperature}"), 0)
-    })
-}
+/// The time that the probe has at the end, even if the steps have taken all of the time. Together with the time that a killed child has
+/// ([`crate::supervise`]), it is less than the two seconds by which a run may be longer.
+const GRACE: Duration = Duration::from_millis(500);
+/// The exit status of a probe in which a call of the driver hung.
+const HUNG: i32 = 70;
 
 /// Return the probe in the directory of this program.
 pub(crate) fn find(program: &Path) -> Option<PathBuf> {
@@ -86,59 +30,155 @@ pub(crate) fn find(program: &Path) -> Option<PathBuf> {
     beside.exists().then_some(beside)
 }
 
-/// Ask the probe, for at most so long.
-pub(crate) fn ask(probe: Option<&Path>, gpu: Option<&Gpu>, most: Duration) -> Outcome {
-    let skip = |reason: String| Problem::Skip(reason);
-    let gpu = gpu.ok_or_else(|| skip(format!("no GPU was found in {}", Id::S01.word())))?;
-    let probe = probe.ok_or_else(|| skip("divvy-probe is not in the directory of this program".to_owned()))?;
-    if most.is_zero() {
-        return Err(skip("no time was left".to_owned()));
+/// The reason why the step is skipped without a GPU.
+pub(crate) fn no_gpu() -> Problem {
+    Problem::Skip(format!("no GPU was found in {}", Id::S01.word()))
+}
+
+/// The probe, which runs while the steps do; or why it does not run.
+pub(crate) struct Watch(Result<Probe, String>);
+
+struct Probe {
+    child: Child,
+    /// The lines that it prints.
+    lines: Receiver<Message>,
+    /// A file in memory with what it says to standard error.
+    said: Option<OwnedFd>,
+    heard: Heard,
+    /// Why a line could not be read.
+    malformed: Option<String>,
+}
+
+impl Watch {
+    /// Start the probe, and wait for the state before the run for at most so long. If it comes later, it is read later.
+    pub(crate) fn start(probe: Option<&Path>, most: Duration) -> Watch {
+        let probe = probe.ok_or_else(|| "divvy-probe is not in the directory of this program".to_owned());
+        let mut watch = Watch(probe.and_then(Probe::start));
+        if let Ok(probe) = &mut watch.0 {
+            probe.listen(Instant::now() + most, |heard| heard.before.is_some());
+        }
+        watch
     }
-    let spawned = Command::new(probe)
-        .args(["--once", "--watchdog", "5"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut child = spawned.map_err(|error| skip(format!("divvy-probe could not be started: {error}")))?;
-    let (Some(output), Some(errors)) = (child.stdout.take(), child.stderr.take()) else {
-        return Err(skip("divvy-probe has no output".to_owned()));
-    };
-    let (said, heard) = mpsc::channel();
-    std::thread::spawn(move || {
-        let (mut answer, mut reason) = (String::new(), String::new());
-        let read = output
-            .take(MOST)
-            .read_to_string(&mut answer)
-            .and_then(|_| errors.take(4096).read_to_string(&mut reason));
-        // It is no longer awaited if it took too long.
-        let _ = said.send(read.map(|_| (answer, reason)));
-    });
-    match heard.recv_timeout(most) {
-        Ok(Ok((answer, reason))) => {
-            let ended = child.wait().map_err(|error| skip(format!("divvy-probe: {error}")))?;
-            match ended.success() {
-                true => judge(&answer, gpu),
-                false => {
-                    let reason = reason
-                        .lines()
-                        .last()
-                        .unwrap_or_default()
-                        .trim_start_matches("divvy-probe: ")
-                        .to_owned();
-                    Err(skip(format!("divvy-probe finds nothing here: {reason}")))
-                }
+
+    /// Ask for the state after the run, and judge what was heard. This waits for the time that is left, and [`GRACE`] at least.
+    pub(crate) fn end(self, gpu: Option<&Gpu>, left: Duration) -> Outcome {
+        let gpu = gpu.ok_or_else(no_gpu)?;
+        let mut probe = self.0.map_err(Problem::Skip)?;
+        let deadline = Instant::now() + left.max(GRACE);
+        // At this end of file it reads the state again, and ends.
+        drop(probe.child.stdin.take());
+        let is_whole = probe.listen(deadline, |_| false);
+        let status = if is_whole { probe.wait(deadline) } else { None };
+        if let Some(error) = &probe.malformed {
+            return Err(Problem::Skip(format!("divvy-probe gave no snapshot: {error}")));
+        }
+        let Some(status) = status else {
+            return probe.late(gpu, left);
+        };
+        if status.success() {
+            return probe.heard.judge(gpu);
+        }
+        let said = probe.said();
+        let reason = said.lines().last().unwrap_or_default().trim_start_matches("divvy-probe: ");
+        match (status.code(), &probe.heard.before) {
+            (Some(HUNG), _) => Err(hangs(format!("divvy-probe has ended: {reason}"))),
+            (Some(_), None) => Err(Problem::Skip(format!("divvy-probe finds nothing here: {reason}"))),
+            (Some(_), Some(_)) => Err(Problem::Finding(Finding {
+                gpu_at_fault: reason.ends_with("(gpu_lost)"),
+                ..Finding::new(
+                    format!("the driver answered before the run, and after it: {reason}"),
+                    "nothing on the node can query its GPUs",
+                    "nvidia-smi -L shows whether the driver answers other programs; look for an XID in the node's kernel log (dmesg | grep NVRM)",
+                )
+            })),
+            (None, _) => Err(Problem::Skip(format!("divvy-probe was ended: {status}"))),
+        }
+    }
+}
+
+/// A driver that does not answer the probe.
+fn hangs(found: String) -> Problem {
+    Problem::Finding(Finding::of_gpu(
+        found,
+        "the driver hangs, so nothing on the node can query its GPUs",
+        "nvidia-smi -L shows whether the driver answers other programs; reboot the node if it does not",
+    ))
+}
+
+impl Probe {
+    fn start(program: &Path) -> Result<Probe, String> {
+        let said = page::make().ok();
+        let mut command = Command::new(program);
+        command.args(["--watch", "--watchdog", "5"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        match said.as_ref().map(OwnedFd::try_clone) {
+            Some(Ok(said)) => command.stderr(said),
+            _ => command.stderr(Stdio::null()),
+        };
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("divvy-probe could not be started: {error}"))?;
+        let output = child.stdout.take().ok_or("divvy-probe has no output")?;
+        let message = |line: &[u8]| Some(Message::Line(String::from_utf8_lossy(line).into_owned()));
+        Ok(Probe {
+            child,
+            lines: lines::read(output, message),
+            said,
+            heard: Heard::default(),
+            malformed: None,
+        })
+    }
+
+    /// Return the beginning of what the probe said to standard error.
+    fn said(&self) -> String {
+        let mut bytes = [0; 4096];
+        let read = self.said.as_ref().and_then(|said| pread(said, &mut bytes, 0).ok());
+        String::from_utf8_lossy(&bytes[..read.unwrap_or(0)]).into_owned()
+    }
+
+    /// Take what the probe prints until a time, or until it is enough. Return whether the output has ended.
+    fn listen(&mut self, until: Instant, is_enough: fn(&Heard) -> bool) -> bool {
+        while !is_enough(&self.heard) {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Message::Line(line)) => match serde_json::from_slice(line.as_bytes()) {
+                    Ok(line) => self.heard.take(line),
+                    Err(error) => self.malformed = Some(error.to_string()),
+                },
+                Ok(_) => {}
+                Err(RecvTimeoutError::Disconnected) => return true,
+                Err(RecvTimeoutError::Timeout) => return false,
             }
         }
-        Ok(Err(error)) => Err(skip(format!("divvy-probe gave no snapshot: {error}"))),
-        Err(_) => {
-            let _ = child.kill();
-            Err(Problem::finding(
-                "divvy-probe did not answer in time",
-                "the driver hangs, so nothing on the node can query its GPUs",
-                "nvidia-smi -L shows whether the driver answers other programs; reboot the node if it does not",
-            ))
+        false
+    }
+
+    /// Wait for the end of the process until a time.
+    fn wait(&mut self, until: Instant) -> Option<ExitStatus> {
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+                Ok(ended) => return ended,
+                Err(_) => return None,
+            }
         }
+    }
+
+    /// Judge what was heard of a probe that did not end in time.
+    fn late(&self, gpu: &Gpu, left: Duration) -> Outcome {
+        let judged = self.heard.before.is_some().then(|| self.heard.judge(gpu));
+        match judged {
+            Some(Err(Problem::Finding(finding))) => Err(Problem::Finding(finding)),
+            _ if left >= GRACE => Err(hangs("divvy-probe did not answer in time".to_owned())),
+            Some(Ok(done)) if done.warning.is_some() => Ok(done),
+            _ => Err(Problem::Skip("no time was left".to_owned())),
+        }
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // It fails only for a process that has ended. One that hangs in the kernel is not waited for.
+        let _ = self.child.kill();
     }
 }
 
@@ -147,51 +187,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_probes_answer_is_judged() {
-        let gpu = Gpu {
-            uuid: "GPU-1".to_owned(),
-            ..Gpu::default()
-        };
-        for (gpus, expected) in [
-            (
-                r#"{"uuid":"GPU-1","temperature":40}"#,
-                "PASS the driver answers and reports no error, 40 °C",
-            ),
-            (
-                r#"{"uuid":"GPU-0","migDevices":[{"uuid":"GPU-1"}]}"#,
-                "PASS the driver answers and reports no error",
-            ),
-            (r#"{"uuid":"GPU-2"}"#, "SKIP divvy-probe does not list GPU-1"),
-            (r#"{"uuid":"GPU-1","lost":true}"#, "FAIL the driver reports the GPU as lost"),
-            (
-                r#"{"uuid":"GPU-1","error":"x"}"#,
-                "FAIL the driver cannot describe the GPU: x",
-            ),
-            (
-                r#"{"uuid":"GPU-1","noEvents":{"error":"y","ms":1}}"#,
-                "WARN the driver's events do not arrive: y; the driver answers and reports no error",
-            ),
-            (r#""#, "SKIP divvy-probe does not list GPU-1"),
-            (r#"{"uuid":1}"#, "SKIP divvy-probe gave no snapshot"),
-        ] {
-            let step = crate::run::result(Id::S08, judge(&format!("{{\"gpus\":[{gpus}]}}"), &gpu));
-            assert!(
-                format!("{} {}", step.status.word(), step.found).starts_with(expected),
-                "{step:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn a_step_without_a_probe_a_gpu_or_time_is_skipped_with_the_reason() {
+    fn a_step_without_a_probe_or_a_gpu_is_skipped_with_the_reason() {
         let gpu = Gpu::default();
         let (probe, second) = (Path::new("/nonexistent/divvy-probe"), Duration::from_secs(1));
-        for (outcome, part) in [
-            (ask(None, Some(&gpu), second), "not in the directory"),
-            (ask(Some(probe), None, second), "no GPU was found in S01"),
-            (ask(Some(probe), Some(&gpu), Duration::ZERO), "no time was left"),
-            (ask(Some(probe), Some(&gpu), second), "could not be started"),
+        for (probe, gpu, part) in [
+            (None, Some(&gpu), "not in the directory"),
+            (Some(probe), None, "no GPU was found in S01"),
+            (Some(probe), Some(&gpu), "could not be started"),
         ] {
+            let outcome = Watch::start(probe, second).end(gpu, second);
             assert!(
                 matches!(&outcome, Err(Problem::Skip(reason)) if reason.contains(part)),
                 "{outcome:?}"

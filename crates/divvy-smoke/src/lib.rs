@@ -13,6 +13,7 @@ mod expect;
 mod find;
 mod given;
 mod health;
+mod lines;
 mod options;
 mod page;
 mod parent;

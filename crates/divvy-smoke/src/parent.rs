@@ -2,12 +2,12 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::io::{BufRead as _, BufReader, Read as _, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::time::Instant;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Gpu, Id, Report, Status, Step, TERMINATION_MESSAGE};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -16,15 +16,13 @@ use signal_hook::low_level;
 
 use crate::find;
 use crate::given::{self, Signs};
-use crate::health;
+use crate::health::{self, Watch};
+use crate::lines;
 use crate::options::{Options, WORKER};
 use crate::page;
 use crate::run::{Message, result};
 use crate::supervise::{self, supervise};
 use crate::worker::Task;
-
-/// The longest line of the child that is read, in bytes.
-const LONGEST: u64 = 1 << 20;
 
 /// Which command runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +51,14 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
     let library_path = env::var_os("LD_LIBRARY_PATH");
     let searched = find::directories(Path::new("/"), library_path.as_deref());
     let (library, refused) = find::library(&searched);
+    let mut watched = None;
     match library {
         Some(library) => {
+            if steps.contains(&Id::S08) {
+                // A driver that no program keeps loaded takes seconds for each GPU. One that takes longer is read while the steps run.
+                let watch = Watch::start(health::find(&program).as_deref(), options.timeout / 4);
+                watched = Some((watch, began.elapsed()));
+            }
             let start = find::start(&program, Path::new("/"), &library, library_path.as_deref());
             for step in child(mode, options, &steps, library, &start, began, &mut printer) {
                 printer.take(Message::Step(step));
@@ -80,9 +84,13 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
     if steps.contains(&Id::S08) {
         let started = Instant::now();
         let left = options.timeout.saturating_sub(began.elapsed());
-        let outcome = health::ask(health::find(&program).as_deref(), printer.gpu.as_ref(), left);
+        let (outcome, before) = match watched {
+            Some((watch, took)) => (watch.end(printer.gpu.as_ref(), left), took),
+            None => (Err(health::no_gpu()), Duration::ZERO),
+        };
+        let took = started.elapsed() + before;
         printer.take(Message::Step(Step {
-            ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
             ..result(Id::S08, outcome)
         }));
     }
@@ -165,24 +173,15 @@ fn spawn(task: &Task, start: &find::Start, page: Option<&OwnedFd>) -> std::io::R
     };
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().ok_or(std::io::ErrorKind::BrokenPipe)?;
-    let (sender, messages) = mpsc::channel();
-    std::thread::spawn(move || {
-        let mut output = BufReader::new(output);
-        let mut line = Vec::new();
-        while matches!((&mut output).take(LONGEST).read_until(b'\n', &mut line), Ok(1..)) {
-            // A driver may print something itself. It is not ours, and not for standard output.
-            match serde_json::from_slice::<Message>(&line) {
-                Ok(message) => {
-                    if sender.send(message).is_err() {
-                        return;
-                    }
-                }
-                Err(_) => complain(divvy_host::plain(&String::from_utf8_lossy(&line)).trim_end()),
-            }
-            line.clear();
+    // A driver may print something itself. It is not ours, and not for standard output.
+    let message = |line: &[u8]| {
+        let parsed = serde_json::from_slice(line).ok();
+        if parsed.is_none() {
+            complain(divvy_host::plain(&String::from_utf8_lossy(line)).trim_end());
         }
-    });
-    Ok((messages, child))
+        parsed
+    };
+    Ok((lines::read(output, message), child))
 }
 
 /// The child as a process.

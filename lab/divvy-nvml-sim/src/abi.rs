@@ -3,6 +3,7 @@
 mod cuda;
 mod device;
 mod event;
+mod health;
 mod instance;
 mod limits;
 mod mig;

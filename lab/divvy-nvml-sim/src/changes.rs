@@ -6,6 +6,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use divvy_model::machine::MachineHealth;
 use serde::{Deserialize, Serialize};
 
 /// Changes to the described machine. A missing field means that the description applies.
@@ -50,8 +51,8 @@ pub(crate) struct GpuChanges {
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.
     pub(crate) utilization: Option<u32>,
-    /// The errors of the memory; `None` if it has no ECC.
-    pub(crate) ecc: Option<EccErrors>,
+    /// What the driver counts and reports about the GPU's health, instead of what is described.
+    pub(crate) health: Option<MachineHealth>,
     /// The MIG devices, if they are not the described ones.
     pub(crate) mig: Option<Division>,
     /// The error code of nvmlDeviceGetMigMode; 0 means success.
@@ -66,13 +67,6 @@ pub(crate) struct GpuChanges {
     pub(crate) utilization_error: u32,
     /// The limits of cgroups, by the full path of the cgroup's directory.
     pub(crate) limits: BTreeMap<String, Limit>,
-}
-
-/// How many errors of a GPU's memory ECC has found.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct EccErrors {
-    pub(crate) corrected: u64,
-    pub(crate) uncorrected: u64,
 }
 
 /// Where a driver keeps the limits of cgroups (the module option `RmMemacctMode`).

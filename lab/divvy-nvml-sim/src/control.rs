@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use divvy_model::machine::MachineHealth;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, Division, EccErrors, EventErrors, GpuChanges, Instance, LimitMode};
+use crate::changes::{Changes, Division, EventErrors, GpuChanges, Instance, LimitMode};
 use crate::machine::Machine;
 use crate::sim::{Event, complain, now_ms, sim};
 
@@ -61,6 +62,10 @@ enum Request {
         gpu: u32,
         corrected: u64,
         uncorrected: u64,
+    },
+    Health {
+        gpu: u32,
+        health: MachineHealth,
     },
     Init {
         error: u32,
@@ -211,10 +216,16 @@ fn perform(request: Request) -> Result<Value, String> {
             gpu,
             corrected,
             uncorrected,
-        } => {
-            let errors = EccErrors { corrected, uncorrected };
-            change_gpu(gpu, |gpu| gpu.ecc = Some(errors))?;
-        }
+        } => sim().change(|changes, machine| {
+            let described = machine.cards.get(gpu as usize).map(|card| card.described.health);
+            let changed = this_gpu(changes, machine, gpu)?;
+            changed.health = Some(MachineHealth {
+                ecc_errors: Some((corrected, uncorrected)),
+                ..changed.health.or(described).unwrap_or_default()
+            });
+            Ok(())
+        })?,
+        Request::Health { gpu, health } => change_gpu(gpu, |gpu| gpu.health = Some(health))?,
         Request::Utilization { gpu, percent } => change_gpu(gpu, |gpu| gpu.utilization = Some(percent.min(100)))?,
         Request::Init { error } => sim().change(|changes, _| {
             changes.init_error = error;

@@ -30,7 +30,8 @@
 //! {"op":"memory","gpu":0,"pid":123,"used_mib":100,"mps":true}   the process is a client of MPS
 //! {"op":"temperature","gpu":0,"celsius":90}
 //! {"op":"utilization","gpu":0,"percent":50}
-//! {"op":"ecc","gpu":0,"corrected":7,"uncorrected":1}   the errors of the memory so far; a GPU without this has no ECC
+//! {"op":"ecc","gpu":0,"corrected":7,"uncorrected":1}   the errors of the memory so far
+//! {"op":"health","gpu":0,"health":{"clocks_event_reasons":8}}   instead of the described health ([`divvy_model::machine::MachineHealth`])
 //! {"op":"init","error":9}                       0: nvmlInit works again
 //! {"op":"events","create":999,"wait":999}       errors of nvmlEventSetCreate and nvmlEventSetWait; 0 or absent: none
 //! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none

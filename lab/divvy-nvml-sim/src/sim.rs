@@ -8,9 +8,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use divvy_gpu_sim::Ledger;
+use divvy_model::machine::MachineHealth;
 use nvml_wrapper_sys::bindings as ffi;
 
-use crate::changes::{self, Changes, EccErrors, EventErrors, Limit, LimitMode, Stamp};
+use crate::changes::{self, Changes, EventErrors, Limit, LimitMode, Stamp};
 use crate::machine::{Card, Machine};
 use crate::samples::{self, Now, Sample};
 
@@ -386,9 +387,11 @@ impl Inner {
             .unwrap_or(card.described.temperature)
     }
 
-    /// Return the errors of the memory, if they are counted.
-    pub(crate) fn ecc(&self, index: usize) -> Option<EccErrors> {
-        self.gpu(index)?.ecc
+    /// Return what the driver counts and reports about the GPU's health.
+    pub(crate) fn health(&self, card: &Card, index: usize) -> MachineHealth {
+        self.gpu(index)
+            .and_then(|changes| changes.health)
+            .unwrap_or(card.described.health)
     }
 
     /// Return the utilization in percent.

@@ -16,7 +16,7 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
 
-use crate::Fabric;
+use crate::{Fabric, RemappedRows};
 
 /// Return the number of GPUs.
 pub(super) fn count(nvml: &Nvml) -> Result<u32, NvmlError> {
@@ -50,7 +50,7 @@ pub(super) fn cuda_version(nvml: &Nvml) -> Result<i32, NvmlError> {
     Ok(version)
 }
 
-/// Return the second version of a call if the library has it, otherwise the first. Both have the same parameters.
+/// Return the second version of a call, or its newer name, if the library has it, otherwise the first. Both have the same parameters.
 fn newest<'l, F>(second: &'l Result<F, libloading::Error>, first: &'l Result<F, libloading::Error>) -> Result<&'l F, NvmlError> {
     match second {
         Ok(call) => Ok(call),
@@ -199,6 +199,41 @@ pub(super) fn fabric(device: &Device<'_>) -> Result<Option<Fabric>, NvmlError> {
         cluster: format!("{a}-{b}-{c}-{d}-{e}"),
         clique: info.cliqueId,
     }))
+}
+
+/// Return which rows of a GPU's memory were replaced.
+pub(super) fn remapped_rows(device: &Device<'_>) -> Result<RemappedRows, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetRemappedRows.as_ref())?;
+    let (mut correctable, mut uncorrectable, mut pending, mut failure) = (0, 0, 0, 0);
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; all four places are valid for writes.
+    nvml_try(unsafe {
+        call(
+            device.handle(),
+            &raw mut correctable,
+            &raw mut uncorrectable,
+            &raw mut pending,
+            &raw mut failure,
+        )
+    })?;
+    Ok(RemappedRows {
+        correctable,
+        uncorrectable,
+        pending: pending != 0,
+        failure: failure != 0,
+    })
+}
+
+/// Return why the clocks of a GPU are lower than possible, as bits. The wrapper has only the call's older name.
+pub(super) fn clocks_event_reasons(device: &Device<'_>) -> Result<u64, NvmlError> {
+    let lib = device.nvml().lib();
+    let call = newest(
+        &lib.nvmlDeviceGetCurrentClocksEventReasons,
+        &lib.nvmlDeviceGetCurrentClocksThrottleReasons,
+    )?;
+    let mut reasons = 0;
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; `reasons` is valid for writes.
+    nvml_try(unsafe { call(device.handle(), &raw mut reasons) })?;
+    Ok(reasons)
 }
 
 /// Return the event types that a GPU supports, as bits.

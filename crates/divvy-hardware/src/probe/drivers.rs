@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use divvy_model::{MiB, Vendor};
 
-use super::hub::Hub;
 use super::log;
 use crate::backend::{Backend, Cgroup, Event, Sink};
 use crate::protocol::Limited;
-use crate::{Code, Failure, GpuProcesses, GpuSamples, Known, SNAPSHOT_VERSION, SamplesSince, Snapshot};
+use crate::{Code, Failure, Fault, GpuProcesses, GpuSamples, Known, SNAPSHOT_VERSION, SamplesSince, Snapshot};
 
 /// The intervals at which a driver is reopened.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +32,9 @@ impl Default for Pace {
 /// Opens the driver of a vendor.
 pub(super) type Open = Box<dyn FnMut() -> Result<Box<dyn Backend>, Failure> + Send>;
 
+/// Passes on a fault, on the thread that learned of it.
+pub(super) type Publish = Arc<dyn Fn(Fault) + Send + Sync>;
+
 /// A vendor's driver, which may be open, broken, or absent.
 struct Slot {
     vendor: Vendor,
@@ -49,7 +51,7 @@ struct Slot {
 }
 
 impl Slot {
-    fn ensure_open(&mut self, pace: Pace, hub: Option<&Arc<Hub>>) {
+    fn ensure_open(&mut self, pace: Pace, publish: Option<&Publish>) {
         if self.backend.is_some() || self.opened_at.is_some_and(|at| at.elapsed() < pace.reopen) {
             return;
         }
@@ -57,8 +59,8 @@ impl Slot {
         self.opened_at = Some(Instant::now());
         match opened {
             Ok(mut backend) => {
-                if let Some(hub) = hub {
-                    backend.events(sink(hub.clone()));
+                if let Some(publish) = publish {
+                    backend.events(sink(publish.clone()));
                 }
                 self.backend = Some(backend);
                 self.absent = false;
@@ -76,15 +78,15 @@ pub(super) struct Drivers {
     /// In the order of vendors.
     slots: Vec<Slot>,
     pace: Pace,
-    /// Where to send events, or `None` to ignore them.
-    hub: Option<Arc<Hub>>,
+    /// Where to send faults, or `None` to ignore events.
+    publish: Option<Publish>,
     /// The last known GPUs. They outlive the backends, because a lost GPU no longer reports its UUID.
     known: Known,
 }
 
 impl Drivers {
     /// Create the set without opening a driver. The first vendor is the one whose failure is reported if there are no GPUs at all.
-    pub(super) fn new(vendors: Vec<(Vendor, Open)>, pace: Pace, hub: Option<Arc<Hub>>) -> Drivers {
+    pub(super) fn new(vendors: Vec<(Vendor, Open)>, pace: Pace, publish: Option<Publish>) -> Drivers {
         let slots = vendors.into_iter().map(|(vendor, open)| Slot {
             vendor,
             open,
@@ -97,7 +99,7 @@ impl Drivers {
         Drivers {
             slots: slots.collect(),
             pace,
-            hub,
+            publish,
             known: Known::default(),
         }
     }
@@ -105,7 +107,7 @@ impl Drivers {
     /// Open the drivers. Fail if none can be opened.
     pub(super) fn open(&mut self) -> Result<(), Failure> {
         for slot in &mut self.slots {
-            slot.ensure_open(self.pace, self.hub.as_ref());
+            slot.ensure_open(self.pace, self.publish.as_ref());
         }
         match self.slots.iter().any(|slot| slot.backend.is_some()) {
             true => Ok(()),
@@ -134,6 +136,19 @@ impl Drivers {
         }
         let all = self.known.complete(all.printable());
         self.reopen_for_lost(&all);
+        Ok(all)
+    }
+
+    /// Read all GPUs of all vendors, with what the drivers count and report about their health.
+    pub(super) fn examine(&mut self) -> Result<Snapshot, Failure> {
+        let mut all = self.snapshot()?;
+        // This comes last, so that it does not become part of what is known of a GPU.
+        for gpu in all.gpus.iter_mut().filter(|gpu| !gpu.lost) {
+            let slot = self.slots.iter_mut().find(|slot| slot.vendor == gpu.vendor);
+            if let Some(backend) = slot.and_then(|slot| slot.backend.as_mut()) {
+                backend.examine(gpu);
+            }
+        }
         Ok(all)
     }
 
@@ -169,7 +184,7 @@ impl Drivers {
         let Some(slot) = slot else {
             return Err(Failure::new(Code::NotSupported, format!("no driver has listed a GPU {uuid}")));
         };
-        slot.ensure_open(self.pace, self.hub.as_ref());
+        slot.ensure_open(self.pace, self.publish.as_ref());
         match &mut slot.backend {
             Some(backend) => Ok(backend),
             None => Err(slot.failure.clone()),
@@ -186,7 +201,7 @@ impl Drivers {
     fn ask<T>(&mut self, ask: impl Fn(&mut dyn Backend) -> Result<T, Failure>) -> Result<Vec<(usize, T)>, Failure> {
         let mut answers = Vec::new();
         for (at, slot) in self.slots.iter_mut().enumerate() {
-            slot.ensure_open(self.pace, self.hub.as_ref());
+            slot.ensure_open(self.pace, self.publish.as_ref());
             match &mut slot.backend {
                 Some(backend) => match ask(backend.as_mut()) {
                     Ok(answer) => answers.push((at, answer)),
@@ -234,19 +249,19 @@ impl Drivers {
             if lost && keeps_lost && expired {
                 slot.backend = None;
                 // Reopen immediately: without a backend, faults of the other GPUs are missed.
-                slot.ensure_open(self.pace, self.hub.as_ref());
+                slot.ensure_open(self.pace, self.publish.as_ref());
             }
         }
     }
 }
 
-/// Return what passes a backend's events on to the clients.
-fn sink(hub: Arc<Hub>) -> Sink {
+/// Return what passes a backend's events on.
+fn sink(publish: Publish) -> Sink {
     let last = Mutex::new(String::new());
     Sink::new(move |event| match event {
         // The clients come first: while a fault is not known, pods are placed on the GPU.
         Event::Fault(fault) => {
-            hub.publish(fault.clone());
+            publish(fault.clone());
             let gpu = fault.uuid.as_deref().unwrap_or("an unnamed GPU");
             log(format_args!("{} on {gpu}", fault.name));
         }

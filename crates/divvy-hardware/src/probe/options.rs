@@ -14,6 +14,9 @@ Usage:
   divvy-probe --once                          print the state of the GPUs as JSON, and exit
   divvy-probe --once --cuda                   describe only NVIDIA's GPUs, through CUDA instead of
                                               NVML: for a Tegra, whose NVML says too little
+  divvy-probe --watch                         print that state, then each error that a driver reports
+                                              until standard input closes, then the state again:
+                                              each as a line of JSON
   divvy-probe --listen unix:/run/divvy/probe.sock
                                               serve the agent on this socket until SIGTERM
 
@@ -50,6 +53,8 @@ pub enum Command {
     Listen(Options),
     /// Print one snapshot.
     Once(Options),
+    /// Print a snapshot, then the faults until standard input closes, and then a snapshot again.
+    Watch(Options),
     /// Print one snapshot of NVIDIA's GPUs through CUDA.
     Cuda(Options),
     /// Print the help.
@@ -61,7 +66,7 @@ pub enum Command {
 /// The options of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// The path of the socket. Empty with `--once`.
+    /// The path of the socket. Empty without `--listen`.
     pub listen: PathBuf,
     /// The driver's library. `None` searches for it.
     pub nvml_library: Option<PathBuf>,
@@ -80,9 +85,10 @@ pub struct Options {
 #[error("{0}\nTry: divvy-probe --help")]
 pub struct UsageError(String);
 
-const FLAGS: [&str; 10] = [
+const FLAGS: [&str; 11] = [
     "--listen",
     "--once",
+    "--watch",
     "--cuda",
     "--nvml-library",
     "--driver-root",
@@ -104,7 +110,7 @@ impl Command {
             exit_with_stdin: false,
             watchdog: Duration::from_secs(10),
         };
-        let (mut listen, mut once, mut cuda) = (None, false, false);
+        let (mut listen, mut once, mut watch, mut cuda) = (None, false, false, false);
         let mut arguments = arguments.into_iter();
         while let Some(argument) = arguments.next() {
             let (flag, mut inline) = split(&argument);
@@ -121,6 +127,7 @@ impl Command {
                 "--sys-root" => options.sys_root = value("a directory")?.into(),
                 "--watchdog" => options.watchdog = seconds(&value("a number of seconds")?)?,
                 "--once" => once = true,
+                "--watch" => watch = true,
                 "--cuda" => cuda = true,
                 "--exit-with-stdin" => options.exit_with_stdin = true,
                 "--help" | "-h" => return Ok(Command::Help),
@@ -134,12 +141,13 @@ impl Command {
         if cuda && !once {
             return Err(UsageError("--cuda needs --once".to_owned()));
         }
-        match (listen, once) {
-            (Some(path), false) => Ok(Command::Listen(Options { listen: path, ..options })),
-            (None, true) if cuda => Ok(Command::Cuda(options)),
-            (None, true) => Ok(Command::Once(options)),
-            (Some(_), true) => Err(UsageError("--once and --listen cannot be used together".to_owned())),
-            (None, false) => Err(UsageError("specify either --once or --listen unix:PATH".to_owned())),
+        match (listen, once, watch) {
+            (Some(path), false, false) => Ok(Command::Listen(Options { listen: path, ..options })),
+            (None, true, false) if cuda => Ok(Command::Cuda(options)),
+            (None, true, false) => Ok(Command::Once(options)),
+            (None, false, true) => Ok(Command::Watch(options)),
+            (None, false, false) => Err(UsageError("specify --once, --watch, or --listen unix:PATH".to_owned())),
+            _ => Err(UsageError("--once, --watch, and --listen cannot be used together".to_owned())),
         }
     }
 }
@@ -200,13 +208,17 @@ mod tests {
         assert!(options.exit_with_stdin);
         assert!(matches!(parse("--once --driver-root /host"), Ok(Command::Once(_))));
         assert!(matches!(parse("--cuda --once"), Ok(Command::Cuda(_))));
+        assert!(matches!(parse("--watch --watchdog 5"), Ok(Command::Watch(_))));
         assert_eq!(parse("--once --help"), Ok(Command::Help));
     }
 
     #[test]
     fn a_wrong_command_line_is_refused_with_what_to_write() {
         for (line, part) in [
-            ("", "--once or --listen"),
+            ("", "--once, --watch, or --listen"),
+            ("--watch --once", "cannot be used together"),
+            ("--watch --listen unix:/a", "cannot be used together"),
+            ("--watch --cuda", "--cuda needs --once"),
             ("--once --listen unix:/a", "cannot be used together"),
             ("--listen /run/probe.sock", "unix:PATH"),
             ("--listen", "needs a socket"),

@@ -8,7 +8,7 @@ use std::thread;
 use divvy_model::Vendor;
 use serde_json::{Map, Value};
 
-use super::drivers::{Drivers, Open, Pace};
+use super::drivers::{Drivers, Open, Pace, Publish};
 use super::hub::Hub;
 use super::{limit, log, pods};
 use crate::protocol::{Kill, Limit, Limited};
@@ -63,8 +63,9 @@ pub(super) fn start(
     vendors: Vec<(Vendor, Open)>,
 ) -> Result<SyncSender<Job>, Error> {
     let (sender, jobs) = sync_channel(QUEUE);
+    let publish: Publish = Arc::new(move |fault| hub.publish(fault));
     let mut owner = Owner {
-        drivers: Drivers::new(vendors, pace, Some(hub)),
+        drivers: Drivers::new(vendors, pace, Some(publish)),
         sys_root,
         logged: None,
     };

@@ -110,6 +110,36 @@ fn whichever_function_a_library_lacks_the_probe_answers_or_says_what_is_missing(
 }
 
 #[test]
+fn what_an_older_driver_does_not_count_is_absent_and_an_older_name_is_enough() {
+    let health = "health = { ecc_errors = [0, 1], remapped_rows = {}, retired_pages_pending = true, clocks_event_reasons = 8 }";
+    let machine = Machine::new(&TWO.replacen("processes = ", &format!("{health}\nprocesses = "), 1));
+    let library = Library::new(&machine);
+    let read = || {
+        let output = once(&machine, &library.path);
+        let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+        let gpu = &snapshot.gpus[0];
+        assert_eq!((gpu.error.as_deref(), gpu.lost), (None, false));
+        (
+            gpu.uncorrected_ecc_errors,
+            gpu.remapped_rows.is_some(),
+            gpu.retired_pages_pending,
+            gpu.clocks_event_reasons,
+        )
+    };
+    assert_eq!(read(), (Some(1), true, None, Some(8)));
+    for (name, expected) in [
+        ("nvmlDeviceGetCurrentClocksEventReasons", (Some(1), true, None, Some(8))),
+        ("nvmlDeviceGetRemappedRows", (Some(1), false, Some(true), Some(8))),
+        ("nvmlDeviceGetRetiredPagesPendingStatus", (Some(1), false, None, Some(8))),
+        ("nvmlDeviceGetTotalEccErrors", (None, false, None, Some(8))),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", (None, false, None, None)),
+    ] {
+        library.hide(name, true);
+        assert_eq!(read(), expected, "without {name}");
+    }
+}
+
+#[test]
 fn the_first_versions_of_calls_are_enough() {
     let machine = Machine::new(&divided());
     let library = Library::new(&machine);

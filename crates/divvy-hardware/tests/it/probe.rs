@@ -1,6 +1,6 @@
 //! Tests of the probe through its socket and its command line.
 
-use std::io::Read;
+use std::io::{BufRead as _, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -49,6 +49,98 @@ fn once_prints_what_the_machine_description_says() {
     assert_eq!(
         snapshot,
         json!({"v": 2, "drivers": {"nvidia": {"version": "550.54.15", "cuda": "12.4"}}, "gpus": gpus})
+    );
+}
+
+/// The machine with what a driver counts and reports about the health of both GPUs.
+fn with_health() -> Machine {
+    let rows = "{ correctable = 1, uncorrectable = 2, pending = true, failure = false }";
+    let newer = format!(
+        "health = {{ ecc_errors = [7, 3], remapped_rows = {rows}, retired_pages_pending = false, clocks_event_reasons = 72 }}"
+    );
+    let older = format!("health = {{ remapped_rows = {rows}, retired_pages_pending = true, clocks_event_reasons = 0 }}");
+    let described = TWO.replacen("processes = ", &format!("{newer}\nprocesses = "), 1);
+    Machine::new(&(described + &older + "\n"))
+}
+
+/// The values about health of all GPUs.
+fn health_of(snapshot: &Value) -> Value {
+    let keys = [
+        "uncorrectedEccErrors",
+        "remappedRows",
+        "retiredPagesPending",
+        "clocksEventReasons",
+    ];
+    let gpus = snapshot["gpus"].as_array().expect("GPUs").iter();
+    gpus.map(|gpu| {
+        keys.map(|key| gpu.get(key).cloned().unwrap_or_else(|| json!("absent")))
+            .into()
+    })
+    .collect::<Vec<Value>>()
+    .into()
+}
+
+#[test]
+fn what_the_driver_counts_about_health_is_printed_once_and_is_in_no_polled_snapshot() {
+    let machine = with_health();
+    let output = once(&machine, &[]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+    snapshot.validate().expect("valid");
+    let snapshot: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rows = json!({"correctable": 1, "uncorrectable": 2, "pending": true, "failure": false});
+    // Only a GPU that does not remap rows retires pages, and the T4 is older than Ampere.
+    let expected = json!([[3, rows, "absent", 72], ["absent", "absent", true, 0]]);
+    assert_eq!(health_of(&snapshot), expected);
+
+    let _probe = machine.listening("s", &[]);
+    let mut client = Lines::new(connect(&machine.path("s")));
+    let polled = client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"].clone();
+    let nothing = json!(["absent", "absent", "absent", "absent"]);
+    assert_eq!(health_of(&polled), json!([nothing, nothing]));
+}
+
+#[test]
+fn watch_prints_the_state_then_each_fault_and_the_state_again_when_standard_input_closes() {
+    let machine = with_health();
+    let mut probe = Running(
+        machine
+            .command()
+            .arg("--watch")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("probe"),
+    );
+    let mut lines = BufReader::new(probe.0.stdout.take().expect("output")).lines();
+    let mut line = || -> Value { serde_json::from_str(&lines.next().expect("a line").expect("text")).expect("JSON") };
+    let before = line();
+    assert_eq!(health_of(&before["snapshot"])[0][0], 3);
+    machine.xid(0, 79);
+    let fault = json!({"vendor": "nvidia", "uuid": GPU0, "code": 79, "fatal": true, "name": "XID 79", "partition": null});
+    assert_eq!(line(), json!({ "fault": fault }));
+    machine.control(&json!({"op": "ecc", "gpu": 0, "corrected": 7, "uncorrected": 4}));
+    machine.control(&json!({"op": "lost", "gpu": 1, "lost": true}));
+    drop(probe.0.stdin.take());
+    let after = line();
+    assert_eq!(
+        health_of(&after["snapshot"])[0],
+        json!([4, before["snapshot"]["gpus"][0]["remappedRows"], "absent", 72])
+    );
+    let lost = &after["snapshot"]["gpus"][1];
+    assert_eq!((&lost["uuid"], &lost["lost"]), (&json!(GPU1), &json!(true)));
+    assert_eq!(probe.ended(), 0);
+}
+
+#[test]
+fn watch_says_why_there_is_no_driver() {
+    let machine = Machine::new(TWO);
+    std::fs::write(machine.path("control.state"), "{\"initError\":9}").expect("state");
+    let output = machine.command().arg("--watch").stdin(Stdio::null()).output().expect("probe");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), String::new()));
+    assert!(
+        text(&output.stderr).contains("(driver_not_loaded)"),
+        "{}",
+        text(&output.stderr)
     );
 }
 

@@ -2,6 +2,7 @@
 
 mod fake;
 mod guard;
+mod health;
 mod kernels;
 mod lies;
 mod mig;

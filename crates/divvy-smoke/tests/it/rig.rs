@@ -39,6 +39,18 @@ fn simulator() -> &'static Path {
     BUILT.get_or_init(|| built("divvy-cuda-sim", "libdivvy_cuda_sim.so"))
 }
 
+/// Return the simulated library of NVML.
+fn nvml() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| built("divvy-nvml-sim", "libdivvy_nvml_sim.so"))
+}
+
+/// Return the probe.
+pub(crate) fn probe() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| built("divvy-hardware", "divvy-probe"))
+}
+
 impl Rig {
     /// A GPU with so many MiB, of which a context takes 4.
     pub(crate) fn new(mib: u64) -> Rig {
@@ -100,6 +112,26 @@ impl Rig {
         self
     }
 
+    /// Put a library of NVML where the probe finds it, without these functions. The GPU's description goes on with `more`.
+    pub(crate) fn with_nvml(self, more: &str, missing: &[&str]) -> Rig {
+        let machine = self.path("machine.toml");
+        let described = std::fs::read_to_string(&machine).expect("the description");
+        std::fs::write(machine, format!("{described}{more}\n")).expect("written");
+        let mut library = std::fs::read(nvml()).expect("the library");
+        for name in missing {
+            // The dynamic linker compares names, so it does not find a function with another one.
+            let text = format!("\0{name}\0");
+            let windows = library.windows(text.len()).enumerate();
+            let places: Vec<usize> = windows
+                .filter_map(|(at, found)| (found == text.as_bytes()).then_some(at))
+                .collect();
+            assert!(!places.is_empty(), "{name}");
+            places.into_iter().for_each(|at| library[at + 1] = b'x');
+        }
+        std::fs::write(self.path("lib/libnvidia-ml.so.1"), library).expect("written");
+        self
+    }
+
     /// The program with arguments and variables.
     pub(crate) fn command(&self, arguments: &str, variables: &[(&str, &str)]) -> Command {
         let mut command = Command::new(&self.program);
@@ -108,6 +140,7 @@ impl Rig {
         command.env_clear();
         command.env("DIVVY_NVML_SIM", self.path("machine.toml"));
         command.env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));
+        command.env("DIVVY_NVML_SIM_CONTROL", self.path("control"));
         command.env("LD_LIBRARY_PATH", self.path("lib"));
         command.envs(variables.iter().copied());
         command.stdin(Stdio::null());

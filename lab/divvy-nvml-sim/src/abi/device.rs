@@ -1,6 +1,6 @@
 //! Symbols that find GPUs and read their properties.
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong};
+use std::ffi::{c_char, c_int, c_uint, c_ulong};
 use std::mem::size_of;
 
 use nvml_wrapper_sys::bindings as ffi;
@@ -325,28 +325,6 @@ unsafe extern "C" fn nvmlDeviceGetTemperature(
             // SAFETY: the caller's out parameter.
             0 => unsafe { put(celsius, inner.temperature(card, index)) },
             _ => Err(INVALID_ARGUMENT),
-        })
-    })
-}
-
-/// A GPU has ECC as soon as the control socket has told its errors. Both counters, since the start of the driver and in all, are the same.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
-    device: ffi::nvmlDevice_t,
-    kind: ffi::nvmlMemoryErrorType_t,
-    counter: ffi::nvmlEccCounterType_t,
-    count: *mut c_ulonglong,
-) -> ffi::nvmlReturn_t {
-    answer(|| {
-        device_call(device, |inner, _, index| {
-            let errors = inner.ecc(index).ok_or(NOT_SUPPORTED)?;
-            let errors = match (kind, counter) {
-                (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_CORRECTED, 0 | 1) => errors.corrected,
-                (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0 | 1) => errors.uncorrected,
-                _ => return Err(INVALID_ARGUMENT),
-            };
-            // SAFETY: the caller's out parameter.
-            unsafe { put(count, errors) }
         })
     })
 }
