@@ -59,6 +59,8 @@ sys.exit(None if json.loads(answer).get("ok") else answer)' "$CLUSTER_DIR/$1/nvm
 has_part() { says "$(inventory_of "$1")" '"uuid":"MIG-'; } # NODE
 has_undivided() { says "$(inventory_of "$1")" 'MIG mode is on'; } # NODE
 has_no_mig() { says_not "$(inventory_of "$1")" 'MIG mode is on' '"uuid":"MIG-'; } # NODE
+is_out_of_service() { says "$(inventory_of "$1")" '"out of service: divvy smoke: S02 vector add'; } # NODE
+waits_for_gpu() { says "$("$DIVVY" why "$1" 2>&1)" "out of service: divvy smoke"; } # POD
 # Print what the command prints, with single spaces, and its exit status.
 smokes() { local status=0; { divvy smoke "$@" 2>&1 || status=$?; echo "status $status"; } | tr -s ' '; }
 smoke_pods() { kube get pods -A -l divvy.dev/smoke -o name; }
@@ -87,6 +89,18 @@ smoke() {
   check "the GPUs of AMD are left out, with the reason" says "$said" "SKIP n3 GPU 0"
   check "the exit status says that a GPU failed" says "$said" "Result = FAIL" "status 2"
   eventually 20 "nothing is left" leaves_nothing
+  said=$(smokes --node n2 --gpu "$broken" --steps S02 --report); shown <<< "$said"
+  check "with --report, the broken one goes out of service" says "$said" "The GPU is out of service: Divvy gives it to no pod" "status 2"
+  eventually 20 "the agent does not offer it" is_out_of_service n2
+  check "an event of the node says so" says "$(kube get events -A --field-selector reason=GpuOutOfService -o 'jsonpath={.items[*].note}{.items[*].message}')" "$broken"
+  pod unlucky 1 "" 0 n2 | annotated "divvy.dev/gpu-uuid: $broken" | kube create -f - > /dev/null
+  eventually 20 "a pod that wants it waits" waits_for_gpu unlucky
+  check "a test of it again fails, and it stays there" says "$(smokes --node n2 --gpu "$broken" --steps S02 --report)" "The GPU is out of service" "status 2"
+  simulate_cuda n2
+  said=$(smokes --node n2 --gpu "$broken" --steps S02,S03,S04 --report); shown <<< "$said"
+  check "when it adds rightly, it is in service again" says "$said" "The GPU is in service again." "status 0"
+  eventually 30 "the waiting pod gets it" is_running unlucky
+  kube delete pod unlucky --wait > /dev/null
   check "the MIG device is tried by its UUID" says "$(smokes --node n2 --gpu "$part" --steps S02)" "Result = PASS: 1 passed" "status 0"
   eventually 20 "nothing is left" leaves_nothing
   divide n2 0 '[]'

@@ -7,7 +7,7 @@ use divvy_smoke_report::{Outcome, Report};
 
 use crate::calls::Calls;
 use crate::mark::Mark;
-use crate::{Planned, Seen, Target, Verdict};
+use crate::{PROGRAM, Planned, Seen, Target, Verdict};
 
 /// The limits of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,9 @@ pub struct Limits {
 /// The requests that it takes to create the pod of a GPU that is out of service: to open it for the test, to list and watch its node until its agent says so,
 /// and to create the pod.
 const CALLS_OF_TEST_AGAIN: usize = 4;
+
+/// The number of characters of a container runtime's error that are kept.
+const START_ERROR: usize = 1000;
 
 /// Something that happened. Pods have the numbers of their GPUs in the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -522,6 +525,13 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
     let Some(message) = message.filter(|message| !message.is_empty()) else {
         return ended(" and left no result");
     };
+    // Then the message is the container runtime's (the kubelet's `pkg/kubelet/kuberuntime/kuberuntime_container.go`).
+    if matches!(reason, Some("StartError" | "ContainerCannotRun")) {
+        let said: String = message.chars().take(START_ERROR).collect();
+        return Verdict::untried(format!(
+            "the container could not be started: {said}; the image must be Divvy's, which has {PROGRAM}"
+        ));
+    }
     let report = match Report::read(message) {
         Ok(report) => report,
         Err(error) => return ended(&format!(", and its result cannot be read: {error}")),

@@ -99,6 +99,15 @@ fn a_result_counts_only_if_nothing_contradicts_it() {
             "the container never ran (UnexpectedAdmissionError: no room)",
         ),
         (
+            with(
+                Some(128),
+                Some("StartError"),
+                Some("exec: \"/usr/bin/divvy-smoke\": stat /usr/bin/divvy-smoke: no such file or directory: unknown".to_owned()),
+            ),
+            "ERROR",
+            "could not be started: exec: \"/usr/bin/divvy-smoke\": stat /usr/bin/divvy-smoke: no such file or directory: unknown; the image must be Divvy's",
+        ),
+        (
             with(Some(0), None, Some("Test PASSED".to_owned())),
             "ERROR",
             "its result cannot be read: this is not a report of divvy-smoke",

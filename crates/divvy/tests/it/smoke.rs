@@ -312,6 +312,8 @@ async fn with_report_a_gpu_that_fails_is_offered_to_nobody_until_it_passes() {
 async fn pods_pass_the_charts_policies_and_go_through_scheduler_and_extender() {
     let bed = Bed::new(&[&[16, 16]]).await;
     install(bed.api());
+    let class = json!({"metadata": {"name": "divvy-smoke"}, "value": -1000, "preemptionPolicy": "Never"});
+    bed.api().create("priorityclasses.scheduling.k8s.io", class).expect("a class");
     let kubeconfig = bed.cluster.kubeconfig().display().to_string();
     let args = ["smoke", "--all-nodes", "--kubeconfig", &kubeconfig];
     let mut running = Box::pin(beside(&args, &[]));
@@ -328,6 +330,8 @@ async fn pods_pass_the_charts_policies_and_go_through_scheduler_and_extender() {
         output = &mut running => panic!("{}{}", stdout(&output), stderr(&output)),
     };
     let policies = ["divvy-request", "divvy-allocation"].map(Policy::of_chart);
+    let classes: Vec<&Value> = found.iter().map(|pod| &pod["spec"]["priorityClassName"]).collect();
+    assert_eq!(classes, ["divvy-smoke"; 2]);
     let mut gpus = BTreeSet::new();
     for pod in &found {
         let mut asked = pod.clone();
@@ -613,6 +617,16 @@ async fn wrong_names_and_missing_parts_are_told() {
 }
 
 #[test]
+fn a_test_that_may_take_gpus_out_of_service_has_enough_time() {
+    let output = divvy(&["smoke", "--all-nodes", "--report", "--timeout", "59s"], &[]);
+    assert!(
+        output.status.code() == Some(3) && stderr(&output).contains("allow 60 s or more"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
 fn a_wrong_command_line_is_refused() {
     for (args, part) in [
         (&[][..], "--all-nodes|--node <NODE>|--here|--docker|--nerdctl|--podman"),
@@ -622,6 +636,7 @@ fn a_wrong_command_line_is_refused() {
         (&["--all-nodes", "--share", "2", "--whole"], "cannot be used with"),
         (&["--all-nodes", "--parallel", "0"], "0 is not in 1..=256"),
         (&["--all-nodes", "--timeout", "0s"], "write a time from 1s to 60m"),
+        (&["--here", "--report"], "cannot be used with"),
         (&["--all-nodes", "-n", "A B"], "lower-case letters"),
         (&["--all-nodes", "--device", "x"], "cannot be used with"),
         (&["--podman", "--gpus", "all"], "cannot be used with"),

@@ -35,11 +35,20 @@ const READ: usize = 6;
 const PAGE: usize = 5000;
 /// How long a pod may wait for a node or for its image until that is reported.
 const PENDING: Duration = Duration::from_secs(15);
+/// The least time limit of a test that may take a GPU out of service: a call of the driver that does not end within it counts against the GPU.
+const LEAST_WITH_REPORT: Duration = Duration::from_secs(60);
 /// How long a pod may exist in addition to the program's own time limit.
 const START: Duration = Duration::from_secs(45);
 
 /// Try the chosen GPUs, print the results, and return the exit status.
 pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
+    if args.report && args.timeout < LEAST_WITH_REPORT {
+        anyhow::bail!(
+            "--report with --timeout {}s could take a GPU out of service that is only slow; allow {} s or more",
+            args.timeout.as_secs(),
+            LEAST_WITH_REPORT.as_secs()
+        );
+    }
     let stopped = divvy_program::until_stopped(false)?;
     let client = client::connect(&choice(&args.cluster)).await?.client;
     let reading = read_without_waiting(&client, MemoryUnit::GIB).await.map_err(|error| {
