@@ -101,6 +101,7 @@ smoke() {
   check "when it adds rightly, it is in service again" says "$said" "The GPU is in service again." "status 0"
   eventually 30 "the waiting pod gets it" is_running unlucky
   kube delete pod unlucky --wait > /dev/null
+  eventually 20 "nothing is left" leaves_nothing
   check "the MIG device is tried by its UUID" says "$(smokes --node n2 --gpu "$part" --steps S02)" "Result = PASS: 1 passed" "status 0"
   eventually 20 "nothing is left" leaves_nothing
   divide n2 0 '[]'

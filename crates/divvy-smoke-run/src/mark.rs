@@ -62,7 +62,9 @@ impl Mark {
 fn found(report: &Report) -> Option<String> {
     let is_own = |status: Status, gpu_at_fault: bool| status == Status::Fail && gpu_at_fault;
     let step = report.steps.iter().find(|step| is_own(step.status, step.gpu_at_fault))?;
-    Some(format!("{} {}: {}", step.id.word(), step.id.title(), step.found))
+    // The reason becomes a part of sentences.
+    let found = step.found.trim_end_matches(['.', '!']);
+    Some(format!("{} {}: {found}", step.id.word(), step.id.title()))
 }
 
 /// Report whether a GPU passed well enough to be in service again.

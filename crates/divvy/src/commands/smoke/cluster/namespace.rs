@@ -11,9 +11,15 @@ use serde_json::json;
 /// The value of [`RUN_LABEL`] on a namespace that `divvy smoke` made.
 const MADE: &str = "namespace";
 
-/// How often, and with which pause, to look whether the pods have ended. Their grace period is 2 s.
+/// How often, and with which pause, to look whether the pods have ended, whose grace period is 2 s, or whether the namespace of the run before is gone.
 const LOOKS: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// Report whether a run of `divvy smoke` made a namespace.
+fn is_made(object: &Object) -> bool {
+    let label = object.metadata.labels.as_ref().and_then(|labels| labels.get(RUN_LABEL));
+    label.is_some_and(|value| value == MADE)
+}
 
 /// The namespace of the pods.
 pub(super) struct Namespace {
@@ -32,14 +38,23 @@ impl Namespace {
             name: name.to_owned(),
             is_made,
         };
-        match api.get_opt(name).await {
+        let mut found = api.get_opt(name).await;
+        // The run before this one has just removed it.
+        for _ in 0..LOOKS {
+            let is_going = |object: &Object| object.metadata.deletion_timestamp.is_some() && is_made(object);
+            if !found.as_ref().is_ok_and(|object| object.as_ref().is_some_and(is_going)) {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+            found = api.get_opt(name).await;
+        }
+        match found {
             Ok(Some(object)) => {
                 anyhow::ensure!(
                     object.metadata.deletion_timestamp.is_none(),
                     "the namespace {name} is being deleted, and takes no pods; wait until kubectl get namespace {name} finds none, or choose another one with -n"
                 );
-                let labels = object.metadata.labels.unwrap_or_default();
-                return Ok(namespace(labels.get(RUN_LABEL).is_some_and(|value| value == MADE)));
+                return Ok(namespace(is_made(&object)));
             }
             Ok(None) => {}
             // A user with rights in one namespace may not be allowed to get the namespace itself.
