@@ -16,7 +16,7 @@ for gpu in inventory["gpus"]:
     uuid, model = gpu["uuid"], gpu["model"]
     described = f"""uuid = "{uuid}"\nmemory_mib = {gpu["totalMiB"]}"""
     if gpu.get("partition"):
-        # What `divide` makes of an A100: one MIG device 3g.20gb.
+        # What `divide_gpu` makes of an A100: one MIG device 3g.20gb.
         model = model.split(" MIG ")[0]
         described = f"""memory_mib = 40960\nmig = [{{ gpu_instance = 1, compute_instance = 0, profile = 2, uuid = "{uuid}" }}]"""
     with open(f"{directory}/{uuid}.toml", "w") as machine:
@@ -45,7 +45,7 @@ uuid_of() { # NODE PLACE-IN-INVENTORY
   inventory_of "$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["gpus"][int(sys.argv[1])]["uuid"])' "$2"
 }
 # Divide a GPU into these MIG devices, as nvidia-smi does. `null` switches MIG off. The kernel module has files for one MIG device of GPU 0.
-divide() { # NODE GPU DEVICES
+divide_gpu() { # NODE GPU DEVICES
   "$CLUSTER_ROOT/program.sh" mig-files "$1" $'gpu0/gi1/access 3\ngpu0/gi1/ci0/access 4\n' gpu0/mig/gi1/ci0 "3 4"
   python3 -c '
 import json, socket, sys
@@ -71,7 +71,7 @@ smoke() {
   scene "divvy smoke tries every GPU of the cluster: one computes wrong results, one is full, and one is divided by MIG"
   local divided broken full part said user pid status=0
   divided=$(uuid_of n2 0) full=$(uuid_of n2 1) broken=$(uuid_of n2 2)
-  divide n2 0 '[{"gpu_instance": 1, "compute_instance": 0, "profile": 2}]'
+  divide_gpu n2 0 '[{"gpu_instance": 1, "compute_instance": 0, "profile": 2}]'
   eventually 20 "the MIG device of GPU 0 of n2 is offered" has_part n2
   part=$(uuid_of n2 2)
   simulate_cuda n1
@@ -104,10 +104,10 @@ smoke() {
   eventually 20 "nothing is left" leaves_nothing
   check "the MIG device is tried by its UUID" says "$(smokes --node n2 --gpu "$part" --steps S02)" "Result = PASS: 1 passed" "status 0"
   eventually 20 "nothing is left" leaves_nothing
-  divide n2 0 '[]'
+  divide_gpu n2 0 '[]'
   eventually 20 "GPU 0 of n2 is in MIG mode without MIG devices" has_undivided n2
   check "it is no fault, and the table says why" says "$(smokes --node n2 --gpu 0)" "SKIP n2 GPU 0 ($divided): the GPU is in MIG mode" "status 3"
-  divide n2 0 null
+  divide_gpu n2 0 null
   eventually 20 "GPU 0 of n2 is whole again" has_no_mig n2
 
   kube create namespace divvy-smoke > /dev/null
