@@ -2,9 +2,9 @@
 
 use divvy_gpu_sim::{Error, Ledger, Slot, directory};
 
+use crate::card::Card;
 use crate::codes::{Code, OPERATING_SYSTEM, OUT_OF_MEMORY, UNKNOWN};
 use crate::graph::GraphMemory;
-use crate::machine::Card;
 use crate::trace::complain;
 
 /// One GPU.

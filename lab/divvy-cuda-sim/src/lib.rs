@@ -74,6 +74,7 @@
 #![allow(non_snake_case, reason = "the symbols' names are NVIDIA's")]
 
 mod abi;
+mod card;
 mod codes;
 mod contents;
 mod context;

@@ -1,6 +1,6 @@
 //! Which GPUs and MIG devices of the machine a process can use.
 
-use crate::machine::Card;
+use crate::card::Card;
 
 /// A GPU: itself, or its MIG devices if it is in MIG mode.
 #[derive(Debug)]
