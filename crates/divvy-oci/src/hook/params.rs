@@ -9,11 +9,39 @@ pub fn forbidding(text: &str) -> Option<String> {
         line.split_once(':')
             .is_some_and(|(name, value)| name == NAME && value.trim() == "1")
     };
-    text.lines().any(allows).then(|| {
-        let lines = text.lines().map(|line| match allows(line) {
+    // A line is passed on with its own end.
+    let lines = text.split_inclusive('\n');
+    lines.clone().any(allows).then(|| {
+        let lines = lines.map(|line| match allows(line) {
             true => format!("{NAME}: 0\n"),
-            false => format!("{line}\n"),
+            false => line.to_owned(),
         });
         lines.collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_line_that_allows_changes_is_replaced() {
+        let allows = "ModifyDeviceFiles: 1";
+        for (text, expected) in [
+            (
+                "A: 1\nModifyDeviceFiles: 1\nB: 2\n",
+                Some("A: 1\nModifyDeviceFiles: 0\nB: 2\n"),
+            ),
+            (allows, Some("ModifyDeviceFiles: 0\n")),
+            (
+                "A: 1\r\r\n\nModifyDeviceFiles: 1\r\nB: 2",
+                Some("A: 1\r\r\n\nModifyDeviceFiles: 0\nB: 2"),
+            ),
+            ("ModifyDeviceFiles: 0\n", None),
+            ("OtherModifyDeviceFiles: 1\n", None),
+            ("", None),
+        ] {
+            assert_eq!(forbidding(text).as_deref(), expected, "{text:?}");
+        }
+    }
 }
