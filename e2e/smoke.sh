@@ -3,7 +3,7 @@
 
 SMOKE=$CLUSTER_DIR/sim/smoke
 # Give the containers of a node the simulated CUDA driver in place of the text files, by a CDI spec of an administrator. The simulated driver does not
-# know which GPU a container was given, so each GPU is a machine of its own. The one named BROKEN adds wrongly.
+# know which GPU a container was given, so each GPU is a machine of its own. The GPU BROKEN returns wrong sums.
 simulate_cuda() { # NODE [BROKEN]
   mkdir -p "$SMOKE"
   cp "$DIVVY_BIN/libdivvy_cuda_sim.so" "$SMOKE/libcuda.so.$DRIVER"
@@ -85,7 +85,7 @@ smoke() {
   check "the GPU of n1 adds rightly" says "$said" "n1 0 NVIDIA GeForce RTX 3080 Ti Laptop GPU PASS PASS PASS"
   check "so does the MIG device of n2" says "$said" "n2 100 NVIDIA A100-SXM4-40GB MIG 3g.20gb PASS PASS PASS"
   check "the broken one is named, with the first wrong element" says "$said" "FAIL n2 GPU 2 ($broken)" "Result verification failed at element 250!"
-  check "the full one is no fault" says "$said" "SKIP n2 GPU 1 ($full): full:"
+  check "the full one is skipped, with the reason" says "$said" "SKIP n2 GPU 1 ($full): full:"
   check "the GPUs of AMD are left out, with the reason" says "$said" "SKIP n3 GPU 0"
   check "the exit status says that a GPU failed" says "$said" "Result = FAIL" "status 2"
   eventually 20 "nothing is left" leaves_nothing
@@ -106,7 +106,7 @@ smoke() {
   eventually 20 "nothing is left" leaves_nothing
   divide_gpu n2 0 '[]'
   eventually 20 "GPU 0 of n2 is in MIG mode without MIG devices" has_undivided n2
-  check "it is no fault, and the table says why" says "$(smokes --node n2 --gpu 0)" "SKIP n2 GPU 0 ($divided): the GPU is in MIG mode" "status 3"
+  check "it is skipped, with the reason" says "$(smokes --node n2 --gpu 0)" "SKIP n2 GPU 0 ($divided): the GPU is in MIG mode" "status 3"
   divide_gpu n2 0 null
   eventually 20 "GPU 0 of n2 is whole again" has_no_mig n2
 

@@ -47,7 +47,7 @@ impl HealthChange {
             None => HealthChange {
                 warning: false,
                 reason: "GpuInService",
-                text: format!("{name} is no longer out of service, and is offered unless it has failed"),
+                text: format!("{name} is in service again. Divvy offers it unless the driver reports a fault"),
             },
         }
     }

@@ -4,7 +4,7 @@
 //! - [`Settings::pod`]: the pod that tries a GPU
 //! - [`Seen`]: what a pod's object says about the test
 //! - [`Run`]: which request to send when. It takes events and the time, and returns actions.
-//! - [`Mark`]: what a node is told about a GPU that failed, or that passes again
+//! - [`Mark`]: the annotations on a node that take a GPU out of service, and put it back
 //! - [`Summary`]: the table, the JSON, and the exit status
 
 #![forbid(unsafe_code)]

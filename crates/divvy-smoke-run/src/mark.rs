@@ -1,4 +1,4 @@
-//! What a run writes on a node about one of its GPUs.
+//! The annotations that a run writes on a node about one of its GPUs.
 
 use divvy_model::out_of_service::{failed_smoke, out_of_service_key, under_test_key};
 use divvy_smoke_report::{Id, Outcome, Report, Status};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{Target, Verdict};
 
-/// What a node is told about one of its GPUs.
+/// A mark: annotations on a node about one of its GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mark {
     /// The GPU failed, for this reason: it is out of service.
@@ -18,7 +18,7 @@ pub enum Mark {
 }
 
 impl Mark {
-    /// Decide what to tell the node of a GPU with this result. The GPU goes out of service only if a failure shows that it is the GPU's own, and comes back
+    /// Decide what to write about a GPU with this result. The GPU goes out of service only if a failure shows that it is the GPU's own, and comes back
     /// only if it passes what proves that it computes, and the step that failed before.
     pub fn of(target: &Target, verdict: &Verdict) -> Option<Mark> {
         let report = match verdict {

@@ -22,7 +22,7 @@ pub struct Limits {
     pub pending: Duration,
     /// How long a pod may exist.
     pub total: Duration,
-    /// Whether the nodes are told which GPUs fail, and which ones that failed earlier pass.
+    /// Whether marks are written on the nodes: GPUs that fail go out of service, and GPUs that failed earlier come back if they pass.
     pub report: bool,
 }
 
@@ -57,8 +57,8 @@ pub enum Event {
     Deleted(usize),
     /// A pod could not be deleted.
     Undeletable(usize, String),
-    /// The node of a GPU was told what the test found, or could not be told for this reason.
-    Told(usize, Option<String>),
+    /// The mark of a GPU was written on its node, or could not be written for this reason.
+    Marked(usize, Option<String>),
     /// What `divvy why` says about these pods. Pods about which it says nothing are missing.
     Explained(Vec<(usize, String)>),
     /// The user wants no more.
@@ -74,7 +74,7 @@ pub enum Action {
     /// wait until the node's inventory says so.
     Create(usize),
     /// Write this mark on the node of the GPU with this number.
-    Tell(usize, Mark),
+    Mark(usize, Mark),
     /// Delete the pod with this number.
     Delete(usize),
     /// Find out why these pods wait.
@@ -83,14 +83,14 @@ pub enum Action {
 
 /// Where a mark is on its way to the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Telling {
-    /// There is nothing to tell.
+enum Marking {
+    /// There is none.
     Nothing,
     /// It is to be sent.
     Due(Mark),
     /// It was sent.
     Sent(Mark),
-    /// The node has it, or could not be told for this reason.
+    /// It was written, or could not be written for this reason.
     Over(Mark, Option<String>),
 }
 
@@ -121,7 +121,7 @@ enum Pod {
 struct Try {
     target: Target,
     verdict: Option<Verdict>,
-    telling: Telling,
+    marking: Marking,
     pod: Pod,
     /// When its creation was sent, and when its result was known.
     began: u64,
@@ -137,8 +137,8 @@ pub struct Tried<'r> {
     pub verdict: &'r Verdict,
     /// How long the test took.
     pub time: Duration,
-    /// What its node was told, and, if that failed, the reason.
-    pub told: Option<(&'r Mark, Option<&'r str>)>,
+    /// The mark that was written on its node, and, if that failed, the reason.
+    pub marked: Option<(&'r Mark, Option<&'r str>)>,
 }
 
 /// A run: the state of each GPU's test.
@@ -153,8 +153,8 @@ pub struct Run {
     live: BTreeSet<usize>,
     /// How many GPUs have no result yet.
     open: usize,
-    /// The GPUs whose nodes are to be told something, or are being told.
-    untold: BTreeSet<usize>,
+    /// The GPUs whose marks are to be written, or are being written.
+    unmarked: BTreeSet<usize>,
     /// The time of the last step.
     now_ms: u64,
     is_stopped: bool,
@@ -169,7 +169,7 @@ impl Run {
         let tries = planned.iter().map(|one| Try {
             target: one.target.clone(),
             verdict: one.ask.as_ref().err().cloned(),
-            telling: Telling::Nothing,
+            marking: Marking::Nothing,
             pod: Pod::None,
             began: 0,
             ended: 0,
@@ -180,7 +180,7 @@ impl Run {
             limits,
             open: tries.iter().filter(|one| one.verdict.is_none()).count(),
             tries,
-            untold: BTreeSet::new(),
+            unmarked: BTreeSet::new(),
             next: 0,
             live: BTreeSet::new(),
             now_ms: 0,
@@ -225,7 +225,7 @@ impl Run {
                 self.left.push((number, why));
                 self.over(number);
             }
-            Event::Told(number, trouble) => self.told(number, trouble),
+            Event::Marked(number, trouble) => self.marked(number, trouble),
             Event::Explained(answers) => self.explained(now_ms, answers),
         }
         self.late(now_ms);
@@ -234,15 +234,15 @@ impl Run {
 
     /// Report whether nothing is left to do.
     pub fn is_over(&self) -> bool {
-        self.live.is_empty() && self.open == 0 && self.untold.is_empty()
+        self.live.is_empty() && self.open == 0 && self.unmarked.is_empty()
     }
 
     /// Return when the next step is due, if nothing happens before.
     pub fn next_ms(&self) -> Option<u64> {
         let unwanted = self.live.iter().any(|number| self.tries[*number].pod == Pod::Unwanted);
-        let is_due = |number: &usize| matches!(self.tries[*number].telling, Telling::Due(_));
+        let is_due = |number: &usize| matches!(self.tries[*number].marking, Marking::Due(_));
         let wants_to_send =
-            unwanted || self.untold.iter().any(is_due) || self.has_next() || !self.unexplained(self.now_ms).is_empty();
+            unwanted || self.unmarked.iter().any(is_due) || self.has_next() || !self.unexplained(self.now_ms).is_empty();
         let calls = self.calls.next().filter(|_| wants_to_send);
         let ends = self.live.iter().flat_map(|number| match &self.tries[*number].pod {
             Pod::There { since, waits, is_asked } => {
@@ -281,8 +281,8 @@ impl Run {
                 target: &one.target,
                 verdict: one.verdict.as_ref()?,
                 time: Duration::from_millis(one.ended.saturating_sub(one.began)),
-                told: match &one.telling {
-                    Telling::Over(mark, trouble) => Some((mark, trouble.as_deref())),
+                marked: match &one.marking {
+                    Marking::Over(mark, trouble) => Some((mark, trouble.as_deref())),
                     _ => None,
                 },
             })
@@ -330,8 +330,8 @@ impl Run {
             let mark = self.limits.report.then(|| Mark::of(&one.target, &verdict)).flatten();
             // If the pod's creation was never sent, neither was anything about its GPU.
             if let Some(mark) = mark.filter(|_| one.pod != Pod::None) {
-                one.telling = Telling::Due(mark);
-                self.untold.insert(number);
+                one.marking = Marking::Due(mark);
+                self.unmarked.insert(number);
             }
             one.verdict = Some(verdict);
             one.ended = now_ms;
@@ -339,11 +339,11 @@ impl Run {
         }
     }
 
-    fn told(&mut self, number: usize, trouble: Option<String>) {
+    fn marked(&mut self, number: usize, trouble: Option<String>) {
         let Some(one) = self.tries.get_mut(number) else { return };
-        if let Telling::Sent(mark) = &one.telling {
-            one.telling = Telling::Over(mark.clone(), trouble);
-            self.untold.remove(&number);
+        if let Marking::Sent(mark) = &one.marking {
+            one.marking = Marking::Over(mark.clone(), trouble);
+            self.unmarked.remove(&number);
         }
     }
 
@@ -450,18 +450,18 @@ impl Run {
     /// Choose the requests to send now: what makes room first.
     fn actions(&mut self, now_ms: u64) -> Vec<Action> {
         let mut actions = Vec::new();
-        for number in self.untold.clone() {
+        for number in self.unmarked.clone() {
             let one = &mut self.tries[number];
-            // The answer to the creation tells whether the earlier mark was written.
+            // Until the creation is answered, the earlier mark may still be on its way.
             if one.pod == Pod::Asked {
                 continue;
             }
-            if let Telling::Due(mark) = one.telling.clone() {
+            if let Marking::Due(mark) = one.marking.clone() {
                 if !self.calls.take(now_ms, 1) {
                     return actions;
                 }
-                one.telling = Telling::Sent(mark.clone());
-                actions.push(Action::Tell(number, mark));
+                one.marking = Marking::Sent(mark.clone());
+                actions.push(Action::Mark(number, mark));
             }
         }
         for number in self.live.clone() {

@@ -42,10 +42,10 @@ pub struct Row {
     /// What the program in the pod reported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
-    /// With `--report`: whether the node was told that the GPU is out of service (`out`), or in service again (`in`).
+    /// With `--report`: whether the GPU is now out of service (`out`), or in service again (`in`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<&'static str>,
-    /// Why the node could not be told.
+    /// Why the annotation of the node could not be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service_error: Option<String>,
     /// From the pod's creation to its result, in milliseconds.
@@ -70,7 +70,7 @@ impl Row {
             target,
             verdict,
             time,
-            told,
+            marked,
         } = tried;
         let mut row = Row {
             node: target.node.clone(),
@@ -83,8 +83,10 @@ impl Row {
             fix: None,
             explanation: None,
             report: None,
-            service: told.filter(|(_, error)| error.is_none()).and_then(|(mark, _)| mark.service()),
-            service_error: told.and_then(|(_, error)| error.map(str::to_owned)),
+            service: marked
+                .filter(|(_, error)| error.is_none())
+                .and_then(|(mark, _)| mark.service()),
+            service_error: marked.and_then(|(_, error)| error.map(str::to_owned)),
             failed_before: target.failed_before.clone(),
             ms: u64::try_from(time.as_millis()).unwrap_or(u64::MAX),
         };
@@ -116,7 +118,7 @@ impl Row {
     fn service(&self) -> Option<String> {
         if let Some(error) = &self.service_error {
             return Some(format!(
-                "The node could not be told: {error}. That takes the right to patch nodes: kubectl auth can-i patch nodes"
+                "The annotation of the node could not be written: {error}. You need the right to patch nodes: kubectl auth can-i patch nodes"
             ));
         }
         Some(match (self.service?, self.result, &self.failed_before) {
@@ -175,11 +177,11 @@ impl Summary {
         Summary { gpus, result }
     }
 
-    /// Return the exit status: 0 passed, 1 a warning, 2 failed, 3 a GPU could not be tried, a node could not be told, or there was nothing to try.
+    /// Return the exit status: 0 passed, 1 a warning, 2 failed, 3 a GPU could not be tried, an annotation could not be written, or there was nothing to try.
     pub fn exit_status(&self) -> u8 {
-        let is_untold = self.gpus.iter().any(|row| row.service_error.is_some());
+        let is_unmarked = self.gpus.iter().any(|row| row.service_error.is_some());
         match self.result {
-            "PASS" | "WARN" if is_untold => Outcome::Skip.exit_status(),
+            "PASS" | "WARN" if is_unmarked => Outcome::Skip.exit_status(),
             "PASS" => Outcome::Pass.exit_status(),
             "WARN" => Outcome::Warn.exit_status(),
             "FAIL" => Outcome::Fail.exit_status(),

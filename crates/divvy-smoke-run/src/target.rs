@@ -28,7 +28,7 @@ pub struct Choice {
     pub share: Option<u64>,
     /// Whether the whole GPU is requested.
     pub whole: bool,
-    /// Whether the agents are told which GPUs fail, and which ones that failed earlier pass.
+    /// Whether the GPUs are tested again that an earlier run took out of service.
     pub report: bool,
 }
 
@@ -224,7 +224,7 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
     };
     let ask = match (gpu.whole, choice.share) {
         (Some(kind), _) if choice.whole || !is_shared => Ask::Whole(kind),
-        // A MIG device has a resource of its own. While pods share it, no pod gets it as a whole.
+        // While pods share a MIG device, no pod gets it through its own resource.
         (Some(kind), None) if gpu.is_part && is_free(kind) => Ask::Whole(kind),
         (None, _) if choice.whole => {
             return skipped("the GPU is not offered as a whole (the agent's --whole-gpus)".to_owned());

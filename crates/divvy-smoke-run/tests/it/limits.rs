@@ -78,12 +78,12 @@ proptest! {
 
     #[test]
     fn whatever_happens_a_gpu_is_in_service_again_only_if_it_passed_and_its_test_never_stays_open(
-        out in some(), wrong_ones in some(), refused in some(), unclear in some(), unscheduled in some(), endless in some(), untellable in some(),
+        out in some(), wrong_ones in some(), refused in some(), unclear in some(), unscheduled in some(), endless in some(), unmarkable in some(),
         stop_at in proptest::option::of(0..40_000u64),
     ) {
         let planned = planned_with(40, &out);
         let results: BTreeMap<_, _> = wrong_ones.iter().map(|number| (*number, wrong(&planned[*number].target.uuid))).collect();
-        let world = World { refused, unclear, unscheduled, endless, untellable, stop_at, results, ..World::default() };
+        let world = World { refused, unclear, unscheduled, endless, unmarkable, stop_at, results, ..World::default() };
         let limits = divvy_smoke_run::Limits { report: true, ..LIMITS };
         let history = world.play(&planned, limits);
         prop_assert!(history.left.is_empty());
@@ -95,8 +95,8 @@ proptest! {
                 Some(Mark::Passed) => prop_assert!(is_out && word == "PASS", "GPU {number}: {word}"),
                 Some(Mark::Failed(_)) => prop_assert!(is_out || wrong_ones.contains(&number), "GPU {number}: {word}"),
                 None => {
-                    let is_told = world.untellable.contains(&number);
-                    prop_assert!(is_told || word != "FAIL", "the node of GPU {number} was not told of {word}");
+                    let is_told = world.unmarkable.contains(&number);
+                    prop_assert!(is_told || word != "FAIL", "GPU {number} has no mark: {word}");
                 }
             }
         }

@@ -226,7 +226,7 @@ fn tried<'t>(planned: &'t Planned, verdict: &'t Verdict, time: Duration) -> Trie
         target: &planned.target,
         verdict,
         time,
-        told: None,
+        marked: None,
     }
 }
 
@@ -329,7 +329,7 @@ fn a_gpu_goes_out_of_service_only_if_the_failure_is_its_own_and_comes_back_only_
     for (is_out, steps, expected) in table {
         let mut run = reporting(is_out);
         let actions = run.step(2, Event::Seen(0, ended(&report("GPU-0", steps.clone()))));
-        let tell = expected.map(|mark| Action::Tell(0, mark));
+        let tell = expected.map(|mark| Action::Mark(0, mark));
         let expected: Vec<Action> = tell.into_iter().chain([Action::Delete(0)]).collect();
         assert_eq!(actions, expected, "{is_out} {steps:?}");
     }
@@ -343,7 +343,7 @@ fn a_gpu_goes_out_of_service_only_if_the_failure_is_its_own_and_comes_back_only_
 }
 
 #[test]
-fn without_report_nothing_is_told() {
+fn without_report_no_mark_is_written() {
     let mut run = Run::new(&planned(1), LIMITS);
     run.step(0, Event::Time);
     run.step(1, Event::Created(0));
@@ -351,26 +351,26 @@ fn without_report_nothing_is_told() {
 }
 
 #[test]
-fn a_run_is_not_over_before_the_node_was_told() {
+fn a_run_is_not_over_before_the_mark_is_written() {
     let mut run = reporting(false);
     let told = Mark::Failed("S03 memory: 1 of 8 words is wrong".to_owned());
     let actions = run.step(2, Event::Seen(0, wrong("GPU-0")));
-    assert_eq!(actions, [Action::Tell(0, told.clone()), Action::Delete(0)]);
+    assert_eq!(actions, [Action::Mark(0, told.clone()), Action::Delete(0)]);
     run.step(3, Event::Gone(0));
     assert!(!run.is_over());
-    run.step(4, Event::Told(0, None));
+    run.step(4, Event::Marked(0, None));
     assert!(run.is_over());
-    assert_eq!(run.results().next().expect("a result").told, Some((&told, None)));
+    assert_eq!(run.results().next().expect("a result").marked, Some((&told, None)));
 }
 
 #[test]
 fn a_test_that_is_stopped_while_its_pod_is_created_does_not_stay_open() {
     let mut run = Run::new(&planned_with(1, &[0].into()), Limits { report: true, ..LIMITS });
     assert_eq!(run.step(0, Event::Time), [Action::Create(0)]);
-    // The node may be told that the GPU is being tested at any moment until the answer arrives.
+    // Until the answer arrives, the mark that opens the GPU may be written at any moment.
     assert_eq!(run.step(1, Event::Stop), []);
     let before = Mark::Failed("S03 memory: wrong".to_owned());
-    assert_eq!(run.step(2, Event::Created(0)), [Action::Tell(0, before), Action::Delete(0)]);
+    assert_eq!(run.step(2, Event::Created(0)), [Action::Mark(0, before), Action::Delete(0)]);
 }
 
 #[test]
@@ -386,10 +386,10 @@ fn the_text_says_what_became_of_each_gpu() {
     ];
     let planned = planned_with(5, &(1..5).collect());
     let results = planned.iter().zip(&verdicts).map(|(planned, (verdict, mark, error))| Tried {
-        told: Some((mark, *error)),
+        marked: Some((mark, *error)),
         ..tried(planned, verdict, Duration::from_secs(3))
     });
     insta::assert_snapshot!(Summary::new(results.clone()).text());
-    // A GPU that passed and whose node was not told is not done.
+    // A GPU that passed and is still out of service is not done.
     assert_eq!(Summary::new(results.skip(4)).exit_status(), 3);
 }

@@ -85,8 +85,8 @@ pub(crate) struct World {
     pub(crate) endless: BTreeSet<usize>,
     /// Pods that cannot be deleted.
     pub(crate) undeletable: BTreeSet<usize>,
-    /// GPUs whose nodes cannot be told anything.
-    pub(crate) untellable: BTreeSet<usize>,
+    /// GPUs on whose nodes nothing can be written.
+    pub(crate) unmarkable: BTreeSet<usize>,
     /// When the user presses Ctrl-C.
     pub(crate) stop_at: Option<u64>,
     /// The results of pods.
@@ -150,11 +150,11 @@ impl World {
                         if is_out {
                             calls.extend([now; 3]);
                         }
-                        let is_told = is_out && !self.untellable.contains(&number);
-                        if is_told {
+                        let is_marked = is_out && !self.unmarkable.contains(&number);
+                        if is_marked {
                             marks.insert(number, Mark::Testing);
                         }
-                        if self.refused.contains(&number) || is_told != is_out {
+                        if self.refused.contains(&number) || is_marked != is_out {
                             later(
                                 &mut queue,
                                 &mut events,
@@ -202,13 +202,13 @@ impl World {
                             }
                         }
                     }
-                    Action::Tell(number, mark) => {
+                    Action::Mark(number, mark) => {
                         calls.push(now);
-                        let trouble = self.untellable.contains(&number).then(|| "forbidden".to_owned());
+                        let trouble = self.unmarkable.contains(&number).then(|| "forbidden".to_owned());
                         if trouble.is_none() {
                             marks.insert(number, mark);
                         }
-                        later(&mut queue, &mut events, now + 5, Event::Told(number, trouble));
+                        later(&mut queue, &mut events, now + 5, Event::Marked(number, trouble));
                     }
                     Action::Explain(numbers) => {
                         calls.extend(std::iter::repeat_n(now, limits.calls_to_explain));

@@ -173,10 +173,10 @@ impl Fault {
 }
 
 impl Facts {
-    /// Say that no errors can have been heard, as a part of a sentence. It is no warning, because it may take a permission that a container does not
-    /// have; on the node, the agent judges it.
+    /// Return the part of the sentence that says why XIDs could not be received; empty if they could. This is not a warning, because a container may lack
+    /// the permission. On the node, the agent judges it.
     fn silence(&self) -> String {
-        let of = |no_events: &NoEvents| format!("; XIDs were not heard: {}", no_events.error);
+        let of = |no_events: &NoEvents| format!("; XIDs could not be received: {}", no_events.error);
         self.no_events.as_ref().map(of).unwrap_or_default()
     }
 
@@ -482,7 +482,7 @@ mod tests {
             (
                 HEALTHY,
                 r#""noEvents":{"error":"y","ms":1}"#,
-                "PASS the driver answers, and reported no error during the run; XIDs were not heard: y",
+                "PASS the driver answers, and reported no error during the run; XIDs could not be received: y",
             ),
         ] {
             let step = judged(before, Some(after), &[], "GPU-1");

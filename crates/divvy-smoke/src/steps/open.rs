@@ -301,7 +301,7 @@ fn bad_entry(text: &str) -> Option<String> {
         .find(|entry| !is_index(entry) && !is_uuid(entry))?;
     let bad: String = bad.chars().take(60).collect();
     Some(format!(
-        "CUDA_VISIBLE_DEVICES has the entry {bad:?}, which is no index and no UUID"
+        "CUDA_VISIBLE_DEVICES has the entry {bad:?}, which is neither an index nor a UUID"
     ))
 }
 
@@ -379,7 +379,7 @@ mod tests {
         }
         assert_eq!(
             bad_entry("0,gpu0").as_deref(),
-            Some("CUDA_VISIBLE_DEVICES has the entry \"gpu0\", which is no index and no UUID")
+            Some("CUDA_VISIBLE_DEVICES has the entry \"gpu0\", which is neither an index nor a UUID")
         );
     }
 

@@ -12,9 +12,13 @@ fn a_wrong_entry_of_the_visible_devices_is_a_warning_and_a_failure_if_it_hides_t
         (
             "0,first",
             1,
-            &["WARN S01", "the entry \"first\", which is no index and no UUID"],
+            &["WARN S01", "the entry \"first\", which is neither an index nor a UUID"],
         ),
-        (&two, 1, &["WARN S01", "the entry \"gpu1\", which is no index and no UUID"]),
+        (
+            &two,
+            1,
+            &["WARN S01", "the entry \"gpu1\", which is neither an index nor a UUID"],
+        ),
         ("first,0", 2, &["FAIL S01", "cuInit returned 100", "the entry \"first\""]),
         ("-1", 2, &["FAIL S01", "cuInit returned 100", "the entry \"-1\""]),
         ("", 2, &["FAIL S01", "CUDA_VISIBLE_DEVICES is empty, which hides every GPU"]),

@@ -565,7 +565,9 @@ async fn a_user_without_rights_gets_a_sentence() {
     let fails = |_: &str| Some(reported(&failing));
     let (status, text, _) = smoke_with(&bed, &file, &["--all-nodes", "--report"], &["n1"], fails).await;
     assert!(
-        status == Some(2) && text.contains("The node could not be told") && text.contains("kubectl auth can-i patch nodes"),
+        status == Some(2)
+            && text.contains("The annotation of the node could not be written")
+            && text.contains("kubectl auth can-i patch nodes"),
         "{text}"
     );
 }

@@ -153,7 +153,7 @@ async fn play(run: &mut Run, pods: &Pods, stopped: &CancellationToken) -> anyhow
         for action in run.step(now(), event) {
             work.push(match action {
                 Action::Create(number) => pods.create(number).boxed(),
-                Action::Tell(number, mark) => pods.tell(number, mark).boxed(),
+                Action::Mark(number, mark) => pods.mark(number, mark).boxed(),
                 Action::Delete(number) => pods.delete(number).boxed(),
                 Action::Explain(numbers) => {
                     let waiting: Vec<(usize, DynamicObject)> = numbers

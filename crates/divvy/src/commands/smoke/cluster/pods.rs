@@ -140,18 +140,18 @@ impl Pods {
         }
     }
 
-    /// Tell the node of a GPU what the test found.
-    pub(super) async fn tell(&self, number: usize, mark: Mark) -> Event {
+    /// Write the mark of a GPU on its node.
+    pub(super) async fn mark(&self, number: usize, mark: Mark) -> Event {
         let Some(planned) = self.planned.get(number) else {
-            return Event::Told(number, Some("it was not to be tried".to_owned()));
+            return Event::Marked(number, Some("it was not to be tried".to_owned()));
         };
-        Event::Told(number, self.mark(&planned.target, &mark).await.err())
+        Event::Marked(number, self.write(&planned.target, &mark).await.err())
     }
 
     /// Let this run test a GPU that is out of service. Wait until its agent says so: if the extender refused the pod before, kube-scheduler would not
     /// try again soon.
     async fn open_for_test(&self, target: &Target) -> Result<(), String> {
-        self.mark(target, &Mark::Testing).await?;
+        self.write(target, &Mark::Testing).await?;
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
         let is_open = |node: Option<&DynamicObject>| {
             let text = node.and_then(|node| node.metadata.annotations.as_ref()?.get(names::INVENTORY));
@@ -171,7 +171,7 @@ impl Pods {
     }
 
     /// Write a mark on the node of a GPU.
-    async fn mark(&self, target: &Target, mark: &Mark) -> Result<(), String> {
+    async fn write(&self, target: &Target, mark: &Mark) -> Result<(), String> {
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
         let (params, patch) = (PatchParams::default(), mark.patch(&target.uuid, &self.settings.run));
         let patch = Patch::Merge(&patch);
