@@ -30,6 +30,9 @@ pub struct Limits {
 /// and to create the pod.
 const CALLS_OF_TEST_AGAIN: usize = 4;
 
+/// The beginning of a MIG device's UUID.
+const MIG: &str = "MIG-";
+
 /// The number of characters of a container runtime's error that are kept.
 const START_ERROR: usize = 1000;
 
@@ -540,6 +543,13 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
         return ended(&format!(", and its result says {}", report.result.word()));
     }
     match &report.gpu {
+        Some(gpu) if gpu.uuid != target.uuid && gpu.uuid.starts_with(MIG) && target.uuid.starts_with(MIG) => {
+            Verdict::untried(format!(
+                "the container got another MIG device of the same profile ({}): kube-scheduler does not ask the extender about pods with this profile; \
+                 divvy scheduler-config --mig-profile PROFILE prints the configuration with which it does",
+                gpu.uuid
+            ))
+        }
         Some(gpu) if gpu.uuid != target.uuid => Verdict::Broken {
             found: format!(
                 "the container got GPU {}, and {} was allocated to its pod",

@@ -32,6 +32,8 @@ Options:
   --steps LIST      Steps by id or name, separated by commas: S02,memory. S01 always runs.
                     Default: all
   --isolation       Allocate memory up to the limit in S07 and S09, and check that more is refused
+  --all-memory      Test all memory that is free in S03, not only 256 MiB. Nothing else can use it
+                    meanwhile
   --tensor          Run S05 on a shared GPU, too: it loads the GPU fully for a moment
   --gpu GPU         UUID, a prefix of it that only one GPU has, or index. Default: 0
   --timeout TIME    Give up after this time: 90s, 2m, 500ms, or seconds. Default: 120s
@@ -48,6 +50,7 @@ Examples:
   divvy-smoke here
   divvy-smoke here --steps memory -o json | jq .result
   divvy-smoke here --isolation --gpu GPU-8f0a
+  divvy-smoke here --steps memory --all-memory --timeout 10m
 
 Exit status of here: 0 passed, 1 a warning, 2 failed, 3 could not be tried (no GPU was given, or
 the command line is wrong). Of vector-add: 0 passed, 1 not.
@@ -82,6 +85,7 @@ pub(crate) struct Options {
     pub(crate) steps: Vec<Id>,
     pub(crate) isolation: bool,
     pub(crate) tensor: bool,
+    pub(crate) all_memory: bool,
     pub(crate) gpu: Option<String>,
     pub(crate) timeout: Duration,
     pub(crate) via: Via,
@@ -95,6 +99,7 @@ impl Default for Options {
             steps: Id::ALL.to_vec(),
             isolation: false,
             tensor: false,
+            all_memory: false,
             gpu: None,
             timeout: Duration::from_secs(120),
             via: Via::default(),
@@ -134,6 +139,7 @@ impl Command {
                 Long("steps") => options.steps = steps(&text(parser.value()?)?)?,
                 Long("isolation") => options.isolation = true,
                 Long("tensor") => options.tensor = true,
+                Long("all-memory") => options.all_memory = true,
                 Long("gpu") => options.gpu = Some(text(parser.value()?)?),
                 Long("timeout") => options.timeout = time(&text(parser.value()?)?)?,
                 Long("via") => {
@@ -222,13 +228,14 @@ mod tests {
             steps: vec![Id::S01, Id::S03, Id::S05],
             isolation: true,
             tensor: true,
+            all_memory: true,
             gpu: Some("GPU-1".to_owned()),
             timeout: Duration::from_millis(2500),
             via: Via::GetProcAddress,
             json: true,
             termination_message: Some("/dev/termination-log".into()),
         };
-        let line = "--isolation here --steps=memory,S05,tensor-cores --tensor --gpu GPU-1 --timeout 2500ms --via getprocaddress -ojson \
+        let line = "--isolation here --steps=memory,S05,tensor-cores --tensor --all-memory --gpu GPU-1 --timeout 2500ms --via getprocaddress -ojson \
                     --termination-message /dev/termination-log";
         assert_eq!(parse(line), Ok(Command::Here(expected)));
         assert_eq!(parse("vector-add"), Ok(Command::VectorAdd(Options::default())));

@@ -128,6 +128,7 @@ fn child(
         steps: steps.to_vec(),
         isolation: options.isolation,
         tensor: options.tensor,
+        all_memory: options.all_memory,
         sample: mode == Mode::Sample,
         gpu: options.gpu.clone(),
         visible: env::var_os("CUDA_VISIBLE_DEVICES").map(|text| text.to_string_lossy().into_owned()),

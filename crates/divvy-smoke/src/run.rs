@@ -35,6 +35,8 @@ pub struct Plan {
     pub steps: Vec<Id>,
     pub isolation: bool,
     pub tensor: bool,
+    /// Whether S03 tests all memory that is free.
+    pub all_memory: bool,
     /// Whether the lines of CUDA's sample are wanted.
     pub sample: bool,
     pub asked: Asked,
@@ -108,7 +110,7 @@ fn step(id: Id, open: &Opened<'_>, plan: &Plan, world: &mut World<'_>) -> Outcom
     let (bench, grant) = (&open.bench, &plan.asked.grant);
     match id {
         Id::S02 => sample(open, plan, world),
-        Id::S03 => memory::run(bench),
+        Id::S03 => memory::run(bench, plan.all_memory.then_some((grant, open.limit))),
         Id::S04 => matrix::run(bench),
         Id::S05 => match no_tensor(open, plan) {
             Some(reason) => Err(Problem::Skip(reason)),

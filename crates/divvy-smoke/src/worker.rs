@@ -28,6 +28,7 @@ pub(crate) struct Task {
     pub(crate) steps: Vec<Id>,
     pub(crate) isolation: bool,
     pub(crate) tensor: bool,
+    pub(crate) all_memory: bool,
     pub(crate) sample: bool,
     pub(crate) gpu: Option<String>,
     pub(crate) visible: Option<String>,
@@ -78,6 +79,7 @@ pub(crate) fn main(task: &str) -> i32 {
         steps: task.steps.clone(),
         isolation: task.isolation,
         tensor: task.tensor,
+        all_memory: task.all_memory,
         sample: task.sample,
         sizes: None,
         asked: Asked {

@@ -84,6 +84,11 @@ fn a_result_counts_only_if_nothing_contradicts_it() {
             "the container got GPU GPU-9, and GPU-0 was allocated",
         ),
         (
+            ended(&report("MIG-9", vec![pass(Id::S02)])),
+            "FAIL",
+            "the container got GPU MIG-9, and GPU-0 was allocated",
+        ),
+        (
             with(Some(137), Some("OOMKilled"), None),
             "ERROR",
             "the container ended with status 137 (OOMKilled) and left no result",
@@ -136,6 +141,21 @@ fn a_result_counts_only_if_nothing_contradicts_it() {
             "{found} {reason:?}, not {word} {part:?}: {seen:?}"
         );
     }
+}
+
+#[test]
+fn another_mig_device_is_the_configurations_fault_and_not_the_devices() {
+    let mut planned = planned(1);
+    planned[0].target.uuid = "MIG-0".to_owned();
+    let mut run = Run::new(&planned, LIMITS);
+    run.step(0, Event::Time);
+    run.step(1, Event::Created(0));
+    run.step(2, Event::Seen(0, passed("MIG-9")));
+    let verdict = run.results().next().expect("a result").verdict;
+    assert!(
+        matches!(verdict, Verdict::Untried { reason, .. } if reason.contains("MIG-9") && reason.contains("divvy scheduler-config --mig-profile")),
+        "{verdict:?}"
+    );
 }
 
 #[test]

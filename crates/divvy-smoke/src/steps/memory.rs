@@ -1,15 +1,26 @@
 //! S03: patterns in the memory.
 
+use super::share::{self, Grant, Limit};
 use super::{Bench, Done, Outcome, Problem, rate, size};
+use crate::driver::{Address, Code};
 use crate::expect::PATTERNS;
+use crate::sizes::MIB;
 
 /// How much of both ends is also compared on the host, so that two kernels that are wrong in the same way are noticed.
 const SAMPLE: u64 = 4096;
 
-/// Fill memory with each pattern, and compare it.
-pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
-    let (driver, bytes) = (bench.driver, bench.sizes.bytes);
-    let memory = driver.allocate(bytes)?;
+/// The most that is left of the free memory when all of it is tested: for the results, and for the driver.
+const SPARE: u64 = 64 * MIB;
+/// How often less is tried if the driver refuses as much as it calls free. The last try is for three fifths.
+const TRIES: u32 = 8;
+
+/// Fill memory with each pattern, and compare it. `all` is the share, if all of its free memory is to be tested.
+pub(crate) fn run(bench: &Bench<'_>, all: Option<(&Grant, Option<Limit>)>) -> Outcome {
+    let driver = bench.driver;
+    let (memory, bytes) = match all {
+        Some((grant, limit)) => all_free(bench, grant, limit)?,
+        None => (driver.allocate(bench.sizes.bytes)?, bench.sizes.bytes),
+    };
     let results = driver.allocate(64)?;
     let mut ms = 0.0;
     // No pattern, so that memory that was right before does not help.
@@ -33,11 +44,27 @@ pub(crate) fn run(bench: &Bench<'_>) -> Outcome {
     }
     driver.free(results)?;
     driver.free(memory)?;
+    let what = if all.is_some() { ", all that was free," } else { "" };
     let passes = PATTERNS.len();
     let compared = bytes * passes as u64;
     let rate = rate(2.0 * compared as f64, ms, ["GB/s", "TB/s"]);
     Ok(Done::new(
-        format!("{} written and compared {passes} times{rate}", size(bytes)),
+        format!("{}{what} written and compared {passes} times{rate}", size(bytes)),
         compared,
     ))
+}
+
+/// Allocate the free memory in one piece.
+fn all_free(bench: &Bench<'_>, grant: &Grant, limit: Option<Limit>) -> Result<(Address, u64), Problem> {
+    let driver = bench.driver;
+    let (free, total) = driver.memory()?;
+    share::enforceable(total, grant, limit)?;
+    let mut bytes = (free - SPARE.min(free / 4)) / MIB * MIB;
+    for _ in 1..TRIES {
+        match driver.allocate(bytes) {
+            Err(failure) if failure.code == Code::OUT_OF_MEMORY => bytes = bytes / 16 * 15 / MIB * MIB,
+            allocated => return Ok((allocated?, bytes)),
+        }
+    }
+    Ok((driver.allocate(bytes)?, bytes))
 }

@@ -75,6 +75,33 @@ fn the_share_is_filled_and_not_exceeded_by_one_process_or_by_two() {
 }
 
 #[test]
+fn all_free_memory_is_tested_if_that_is_wanted_and_less_where_the_driver_refuses_that_much() {
+    let rig = Rig::new(36);
+    let found = |line: &str, variables: &[(&str, &str)]| {
+        let ran = rig.run(line, variables);
+        let report = Report::read(ran.out().trim()).expect("a report");
+        let step = report.step(Id::S03).expect("S03");
+        assert_eq!(step.status, Status::Pass, "{}", report.text());
+        (
+            step.found.split(" written").next().unwrap_or_default().to_owned(),
+            step.bytes >> 20,
+        )
+    };
+    let log = rig.path("log");
+    let logged = [("DIVVY_CUDA_SIM_LOG", log.to_str().expect("UTF-8"))];
+    let all = "here -o json --steps S03 --all-memory";
+    assert_eq!(found("here -o json --steps S03", &[]), ("18 MiB".to_owned(), 72));
+    assert_eq!(found(all, &logged), ("24 MiB, all that was free,".to_owned(), 96));
+    let calls = fs::read_to_string(&log).expect("the log");
+    let first = calls.lines().filter(|line| line.contains("cuMemAlloc_v2")).count() - 1;
+    let refused = format!("cuMemAlloc_v2:{first}=2");
+    assert_eq!(
+        found(all, &[("DIVVY_CUDA_SIM_FAIL", &refused)]),
+        ("22 MiB, all that was free,".to_owned(), 88)
+    );
+}
+
+#[test]
 fn an_error_at_any_call_is_a_failure() {
     let rig = Rig::new(12);
     let log = rig.path("log");

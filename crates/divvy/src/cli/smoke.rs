@@ -73,6 +73,9 @@ pub struct SmokeArgs {
     /// Allocate GPU memory up to the limit of the share, and check that more is refused
     #[arg(long)]
     pub isolation: bool,
+    /// Test all memory that is free, not 256 MiB; on a cluster, all of the share, or with --whole, of the GPU
+    #[arg(long)]
+    pub all_memory: bool,
     /// Use the tensor cores even if the GPU is shared; this loads the GPU fully for a moment
     #[arg(long)]
     pub tensor: bool,

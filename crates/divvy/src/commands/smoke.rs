@@ -47,7 +47,11 @@ pub(super) async fn after_doctor(cluster: Option<&AccessArgs>) -> anyhow::Result
 
 /// Return the arguments of `divvy-smoke` that choose what it does.
 fn what(args: &SmokeArgs) -> Vec<String> {
-    let flags = [("--isolation", args.isolation), ("--tensor", args.tensor)];
+    let flags = [
+        ("--isolation", args.isolation),
+        ("--all-memory", args.all_memory),
+        ("--tensor", args.tensor),
+    ];
     let mut words: Vec<String> = flags
         .into_iter()
         .filter(|(_, is_set)| *is_set)

@@ -26,7 +26,7 @@ const USUAL: &str = "/usr/lib/x86_64-linux-gnu";
 const COMPILER: [&str; 2] = ["libnvidia-ptxjitcompiler.so", "libnvidia-ptxjitcompilex.so"];
 /// How functions of the driver are found.
 const WAYS: [&str; 2] = ["dlsym", "getprocaddress"];
-/// What the copies of S06 are compared with: a part of the model's name, and what copies of CUDA's own programs reach.
+/// What S05 and S06 are compared with: a part of the model's name, and what PyTorch and copies of CUDA's own programs reach.
 const KNOWN: [(&str, &str); 2] = [
     (
         "H200",
@@ -34,7 +34,7 @@ const KNOWN: [(&str, &str); 2] = [
     ),
     (
         "H100",
-        "within the GPU 3000 GB/s (read and written), to and from the GPU 50 GB/s (PCIe 5.0)",
+        "798 TFLOP/s with bf16 (S05 multiplies without tiles, and should reach a tenth); within the GPU 3000 GB/s (read and written), to and from the GPU 50 GB/s (PCIe 5.0)",
     ),
 ];
 /// How long one run may take.
@@ -59,8 +59,13 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         record(findings, way, &report)?;
         findings.expect(has_computed(&report), || format!("--via {way}: {}", report.text()));
     }
+    let all = whole.report("here -o json --steps S03 --all-memory", &[]).await?;
+    record(findings, "all memory", &all)?;
+    findings.expect(has_status(&all, Id::S03, &[Status::Pass]), || {
+        format!("--all-memory: {}", all.text())
+    });
     if let Some((_, text)) = KNOWN.iter().find(|(part, _)| bench.driver.gpu().name.contains(part)) {
-        findings.value("S06: what such a GPU is known to reach", text);
+        findings.value("S05, S06: what such a GPU is known to reach", text);
     }
     let hidden = whole
         .report("here -o json --steps S02", &[("CUDA_VISIBLE_DEVICES", "")])
