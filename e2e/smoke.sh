@@ -125,6 +125,13 @@ smoke() {
   check "after SIGTERM it ends, and says that a GPU was not tried" equals $status 3
   eventually 20 "and nothing is left" leaves_nothing
 
+  "$DIVVY" smoke --node n1 --steps S04 > "$LOGS/smoke.log" 2>&1 &
+  pid=$!
+  eventually 20 "another run has a pod" has_smoke_pods
+  kill -KILL $pid
+  wait $pid || true
+  eventually 30 "after kill -9, nothing is left either" leaves_nothing
+
   user=$(user_of team-c)
   said=$(smokes --all-nodes --kubeconfig "$user")
   check "a user without rights is told which role is missing" says "$said" "divvy-viewer" "--here" "status 3"

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kube::client::{Body, ClientBuilder, ConfigExt as _};
 use kube::config::{AuthInfo, InClusterError, KubeConfigOptions, Kubeconfig};
+use serde::{Deserialize, Serialize};
 use tower::util::MapErrLayer;
 use tower::{BoxError, Layer as _, ServiceExt as _};
 
@@ -14,7 +15,7 @@ use crate::Error;
 use crate::unanswered::Unanswered;
 
 /// The user's choice of a cluster: the values of flags with kubectl's names and kubectl's meaning.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Choice {
     /// `--kubeconfig`: one path, or several separated as in `KUBECONFIG`.
     pub kubeconfig: Option<PathBuf>,
@@ -25,6 +26,7 @@ pub struct Choice {
     /// `--user`: a user of the kubeconfig, instead of the context's.
     pub user: Option<String>,
     /// `--server`: the API server's address, instead of the cluster's.
+    #[serde(with = "server")]
     pub server: Option<http::Uri>,
     /// `--token`: a bearer token, instead of the user's credentials.
     pub token: Option<Token>,
@@ -37,8 +39,24 @@ pub struct Choice {
 }
 
 /// A bearer token. Its `Debug` output does not show the token.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Token(String);
+
+/// The API server's address as text.
+mod server {
+    use serde::de::Error as _;
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(server: &Option<http::Uri>, to: S) -> Result<S::Ok, S::Error> {
+        server.as_ref().map(ToString::to_string).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<http::Uri>, D::Error> {
+        let text = Option::<String>::deserialize(from)?;
+        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
+}
 
 impl Token {
     /// Return the header value `Bearer …`, marked as sensitive; `None` if the token has characters that a header cannot contain.

@@ -100,6 +100,9 @@ pub enum Command {
     RuntimeConfig(runtime_config::RuntimeConfigArgs),
     Doctor(Box<doctor::DoctorArgs>),
     Smoke(Box<smoke::SmokeArgs>),
+    /// Remove what a run of `divvy smoke` left when it was killed; the run itself starts this
+    #[command(hide = true)]
+    CleanUpAfterSmoke,
     Labels(Box<labels::LabelsArgs>),
     /// Create NVIDIA's device nodes and the links to them, as `nvidia-ctk system` does
     #[command(subcommand, hide = true)]

@@ -34,6 +34,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
     let well = match cli.command {
         Command::Doctor(args) => return doctor::run(*args).await,
         Command::Smoke(args) => return smoke::run(*args).await,
+        Command::CleanUpAfterSmoke => smoke::clean_up().await.map(|()| true),
         Command::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),

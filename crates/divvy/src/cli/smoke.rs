@@ -25,8 +25,7 @@ Examples:
       the same through NVIDIA's container runtime
 
 On a cluster, the command creates one pod for each GPU with room, from the image that the agents use, so that no image is pulled. The pods go through the scheduler and Divvy's extender, \
-run without privileges and without a service account's token, and request 1 GiB of GPU memory, so that they may run next to others. The command deletes them at the end and at Ctrl-C. \
-If it is killed, the kubelets end the pods after the timeout and 30 s more, and the next run removes pods that are older than an hour.
+run without privileges and without a service account's token, and request 1 GiB of GPU memory, so that they may run next to others. The command deletes them at the end, at Ctrl-C, and when it is killed.
 
 With --report, a GPU whose failure is its own goes out of service: an annotation on its node tells the agent not to offer it. Running pods are not touched. A later run with --report tests \
 the GPU again, while no other pod gets it, and puts it back if it passes. This takes the right to patch nodes.

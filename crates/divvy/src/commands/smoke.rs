@@ -45,6 +45,11 @@ pub(super) async fn after_doctor(cluster: Option<&AccessArgs>) -> anyhow::Result
     Ok(status.min(Outcome::Fail.exit_status()))
 }
 
+/// Remove what a run on a cluster left when it was killed.
+pub(super) async fn clean_up() -> anyhow::Result<()> {
+    cluster::cleaner::run().await
+}
+
 /// Return the arguments of `divvy-smoke` that choose what it does.
 fn what(args: &SmokeArgs) -> Vec<String> {
     let flags = [

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use divvy_model::out_of_service::out_of_service_key;
+use divvy_model::out_of_service::{failed_smoke, out_of_service_key, under_test_key};
 use divvy_model::{Allocation, Health, names};
 use divvy_smoke_report::{Gpu, Id, Report, Step};
+use divvy_smoke_run::RUN_LABEL;
 use divvy_testbed::api::{ApiServer, Clock, DeleteOptions, Effect, Match, PatchKind, Right, Rule};
 use divvy_testbed::builders::pod;
 use divvy_testbed::scenario::{Cluster as _, Fault};
@@ -393,24 +394,80 @@ async fn ctrl_c_takes_the_pods_along() {
     }
 }
 
-#[tokio::test]
-async fn what_a_killed_run_left_is_removed_by_a_later_one() {
-    let hours_ago = Arc::new(AtomicI64::new(0));
-    let shown = hours_ago.clone();
-    let clock = Clock::new(move || Timestamp::now() - SignedDuration::from_hours(shown.load(Ordering::SeqCst)));
-    let bed = Bed::at(&[&[16]], clock, |_| {}).await;
-    install(bed.api());
+/// Start the command, wait until it has a pod, and kill it. Return the pod.
+async fn killed(bed: &Bed, args: &[&str]) -> Value {
     let kubeconfig = bed.cluster.kubeconfig().display().to_string();
-    let mut command = command(&["smoke", "--all-nodes", "--kubeconfig", &kubeconfig], &[]);
+    let mut command = command(&[&["smoke", "--kubeconfig", &kubeconfig], args].concat(), &[]);
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = tokio::process::Command::from(command).spawn().expect("it starts");
     let left = bed
         .until("a pod", async |bed: &Bed| pods(bed).pop().ok_or_else(|| "no pod".to_owned()))
         .await;
     child.kill().await.expect("killed");
+    left
+}
+
+async fn nothing_is_left(bed: &Bed) {
+    bed.until("nothing is left", async |bed: &Bed| {
+        match (pods(bed).len(), has_namespace(bed)) {
+            (0, false) => Ok(()),
+            (count, namespace) => Err(format!("{count} pods; namespace: {namespace}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_run_that_is_killed_leaves_nothing_behind() {
+    let bed = Bed::new(&[&[16, 16]]).await;
+    install(bed.api());
+    killed(&bed, &["--all-nodes"]).await;
+    nothing_is_left(&bed).await;
+
+    // A GPU that it tested again stays out of service, and no test of it stays open.
+    let uuid = bed.inventory("n1").gpus[0].uuid.clone();
+    let annotations = json!({"metadata": {"annotations": {out_of_service_key(&uuid): failed_smoke("S03 memory: byte 0x10")}}});
+    bed.api()
+        .patch("nodes", "", "n1", PatchKind::Merge, &annotations)
+        .expect("patched");
+    bed.until("it is out of service", async |bed: &Bed| {
+        match bed.inventory("n1").gpus[0].health {
+            Health::Failed => Ok(()),
+            health => Err(health.word().to_owned()),
+        }
+    })
+    .await;
+    killed(&bed, &["--node", "n1", "--gpu", &uuid, "--report"]).await;
+    nothing_is_left(&bed).await;
+    let node = bed.api().get("nodes", "", "n1").expect("the node");
+    let left = node["metadata"]["annotations"].as_object().expect("annotations");
+    assert!(left.contains_key(&out_of_service_key(&uuid)), "{left:?}");
+    assert!(!left.contains_key(&under_test_key(&uuid)), "{left:?}");
+}
+
+#[tokio::test]
+async fn what_the_end_of_a_machine_left_is_removed_by_a_later_run() {
+    let hours_ago = Arc::new(AtomicI64::new(0));
+    let shown = hours_ago.clone();
+    let clock = Clock::new(move || Timestamp::now() - SignedDuration::from_hours(shown.load(Ordering::SeqCst)));
+    let bed = Bed::at(&[&[16]], clock, |_| {}).await;
+    install(bed.api());
+    let left = killed(&bed, &["--all-nodes"]).await;
     // The kubelet ends it.
     assert_eq!(left["spec"]["activeDeadlineSeconds"], 150);
+    nothing_is_left(&bed).await;
+
+    // With the machine, the process that cleans up ends as well.
+    let label = json!({RUN_LABEL: "namespace"});
+    bed.api()
+        .create("namespaces", json!({"metadata": {"name": NAMESPACE, "labels": label}}))
+        .expect("created");
     let name = left["metadata"]["name"].as_str().expect("a name");
+    let mut object = left.clone();
+    object["metadata"] = json!({"name": name, "namespace": NAMESPACE, "labels": left["metadata"]["labels"]});
+    object["spec"].as_object_mut().expect("a spec").remove("nodeName");
+    object["spec"]["schedulerName"] = "nobody".into();
+    bed.api().create("pods", object.clone()).expect("created");
 
     // A run that is still at work may own it.
     let result = |uuid: &str| Some(reported(&good(uuid)));
@@ -423,14 +480,8 @@ async fn what_a_killed_run_left_is_removed_by_a_later_one() {
         ..DeleteOptions::default()
     };
     bed.api().delete("pods", NAMESPACE, name, &options).expect("deleted");
-    let mut old = left.clone();
-    old["metadata"] = json!({
-        "name": name, "namespace": NAMESPACE, "labels": left["metadata"]["labels"], "creationTimestamp": "2020-01-01T00:00:00Z",
-    });
-    old["spec"].as_object_mut().expect("a spec").remove("nodeName");
-    old["spec"]["schedulerName"] = "nobody".into();
     hours_ago.store(2, Ordering::SeqCst);
-    bed.api().create("pods", old).expect("created");
+    bed.api().create("pods", object).expect("created");
     hours_ago.store(0, Ordering::SeqCst);
     let (status, _, errors) = smoke(&bed, &["--all-nodes"], &["n1"], result).await;
     assert_eq!(status, Some(0), "{errors}");

@@ -1,6 +1,7 @@
 //! The test on the GPUs of a cluster: sends the requests of a run, and tells the run what happened.
 
 mod agent;
+pub(super) mod cleaner;
 mod namespace;
 mod pods;
 
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 use divvy_explainer::read_cluster::read_without_waiting;
 use divvy_kube::client;
 use divvy_model::MemoryUnit;
-use divvy_smoke_run::{Action, Choice, Event, Limits, RUN_LABEL, Run, Settings, Summary, plan};
+use divvy_smoke_run::{Action, Choice, Event, Limits, Planned, RUN_LABEL, Run, Settings, Summary, plan};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use kube::api::DynamicObject;
@@ -24,6 +25,7 @@ use crate::commands::progress::Bar;
 use crate::commands::say;
 use crate::printer;
 
+use cleaner::{Cleaner, Test};
 use namespace::Namespace;
 use pods::{Change, Pods};
 
@@ -104,6 +106,11 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             timeout: args.timeout,
             arguments: super::what(args),
         };
+        let cleaner = if args.keep {
+            None
+        } else {
+            cleaner(args, &settings.run, &planned).await?
+        };
         let namespace = Namespace::ensure(&client, &args.namespace).await?;
         let pods = Pods::new(client.clone(), settings, planned, args.keep);
         pods.remove_old().await?;
@@ -115,6 +122,9 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             .collect();
         if left.is_empty() && !args.keep {
             namespace.leave(pods.run()).await;
+            if let Some(cleaner) = cleaner {
+                cleaner.dismiss().await;
+            }
         }
         if args.keep {
             say(&format!(
@@ -137,6 +147,33 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         ))?;
     }
     Ok(summary.exit_status())
+}
+
+/// Start the process that cleans up if this one is killed. Without it, a later run does.
+async fn cleaner(args: &SmokeArgs, run: &str, planned: &[Planned]) -> anyhow::Result<Option<Cleaner>> {
+    let tests = planned.iter().filter(|planned| planned.ask.is_ok()).filter_map(|planned| {
+        let target = &planned.target;
+        Some(Test {
+            node: target.node.clone(),
+            uuid: target.uuid.clone(),
+            failed_before: target.failed_before.clone()?,
+        })
+    });
+    let run = cleaner::Run {
+        choice: choice(&args.cluster),
+        namespace: args.namespace.clone(),
+        run: run.to_owned(),
+        tests: tests.collect(),
+    };
+    match Cleaner::start(&run).await {
+        Ok(cleaner) => Ok(Some(cleaner)),
+        Err(error) => {
+            say(&format!(
+                "warning: if this command is killed, its pods stay until they time out, because a second process to delete them could not be started: {error:#}"
+            ))?;
+            Ok(None)
+        }
+    }
 }
 
 /// Send the requests of the run until it is over.

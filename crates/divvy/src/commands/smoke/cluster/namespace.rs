@@ -78,6 +78,17 @@ impl Namespace {
         }
     }
 
+    /// Find a namespace that a run is known to use. One that cannot be read is none that a run made.
+    pub(super) async fn find(client: &kube::Client, name: &str) -> Namespace {
+        let api: Api<Object> = Api::all(client.clone());
+        let found = api.get_opt(name).await.ok().flatten();
+        Namespace {
+            client: client.clone(),
+            name: name.to_owned(),
+            is_made: found.as_ref().is_some_and(is_made),
+        }
+    }
+
     /// Wait until the pods of this run have ended, and remove the namespace, if `divvy smoke` made it and no other pod is in it.
     pub(super) async fn leave(self, run: &str) {
         if !self.is_made {
