@@ -1,7 +1,7 @@
 //! The program as it is started: by the loader, on the simulated driver, with the real kernels.
 
 use std::fs::{self, File};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use divvy_smoke_report::{Id, Outcome, Report, Status};
@@ -327,6 +327,38 @@ fn without_a_gpu_nothing_is_tried_and_a_gpu_that_was_given_must_be_there() {
         let ran = rig.run(arguments, variables);
         assert_eq!(ran.status(), status, "{arguments} {variables:?}: {ran:?}");
     }
+}
+
+#[test]
+fn no_file_is_written_and_no_shared_memory_is_needed() {
+    let rig = Rig::new(12);
+    let own = rig.path("").display().to_string();
+    // The simulated driver writes into the rig's directory.
+    let read_only =
+        "mount --bind /tmp /tmp && mount --bind $0 $0 && mount -o remount,bind,ro /tmp && mount -t tmpfs -o ro none /dev/shm";
+    let may = Command::new("unshare").args(["-m", "sh", "-c", read_only, &own]).output();
+    if !may.is_ok_and(|output| output.status.success()) {
+        divvy_skip::skipped("no mount namespace can be made: that takes root");
+        return;
+    }
+    let plain = rig.command("here --steps S01,S02", &[]);
+    let mut command = Command::new("unshare");
+    command.env_clear().stdin(Stdio::null());
+    command.envs(plain.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.args([
+        "-m",
+        "sh",
+        "-c",
+        &format!("{read_only} && ! touch /tmp/x 2> /dev/null && exec \"$@\""),
+        &own,
+    ]);
+    let output = command
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .output()
+        .expect("started");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("Result = PASS"), "{output:?}");
 }
 
 #[test]

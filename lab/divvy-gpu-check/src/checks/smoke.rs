@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use divvy_shadow_testkit::replace;
 use divvy_smoke_report::{Id, Report, Status};
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 use tokio::time::{sleep, timeout};
@@ -24,6 +25,8 @@ use crate::rig::Pod;
 const USUAL: &str = "/usr/lib/x86_64-linux-gnu";
 /// The library that compiles kernels, which the driver's library loads by this name, and a name of the same length that no library has.
 const COMPILER: [&str; 2] = ["libnvidia-ptxjitcompiler.so", "libnvidia-ptxjitcompilex.so"];
+/// Measures the rate of PyTorch.
+const MATMUL: &str = include_str!("../../programs/matmul.py");
 /// How functions of the driver are found.
 const WAYS: [&str; 2] = ["dlsym", "getprocaddress"];
 /// What S05 and S06 are compared with: a part of the model's name, and what PyTorch and copies of CUDA's own programs reach.
@@ -54,10 +57,15 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
     }
     let whole = Smoke::new(bench, &own, None)?;
     whole.link(&bench.driver.cuda)?;
+    let mut tensor = None;
     for way in WAYS {
         let report = whole.report(&format!("here -o json --via {way}"), &[]).await?;
         record(findings, way, &report)?;
         findings.expect(has_computed(&report), || format!("--via {way}: {}", report.text()));
+        tensor = report.step(Id::S05).and_then(|step| gigaflops(&step.found)).or(tensor);
+    }
+    if let Some(tensor) = tensor {
+        beside_torch(bench, findings, tensor).await?;
     }
     let all = whole.report("here -o json --steps S03 --all-memory", &[]).await?;
     record(findings, "all memory", &all)?;
@@ -80,6 +88,56 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
     without_compiler(bench, findings, &own).await?;
     killed(bench, findings, &whole).await?;
     in_share(bench, findings, &own).await
+}
+
+/// Compare the rate of S05 with that of PyTorch. S05 multiplies without tiles, so a tenth is enough: less means that it does not use the tensor cores.
+async fn beside_torch(bench: &Bench, findings: &mut Findings, tensor: f64) -> Result<()> {
+    let file = bench.directory.join("check_matmul.py");
+    fs::write(&file, MATMUL)?;
+    let mut python = Command::new("python3");
+    python.arg(&file).stdin(Stdio::null()).kill_on_drop(true);
+    python.envs(bench.driver.environment.iter().map(|(name, value)| (name, value)));
+    let output = match timeout(PATIENCE, python.output()).await {
+        Ok(Ok(output)) if output.status.success() => output,
+        Ok(Ok(output)) => {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            findings.skip(format!(
+                "S05 beside PyTorch: {}",
+                errors.lines().next_back().unwrap_or("it failed")
+            ));
+            return Ok(());
+        }
+        Ok(Err(error)) => {
+            findings.skip(format!("S05 beside PyTorch: python3 cannot be run: {error}"));
+            return Ok(());
+        }
+        Err(_) => {
+            findings.skip(format!("S05 beside PyTorch: it did not end in {PATIENCE:?}"));
+            return Ok(());
+        }
+    };
+    let answer: Value = serde_json::from_slice(&output.stdout).context("what PyTorch printed")?;
+    let theirs = answer["gflops"].as_f64().context("PyTorch printed no rate")?;
+    findings.value(
+        "S05 beside PyTorch, bf16 8192 x 8192",
+        format!("{tensor:.0} GFlop/s beside {theirs:.0} GFlop/s"),
+    );
+    findings.expect(tensor * 10.0 >= theirs, || {
+        format!("S05 reaches {tensor:.0} GFlop/s, less than a tenth of PyTorch's {theirs:.0} GFlop/s")
+    });
+    Ok(())
+}
+
+/// Read the rate at the end of what a step found, as in `…, 85 TFlop/s`.
+fn gigaflops(found: &str) -> Option<f64> {
+    let (_, rate) = found.rsplit_once(", ")?;
+    let (number, unit) = rate.split_once(' ')?;
+    let factor = match unit {
+        "GFlop/s" => 1.0,
+        "TFlop/s" => 1000.0,
+        _ => return None,
+    };
+    number.parse::<f64>().ok().map(|number| number * factor)
 }
 
 /// Run it with a library of the driver that finds no compiler.

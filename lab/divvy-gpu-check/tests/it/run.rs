@@ -1,7 +1,7 @@
 //! The program as a whole, on the simulated driver, from a directory like that of `cargo xtask gpu pack`.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::OnceLock;
@@ -174,6 +174,30 @@ fn a_guard_that_lets_a_program_exceed_its_share_fails_the_check_with_divvy_smoke
         failures.contains("in a share of 4 GiB, --via dlsym") && failures.contains("FAIL S07 share"),
         "{failures}"
     );
+}
+
+#[test]
+fn tensor_cores_that_reach_less_than_a_tenth_of_pytorchs_rate_fail_the_check() {
+    for (theirs, expected, part) in [
+        ("0.001", 0, "GFlop/s beside 0 GFlop/s"),
+        ("1e12", 1, "less than a tenth of PyTorch's"),
+    ] {
+        let directory = tempfile::tempdir().expect("a directory");
+        let script = format!("#!/bin/sh\necho '{{\"gflops\": {theirs}}}'\n");
+        let python = directory.path().join("python3");
+        fs::write(&python, script).expect("written");
+        fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).expect("executable");
+        let path = format!("{}:{}", directory.path().display(), std::env::var("PATH").expect("a PATH"));
+        let output = Command::new(pack().join("divvy-gpu-check"))
+            .args(["--simulated", "--check", "smoke", "--report"])
+            .arg(directory.path())
+            .env("PATH", path)
+            .output()
+            .expect("it runs");
+        let text = fs::read_to_string(directory.path().join("report.md")).expect("a report");
+        assert_eq!(output.status.code(), Some(expected), "{}{text}", errors(&output));
+        assert!(text.contains(part), "{text}");
+    }
 }
 
 #[test]
