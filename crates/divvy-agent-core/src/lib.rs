@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod allocate;
 mod another_plugin;
 mod booking;
@@ -31,6 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
 
+pub use accounts::{Account, Accounts, Owner};
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use limited::LimitedPod;
 pub use mps::Mps;
