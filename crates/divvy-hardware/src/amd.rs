@@ -5,6 +5,7 @@
 
 mod address;
 mod devices;
+mod gauges;
 mod kfd;
 mod links;
 mod ras;
@@ -25,7 +26,9 @@ use self::ras::Counters;
 use self::sysfs::Directory;
 use crate::backend::{Backend, Calls, Cgroup, Event, Sink};
 use crate::protocol::Limited;
-use crate::{Code, Driver, Failure, Fault, GpuFacts, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable};
+use crate::{
+    Code, Driver, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable,
+};
 
 /// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
 const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
@@ -187,6 +190,24 @@ impl Backend for Amd {
             }
         });
         Ok(lists.collect())
+    }
+
+    fn gauges(&mut self) -> Result<Vec<GpuGauges>, Failure> {
+        let files = self.files();
+        self.module(&files)?;
+        let found = find(&files, &self.calls, &mut self.memory);
+        let gpus = found
+            .iter()
+            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)));
+        let measured = gpus.map(|(device, facts)| {
+            let _call = self.calls.enter(format!("measuring GPU {}", device.name));
+            GpuGauges {
+                uuid: facts.uuid.clone(),
+                values: gauges::read(device),
+                error: facts.error.clone().filter(|_| facts.lost),
+            }
+        });
+        Ok(measured.collect())
     }
 
     fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {

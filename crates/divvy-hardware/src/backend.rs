@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_model::MiB;
 
 use crate::protocol::Limited;
-use crate::{Failure, Fault, GpuFacts, GpuProcesses, Sample, Snapshot};
+use crate::{Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Sample, Snapshot};
 
 /// A vendor's driver. Its methods may block; the probe calls them all on one thread and times the driver calls ([`Calls`]).
 pub trait Backend: Send {
@@ -23,6 +23,9 @@ pub trait Backend: Send {
 
     /// Read the processes on all GPUs of the vendor.
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure>;
+
+    /// Read what the driver measures and counts of all GPUs of the vendor. A GPU that cannot be read has an error in the result.
+    fn gauges(&mut self) -> Result<Vec<GpuGauges>, Failure>;
 
     /// Return the samples of how busy processes keep a GPU that are newer than a time in microseconds since 1970. They do not name pods.
     ///

@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::child::Child;
 use self::connection::Connection;
 use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, Limit, Limited, Op, bounded};
-use crate::{Code, Failure, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
+use crate::{Code, Failure, GpuGauges, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
 
 pub use self::once::{cuda_snapshot, snapshot};
 
@@ -174,6 +174,13 @@ impl ProbeHandle {
         for of in &mut all {
             of.error = of.error.take().map(bounded);
         }
+        Ok(all)
+    }
+
+    /// Read what the drivers measure and count of all GPUs now. An older probe refuses this with [`Code::Protocol`].
+    pub async fn metrics(&self) -> Result<Vec<GpuGauges>, Failure> {
+        let all: Vec<GpuGauges> = parse(self.ask(Op::Metrics).await?)?;
+        GpuGauges::validate(&all).map_err(protocol)?;
         Ok(all)
     }
 

@@ -237,7 +237,7 @@ const MAX_MIG_DEVICES: usize = 64;
 const MAX_NODES: usize = 8;
 /// The maximum size in bytes of a name, and of an error.
 const NAME_BYTES: usize = divvy_model::limits::DEVICE_TEXT_BYTES;
-const ERROR_BYTES: usize = 1024;
+pub(crate) const ERROR_BYTES: usize = 1024;
 
 impl Snapshot {
     /// Return the version of a vendor's driver; empty if it is unknown, or if the driver does not answer.
@@ -397,7 +397,7 @@ pub(crate) fn is_text(text: &str, most: usize) -> bool {
     text.len() <= most && !text.chars().any(char::is_control)
 }
 
-fn make_text(text: &mut String, most: usize) {
+pub(crate) fn make_text(text: &mut String, most: usize) {
     if !is_text(text, most) {
         *text = text.replace(char::is_control, "?");
         text.truncate(text.floor_char_boundary(most));

@@ -22,6 +22,7 @@ mod divided;
 mod error;
 mod facts;
 mod fault;
+mod gauges;
 pub mod health;
 pub mod nvidia;
 pub mod probe;
@@ -34,4 +35,5 @@ pub use facts::{
     Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, RemappedRows, SNAPSHOT_VERSION, Snapshot, Unreadable,
 };
 pub use fault::Fault;
+pub use gauges::{Gauges, Gpm, GpuGauges, GpuMemory};
 pub use utilization::{GpuSamples, Sample, SamplesSince};

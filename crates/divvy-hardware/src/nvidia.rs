@@ -5,6 +5,7 @@ mod condition;
 pub(crate) mod cuda;
 mod events;
 mod ffi;
+mod gauges;
 mod library;
 mod limits;
 mod read;
@@ -26,7 +27,7 @@ pub(crate) use reception::Reception;
 
 use crate::backend::{Backend, Calls, Cgroup, Sink};
 use crate::protocol::Limited;
-use crate::{Code, Failure, Fault, GpuFacts, GpuProcesses, Known, Sample, Snapshot};
+use crate::{Code, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Known, Sample, Snapshot};
 use divvy_model::nvidia::xid_is_fatal;
 use divvy_model::{MiB, MigDevice, Vendor};
 
@@ -53,6 +54,7 @@ pub struct Nvidia {
     proc_root: PathBuf,
     events: Option<events::Listener>,
     reception: Reception,
+    samples: gauges::Samples,
 }
 
 impl Nvidia {
@@ -83,6 +85,7 @@ impl Nvidia {
                         proc_root: options.proc_root.clone(),
                         events: None,
                         reception,
+                        samples: gauges::Samples::default(),
                     });
                 }
                 Err(NvmlError::LibloadingError(error)) => not_loaded.push(text_of(candidate.as_os_str(), &error)),
@@ -135,6 +138,10 @@ impl Backend for Nvidia {
 
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
         read::processes(&self.nvml, &self.calls, &self.known)
+    }
+
+    fn gauges(&mut self) -> Result<Vec<GpuGauges>, Failure> {
+        gauges::read(&self.nvml, &self.calls, &self.known, &mut self.samples)
     }
 
     fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure> {

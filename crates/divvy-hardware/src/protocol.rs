@@ -1,6 +1,6 @@
 //! The probe's protocol: lines of JSON over a Unix socket (`docs/design/formats.md`).
 //!
-//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"utilization"|"driver"|"driverSpec"|"limit"|"kill"|"ping"}`. The two driver
+//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"utilization"|"metrics"|"driver"|"driverSpec"|"limit"|"kill"|"ping"}`. The two driver
 //! requests, the limit, the utilization, and `kill` carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
 //! `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. In addition, the probe sends unsolicited events:
 //! `{"event":"fault","seq":7,"vendor":"nvidia","uuid":"GPU-…","code":79,"fatal":true,"name":"XID 79","partition":null}`, where a `uuid` of null
@@ -33,6 +33,8 @@ pub enum Op {
         /// The GPUs, and since when.
         gpus: Vec<SamplesSince>,
     },
+    /// Read what the drivers measure and count of all GPUs. The answer is a list of [`crate::GpuGauges`].
+    Metrics,
     /// Check the driver's files, which only the probe can see. The answer is a [`DriverFiles`]; no driver call is needed.
     Driver(DriverQuestion),
     /// Make the CDI spec of the driver. The answer is a [`DriverSpec`]; no driver call is needed.
@@ -344,6 +346,7 @@ mod tests {
                     since: u64::MAX,
                 }],
             },
+            Op::Metrics,
             Op::Driver(question),
             Op::DriverSpec { basis },
             Op::Limit(Limit {

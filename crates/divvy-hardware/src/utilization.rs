@@ -50,6 +50,9 @@ pub struct Sample {
     /// UID of the process's pod, from its cgroup. `None` for a process of the host, and for one that has ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
+    /// The container runtime's ID of the process's container, from its cgroup. `None` as for the pod.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
     /// When the driver took the sample, in microseconds since 1970.
     #[serde(rename = "atUs")]
     pub at: u64,
@@ -72,9 +75,10 @@ impl GpuSamples {
                 return refuse(format!("GPU {} has more than {MAX_SAMPLES}", gpu.uuid));
             }
             for of in &gpu.samples {
-                if of.percent > 100 || of.pod.as_ref().is_some_and(|uid| !is_uuid(uid)) {
+                // The UUID check also accepts every valid pod UID and container ID.
+                if of.percent > 100 || [&of.pod, &of.container].into_iter().flatten().any(|id| !is_uuid(id)) {
                     return refuse(format!(
-                        "process {} on GPU {} has {} %, or a malformed pod UID",
+                        "process {} on GPU {} has {} %, or a malformed pod UID or container ID",
                         of.pid, gpu.uuid, of.percent
                     ));
                 }
@@ -92,6 +96,7 @@ mod tests {
         let sample = Sample {
             pid: 7,
             pod: pod.map(str::to_owned),
+            container: pod.map(|pod| format!("{pod}cafe")),
             at: 1,
             percent,
         };
@@ -106,11 +111,14 @@ mod tests {
     fn samples_that_no_driver_takes_are_refused() {
         GpuSamples::validate(&[gpu("GPU-a", 100, None), gpu("GPU-b", 0, Some("0a-1b"))]).expect("ordinary");
         let mut many = gpu("GPU-a", 1, None);
+        let mut path = gpu("GPU-a", 1, Some("0a-1b"));
+        path.samples[0].container = Some("../x".to_owned());
         many.samples = vec![many.samples[0].clone(); MAX_SAMPLES + 1];
         for (name, all) in [
             ("the same GPU twice", vec![gpu("GPU-a", 1, None), gpu("GPU-a", 1, None)]),
             ("a path for a GPU", vec![gpu("../x", 1, None)]),
             ("a path for a pod", vec![gpu("GPU-a", 1, Some("../x"))]),
+            ("a path for a container", vec![path]),
             ("more than all of the time", vec![gpu("GPU-a", 101, None)]),
             ("too many samples", vec![many]),
             ("too many GPUs", (0..300).map(|i| gpu(&format!("GPU-{i}"), 1, None)).collect()),

@@ -28,7 +28,7 @@ fn read(nvml: &Nvml, gpu: &mut GpuFacts) -> Result<(), NvmlError> {
 }
 
 /// Return a value, or `None` if the driver does not return it. The loss of the GPU stays an error.
-fn known<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+pub(super) fn known<T>(answer: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match answer {
         Ok(value) => Ok(Some(value)),
         Err(NvmlError::GpuLost) => Err(NvmlError::GpuLost),

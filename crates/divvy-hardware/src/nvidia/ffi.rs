@@ -16,7 +16,7 @@ use nvml_wrapper::error::{NvmlError, nvml_sym, nvml_try};
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
 
-use crate::{Fabric, RemappedRows};
+use crate::{Fabric, GpuMemory, RemappedRows};
 
 /// Return the number of GPUs.
 pub(super) fn count(nvml: &Nvml) -> Result<u32, NvmlError> {
@@ -64,8 +64,8 @@ pub(super) fn device_key(device: &Device<'_>) -> usize {
     unsafe { device.handle() }.addr()
 }
 
-/// Return total and used memory in bytes from drivers before R510. `used` includes the memory that the driver reserves.
-pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<(u64, u64), NvmlError> {
+/// Return the memory as drivers before R510 do. `used` includes the memory that the driver reserves.
+pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<GpuMemory, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetMemoryInfo.as_ref())?;
     let mut info = MaybeUninit::<sys::nvmlMemory_t>::zeroed();
     // SAFETY: the handle belongs to this NVML, which `device` borrows; `info` is valid for writes. All zeros are a
@@ -74,7 +74,12 @@ pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<(u64, u64), NvmlErro
         nvml_try(call(device.handle(), info.as_mut_ptr()))?;
         info.assume_init()
     };
-    Ok((info.total, info.used))
+    Ok(GpuMemory {
+        total: info.total,
+        used: info.used,
+        reserved: None,
+        free: info.free,
+    })
 }
 
 /// Return the product name of a GPU. Bytes that are not UTF-8 are replaced.
@@ -234,6 +239,70 @@ pub(super) fn clocks_event_reasons(device: &Device<'_>) -> Result<u64, NvmlError
     // SAFETY: the handle belongs to this NVML, which `device` borrows; `reasons` is valid for writes.
     nvml_try(unsafe { call(device.handle(), &raw mut reasons) })?;
     Ok(reasons)
+}
+
+/// A sample of the counters of GPU Performance Monitoring. The wrapper's own type borrows NVML, so it cannot be kept beside it.
+#[derive(Debug)]
+pub(super) struct GpmSample {
+    sample: sys::nvmlGpmSample_t,
+    nvml: Arc<Nvml>,
+}
+
+// SAFETY: NVML is thread-safe, and nothing but this value uses the sample, which is never changed after it was taken.
+unsafe impl Send for GpmSample {}
+
+impl GpmSample {
+    /// Take a sample of a GPU, which belongs to `nvml`.
+    pub(super) fn take(nvml: Arc<Nvml>, device: &Device<'_>) -> Result<GpmSample, NvmlError> {
+        let lib = nvml.lib();
+        let allocate = *nvml_sym(lib.nvmlGpmSampleAlloc.as_ref())?;
+        let fill = *nvml_sym(lib.nvmlGpmSampleGet.as_ref())?;
+        // Without it, each sample would leak.
+        nvml_sym(lib.nvmlGpmSampleFree.as_ref())?;
+        let mut sample = std::ptr::null_mut();
+        // SAFETY: NVML is initialized while `nvml` lives; `sample` is valid for writes.
+        nvml_try(unsafe { allocate(&raw mut sample) })?;
+        // From here on, dropping it frees the sample.
+        let taken = GpmSample { sample, nvml };
+        // SAFETY: the handle belongs to an initialized NVML, which `device` borrows; this NVML allocated the sample.
+        nvml_try(unsafe { fill(device.handle(), taken.sample) })?;
+        Ok(taken)
+    }
+}
+
+impl Drop for GpmSample {
+    fn drop(&mut self) {
+        if let Ok(free) = &self.nvml.lib().nvmlGpmSampleFree {
+            // SAFETY: this NVML allocated the sample, it is freed once, and NVML is initialized while `nvml` lives. A failure leaves nothing to do.
+            let _ = unsafe { free(self.sample) };
+        }
+    }
+}
+
+/// Return what the difference between two samples of a GPU means. A metric that the driver does not return is `None`.
+pub(super) fn gpm_values<const N: usize>(
+    before: &GpmSample,
+    after: &GpmSample,
+    metrics: [sys::nvmlGpmMetricId_t; N],
+) -> Result<[Option<f64>; N], NvmlError> {
+    let call = nvml_sym(after.nvml.lib().nvmlGpmMetricsGet.as_ref())?;
+    let request = MaybeUninit::<sys::nvmlGpmMetricsGet_t>::zeroed();
+    // SAFETY: all zeros are a valid nvmlGpmMetricsGet_t.
+    let mut request = unsafe { request.assume_init() };
+    request.version = sys::NVML_GPM_METRICS_GET_VERSION;
+    request.sample1 = before.sample;
+    request.sample2 = after.sample;
+    for (to, metric) in request.metrics.iter_mut().zip(metrics) {
+        to.metricId = metric;
+        request.numMetrics += 1;
+    }
+    // SAFETY: both samples are of this NVML, which lives as long as they do; `request` is valid for reads and writes, and has `numMetrics` metrics.
+    nvml_try(unsafe { call(&raw mut request) })?;
+    let mut found = request.metrics.iter().map(|metric| {
+        let is_valid = metric.nvmlReturn == sys::nvmlReturn_enum_NVML_SUCCESS;
+        is_valid.then_some(metric.value)
+    });
+    Ok(metrics.map(|_| found.next().flatten()))
 }
 
 /// Return the event types that a GPU supports, as bits.

@@ -64,7 +64,7 @@ pub(super) fn snapshot(nvml: &Nvml, calls: &Calls, known: &Known) -> Result<Snap
     Ok(snapshot)
 }
 
-fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, String), NvmlError> {
+pub(super) fn identify(nvml: &Nvml, index: u32) -> Result<(Device<'_>, String), NvmlError> {
     let device = ffi::by_index(nvml, index)?;
     let uuid = device.uuid()?;
     Ok((device, uuid))
@@ -156,7 +156,7 @@ fn gpu(device: &Device<'_>, index: u32, uuid: &str, before: Option<&GpuFacts>) -
         Ok(memory) => Ok((memory.total, memory.used)),
         Err(error) if is_lost(&error) => Err(error),
         // The driver does not know the second version: the symbol is missing, or it refuses the call.
-        Err(_) => ffi::memory_info_v1(device),
+        Err(_) => ffi::memory_info_v1(device).map(|memory| (memory.total, memory.used)),
     };
     let (total, used) = reader.read("memory", memory);
     if total > 0 {

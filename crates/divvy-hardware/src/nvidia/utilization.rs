@@ -18,6 +18,7 @@ pub(super) fn samples(nvml: &Nvml, uuid: &str, since: u64) -> Result<Vec<Sample>
     let samples = samples.into_iter().map(|of| Sample {
         pid: of.pid,
         pod: None,
+        container: None,
         at: of.timestamp,
         percent: of.sm_util,
     });

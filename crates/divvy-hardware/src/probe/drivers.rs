@@ -9,7 +9,7 @@ use divvy_model::{MiB, Vendor};
 use super::log;
 use crate::backend::{Backend, Cgroup, Event, Sink};
 use crate::protocol::Limited;
-use crate::{Code, Failure, Fault, GpuProcesses, GpuSamples, Known, SNAPSHOT_VERSION, SamplesSince, Snapshot};
+use crate::{Code, Failure, Fault, GpuGauges, GpuProcesses, GpuSamples, Known, SNAPSHOT_VERSION, SamplesSince, Snapshot};
 
 /// The intervals at which a driver is reopened.
 #[derive(Debug, Clone, Copy)]
@@ -156,6 +156,16 @@ impl Drivers {
     pub(super) fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
         let lists = self.ask(|backend| backend.processes())?;
         Ok(lists.into_iter().flat_map(|(_, list)| list).collect())
+    }
+
+    /// Read what the drivers measure and count of all GPUs of all vendors.
+    pub(super) fn gauges(&mut self) -> Result<Vec<GpuGauges>, Failure> {
+        let lists = self.ask(|backend| backend.gauges())?;
+        Ok(lists
+            .into_iter()
+            .flat_map(|(_, list)| list)
+            .map(GpuGauges::possible)
+            .collect())
     }
 
     /// Read how busy processes keep these GPUs. The error of one GPU is part of the answer.

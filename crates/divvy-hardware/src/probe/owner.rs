@@ -26,6 +26,8 @@ pub(super) enum Question {
     Processes,
     /// Read how busy processes keep these GPUs.
     Utilization(Vec<SamplesSince>),
+    /// Read what the drivers measure and count of all GPUs.
+    Metrics,
     /// Limit the GPU memory of a pod or of a container.
     Limit(Limit),
     /// End a process of a pod.
@@ -88,8 +90,8 @@ impl Owner {
     }
 
     fn perform(&mut self, question: Question) -> Result<Value, Failure> {
-        // It comes often, and its answer says nothing about the driver as a whole.
-        let is_logged = !matches!(question, Question::Utilization(_));
+        // These come often, and the snapshots between them report a driver that fails.
+        let is_logged = !matches!(question, Question::Utilization(_) | Question::Metrics);
         let answer = match question {
             Question::Snapshot => self.drivers.snapshot().map(serde_json::to_value),
             Question::Processes => self.drivers.processes().map(|mut processes| {
@@ -97,6 +99,7 @@ impl Owner {
                 serde_json::to_value(processes)
             }),
             Question::Utilization(asked) => self.utilization(&asked).map(serde_json::to_value),
+            Question::Metrics => self.drivers.gauges().map(serde_json::to_value),
             Question::Limit(wanted) => self.limit(&wanted).map(serde_json::to_value),
             Question::Kill(wanted) => pods::kill(&self.sys_root.join("proc"), &wanted).map(|()| Ok(Value::Object(Map::new()))),
         };
@@ -139,7 +142,7 @@ mod tests {
 
     use super::*;
     use crate::backend::{Backend, Cgroup, Event, Sink};
-    use crate::{Driver, Fault, GpuFacts, GpuProcesses, SNAPSHOT_VERSION, Sample, Snapshot};
+    use crate::{Driver, Fault, Gauges, GpuFacts, GpuGauges, GpuProcesses, SNAPSHOT_VERSION, Sample, Snapshot};
 
     /// What a scripted driver does next: it cannot be opened, or it answers.
     type Answers = Arc<Mutex<Vec<Result<Snapshot, Failure>>>>;
@@ -178,11 +181,24 @@ mod tests {
             }])
         }
 
+        fn gauges(&mut self) -> Result<Vec<GpuGauges>, Failure> {
+            Ok(vec![GpuGauges {
+                uuid: uuid(self.vendor),
+                values: Gauges {
+                    gpu_percent: Some(101),
+                    temperature_celsius: Some(35),
+                    ..Gauges::default()
+                },
+                error: None,
+            }])
+        }
+
         fn utilization(&mut self, uuid: &str, since: u64) -> Result<Vec<Sample>, Failure> {
             match self.vendor {
                 Vendor::Nvidia => Ok(vec![Sample {
                     pid: 7,
                     pod: None,
+                    container: None,
                     at: since + 1,
                     percent: 30,
                 }]),
@@ -421,6 +437,15 @@ mod tests {
         let sample = serde_json::json!({"pid": 7, "atUs": 42, "percent": 30});
         assert_eq!((&answer[0]["uuid"], &answer[0]["err"]), (&"amd-0".into(), &refused));
         assert_eq!((&answer[1]["uuid"], &answer[1]["samples"][0]), (&"nvidia-0".into(), &sample));
+    }
+
+    #[test]
+    fn measurements_of_all_vendors_are_one_answer_without_values_that_no_gpu_can_have() {
+        let nvidia = Script::new(Vendor::Nvidia, Vec::new());
+        let jobs = owner(AT_ONCE, &[&nvidia, &Script::new(Vendor::Amd, Vec::new())]);
+        let answer = ask(&jobs, Question::Metrics).expect("measurements");
+        let of = |uuid: &str| serde_json::json!({"uuid": uuid, "values": {"temperatureCelsius": 35}});
+        assert_eq!(answer, serde_json::json!([of("nvidia-0"), of("amd-0")]));
     }
 
     #[test]

@@ -22,7 +22,8 @@ pub(super) fn name(proc_root: &Path, gpus: &mut [GpuProcesses]) {
 /// The same for samples.
 pub(super) fn name_sampled(proc_root: &Path, gpus: &mut [GpuSamples]) {
     for sample in gpus.iter_mut().flat_map(|gpu| &mut gpu.samples) {
-        sample.pod = owner(proc_root, sample.pid).map(|owner| owner.pod);
+        let owner = owner(proc_root, sample.pid);
+        (sample.pod, sample.container) = owner.map_or((None, None), |owner| (Some(owner.pod), owner.container));
     }
 }
 

@@ -171,6 +171,7 @@ fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver) -> Str
                 Op::Snapshot => owner::ask(jobs, Question::Snapshot),
                 Op::Processes => owner::ask(jobs, Question::Processes),
                 Op::Utilization { gpus } => owner::ask(jobs, Question::Utilization(gpus)),
+                Op::Metrics => owner::ask(jobs, Question::Metrics),
                 Op::Limit(limit) => owner::ask(jobs, Question::Limit(limit)),
                 Op::Kill(kill) => owner::ask(jobs, Question::Kill(kill)),
             };

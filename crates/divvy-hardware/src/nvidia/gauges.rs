@@ -1,0 +1,117 @@
+//! Reads what the driver measures and counts of GPUs.
+
+mod gpm;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use divvy_model::Vendor;
+use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_MEMORY_TEMP;
+
+use super::condition::known as returned;
+use super::{failure, ffi, read};
+use crate::backend::Calls;
+use crate::{Failure, Gauges, GpuGauges, GpuMemory, Known};
+
+/// The latest sample of GPU Performance Monitoring of each GPU.
+pub(super) type Samples = gpm::Samples<ffi::GpmSample>;
+
+/// Read all GPUs. A GPU that is lost says why, and the others have their values.
+pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut Samples) -> Result<Vec<GpuGauges>, Failure> {
+    let count = {
+        let _call = calls.enter("counting GPUs");
+        ffi::count(nvml).map_err(|error| failure(&error, "counting GPUs"))?
+    };
+    let mut all: Vec<GpuGauges> = Vec::new();
+    for index in 0..count {
+        let _call = calls.enter(format!("measuring GPU {index}"));
+        let (uuid, values) = match read::identify(nvml, index) {
+            Ok((device, uuid)) => (
+                Some(uuid.clone()),
+                measure(&device).and_then(|values| {
+                    let take = || match returned(device.gpm_support())? {
+                        Some(true) => returned(ffi::GpmSample::take(nvml.clone(), &device)),
+                        _ => Ok(None),
+                    };
+                    let compare =
+                        |before: &_, after: &_| Ok(returned(ffi::gpm_values(before, after, gpm::METRICS))?.map(gpm::of_values));
+                    let gpm = samples.gpm(&uuid, Instant::now(), take, compare)?;
+                    Ok(Gauges { gpm, ..values })
+                }),
+            ),
+            // A device without a UUID is only reported under its last known UUID.
+            Err(error) => (known.at(Vendor::Nvidia, index).map(|gpu| gpu.uuid.clone()), Err(error)),
+        };
+        // Only one GPU of a UUID can be offered.
+        let Some(uuid) = uuid.filter(|uuid| all.iter().all(|gpu| gpu.uuid != *uuid)) else {
+            continue;
+        };
+        let (values, error) = match values {
+            Ok(values) => (values, None),
+            Err(error) => (Gauges::default(), Some(error.to_string())),
+        };
+        all.push(GpuGauges { uuid, values, error });
+    }
+    Ok(all)
+}
+
+/// Read the values of one GPU. Only its loss is an error.
+fn measure(device: &Device<'_>) -> Result<Gauges, NvmlError> {
+    let rates = returned(device.utilization_rates())?;
+    let ecc = |kind, counter| returned(device.total_ecc_errors(kind, counter));
+    Ok(Gauges {
+        memory: memory(device)?,
+        gpu_percent: rates.as_ref().map(|rates| rates.gpu),
+        memory_percent: rates.map(|rates| rates.memory),
+        encoder_percent: returned(device.encoder_utilization())?.map(|of| of.utilization),
+        decoder_percent: returned(device.decoder_utilization())?.map(|of| of.utilization),
+        power_milliwatts: returned(device.power_usage())?.map(u64::from),
+        energy_millijoules: returned(device.total_energy_consumption())?,
+        temperature_celsius: returned(device.temperature(TemperatureSensor::Gpu))?,
+        memory_temperature_celsius: memory_temperature(device)?,
+        sm_clock_mhz: returned(device.clock_info(Clock::SM))?,
+        memory_clock_mhz: returned(device.clock_info(Clock::Memory))?,
+        pcie_replays: returned(device.pcie_replay_counter())?.map(u64::from),
+        corrected_ecc: ecc(MemoryError::Corrected, EccCounter::Volatile)?,
+        uncorrected_ecc: ecc(MemoryError::Uncorrected, EccCounter::Volatile)?,
+        corrected_ecc_aggregate: ecc(MemoryError::Corrected, EccCounter::Aggregate)?,
+        uncorrected_ecc_aggregate: ecc(MemoryError::Uncorrected, EccCounter::Aggregate)?,
+        remapped_rows: returned(ffi::remapped_rows(device))?,
+        clocks_event_reasons: returned(ffi::clocks_event_reasons(device))?,
+        gpm: None,
+    })
+}
+
+fn memory(device: &Device<'_>) -> Result<Option<GpuMemory>, NvmlError> {
+    let second = returned(device.memory_info())?.map(|info| GpuMemory {
+        total: info.total,
+        used: info.used,
+        reserved: Some(info.reserved),
+        free: info.free,
+    });
+    match second {
+        Some(memory) => Ok(Some(memory)),
+        // The driver does not know the second version.
+        None => returned(ffi::memory_info_v1(device)),
+    }
+}
+
+/// The driver answers as a whole, and for each field. A GPU without the sensor refuses only the field.
+fn memory_temperature(device: &Device<'_>) -> Result<Option<u32>, NvmlError> {
+    let fields = returned(device.field_values_for(&[FieldId(NVML_FI_DEV_MEMORY_TEMP)]))?;
+    let Some(field) = fields.and_then(|fields| fields.into_iter().next()) else {
+        return Ok(None);
+    };
+    let value = returned(field.and_then(|field| field.value))?;
+    Ok(value.and_then(|value| match value {
+        SampleValue::U32(celsius) => Some(celsius),
+        SampleValue::U64(celsius) => celsius.try_into().ok(),
+        SampleValue::I64(celsius) => celsius.try_into().ok(),
+        SampleValue::F64(_) => None,
+    }))
+}
