@@ -32,6 +32,7 @@ use crate::observed::Observed;
 use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
+use crate::usage::Usage;
 use divvy_agent_core::{
     Action, Class, Core, Device, Facts, Handout, Key, LimitedPod, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES,
     PreStart, ResourceSpec,
@@ -65,11 +66,12 @@ pub(crate) struct Agent {
     /// Held while PreStart or a reconciliation reads, decides, and writes, so that they run one after the other.
     grants: Arc<tokio::sync::Mutex<()>>,
     store: Store,
+    usage: Usage,
     /// The guard's files of pods. There are some after `--guard` was switched off, too: until these pods end.
     shares: Shares,
     /// Notified when a pod got such files.
     pub(crate) guarded: Notify,
-    /// The same for the one who measures compute time.
+    /// Notified when a container got a grant: how long it keeps the GPU busy is measured.
     pub(crate) timed: Notify,
     /// Notified when pods may have got or lost limits of the driver.
     pub(crate) limited: Notify,
@@ -167,6 +169,7 @@ impl Agent {
             core: Mutex::new(parts.core),
             grants: Arc::default(),
             store: parts.store,
+            usage: Usage::default(),
             shares: parts.shares,
             guarded: Notify::new(),
             timed: Notify::new(),
@@ -212,6 +215,18 @@ impl Agent {
     /// Return the root of the machine's files.
     pub(crate) fn sys_root(&self) -> &Path {
         &self.sys_root
+    }
+
+    /// Return what is known about the use of GPUs.
+    pub(crate) fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Return the UUIDs of the GPUs on which a container has a grant.
+    pub(crate) fn granted_gpus(&self) -> BTreeSet<String> {
+        let core = self.core();
+        let shares = core.records().flat_map(|record| &record.container_gpus);
+        shares.map(|share| share.uuid.clone()).collect()
     }
 
     /// Return the guard's files of pods.
@@ -551,6 +566,7 @@ impl Agent {
                 self.perform(actions)
                     .map_err(|error| format!("the grant of container {container} of {pod} could not be written: {error}"))?;
                 self.metrics.granted(steered_wrong, shared_ids);
+                self.timed.notify_one();
                 if gave {
                     info!(%pod, %container, gpus = gpus.join(","), "granted");
                 }

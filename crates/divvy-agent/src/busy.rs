@@ -1,4 +1,4 @@
-//! For how long each pod kept a GPU busy, from the driver's samples.
+//! For how long each container kept a GPU busy, from the driver's samples.
 //!
 //! A driver takes a sample each 1/6 s to 1 s, depending on the GPU (nvml.h, nvmlUtilization_t). A sample says for which part of the time since the one
 //! before a process kept the GPU busy. A process that did not use the GPU has no sample. While the GPU is idle, there are no
@@ -7,6 +7,9 @@
 use std::collections::BTreeMap;
 
 use divvy_hardware::Sample;
+
+/// A container: its pod's UID, and the container runtime's ID, if it is known.
+pub(crate) type Owner = (String, Option<String>);
 
 /// The time between two samples as long as it is not known, in microseconds.
 const USUAL: u64 = 1_000_000 / 6;
@@ -36,16 +39,17 @@ impl Samples {
         self.last.unwrap_or(0).max(now.saturating_sub(LONGEST))
     }
 
-    /// Take an answer that came at the time `now`. Return for how many nanoseconds each pod kept the GPU busy since the last time that this was returned:
-    /// by the pod's UID, and only of pods that used the GPU. Return `None` while the driver may still have to take its next sample.
-    pub(crate) fn take(&mut self, samples: &[Sample], now: u64) -> Option<BTreeMap<String, u64>> {
+    /// Take an answer that came at the time `now`. Return for how many nanoseconds each container kept the GPU busy since the last time that this was
+    /// returned, only of containers that used the GPU. Return `None` while the driver may still have to take its next sample.
+    pub(crate) fn take(&mut self, samples: &[Sample], now: u64) -> Option<BTreeMap<Owner, u64>> {
         let unanswered = self.answered.map_or(0, |before| now.saturating_sub(before));
         self.answered = Some(now);
-        let mut percent: BTreeMap<u64, BTreeMap<&str, u64>> = BTreeMap::new();
+        let mut percent: BTreeMap<u64, BTreeMap<&str, BTreeMap<Option<&str>, u64>>> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| Some(sample.at) > self.last) {
             let pods = percent.entry(sample.at).or_default();
             if let Some(pod) = &sample.pod {
-                *pods.entry(pod).or_default() += u64::from(sample.percent);
+                let containers = pods.entry(pod).or_default();
+                *containers.entry(sample.container.as_deref()).or_default() += u64::from(sample.percent);
             }
         }
         let period = self.period.unwrap_or(USUAL);
@@ -54,7 +58,7 @@ impl Samples {
             return None;
         }
         self.told = Some(now);
-        let mut busy: BTreeMap<String, u64> = BTreeMap::new();
+        let mut busy: BTreeMap<Owner, u64> = BTreeMap::new();
         for (at, pods) in percent {
             let passed = self.last.map(|last| at - last);
             if let Some(passed) = passed {
@@ -65,11 +69,14 @@ impl Samples {
             // The GPU was idle before, or the driver was not asked for some time and has returned only its latest sample.
             let most = self.period.unwrap_or(USUAL).max(unanswered);
             let about = passed.map_or(most, |passed| passed.min(most));
-            for (pod, percent) in pods {
+            for (pod, containers) in pods {
                 // Several processes together cannot have more than the whole GPU.
-                let ns = about.saturating_mul(percent.min(100)).saturating_mul(10);
-                let sum = busy.entry(pod.to_owned()).or_default();
-                *sum = sum.saturating_add(ns);
+                let whole = containers.values().sum::<u64>().max(100);
+                for (container, percent) in containers {
+                    let ns = about.saturating_mul(1000).saturating_mul(percent) / whole;
+                    let sum = busy.entry((pod.to_owned(), container.map(str::to_owned))).or_default();
+                    *sum = sum.saturating_add(ns);
+                }
             }
         }
         Some(busy)
@@ -90,6 +97,7 @@ mod tests {
         Sample {
             pid: 1,
             pod: (!pod.is_empty()).then(|| pod.to_owned()),
+            container: None,
             at: BOOT + at * MS,
             percent,
         }
@@ -98,7 +106,7 @@ mod tests {
     /// What an answer says, in milliseconds.
     fn take(of: &mut Samples, samples: &[Sample], now: u64) -> Option<Vec<(String, u64)>> {
         let busy = of.take(samples, now * MS)?;
-        Some(busy.into_iter().map(|(pod, ns)| (pod, ns / 1_000_000)).collect())
+        Some(busy.into_iter().map(|((pod, _), ns)| (pod, ns / 1_000_000)).collect())
     }
 
     fn is(busy: &[(&str, u64)]) -> Option<Vec<(String, u64)>> {
@@ -171,6 +179,19 @@ mod tests {
     }
 
     #[test]
+    fn containers_of_a_pod_have_their_own_time_and_together_no_more_than_the_whole_gpu() {
+        let of_container = |container: &str, percent: u32| Sample {
+            container: Some(container.to_owned()),
+            ..sample("a", 1400, percent)
+        };
+        for ([one, two], expected) in [([30, 20], [60, 40]), ([100, 100], [100, 100]), ([90, 30], [150, 50])] {
+            let busy = sampled().take(&[of_container("one", one), of_container("two", two)], 1410 * MS);
+            let ms = |container: &str| busy.as_ref().expect("samples")[&("a".to_owned(), Some(container.to_owned()))] / 1_000_000;
+            assert_eq!([ms("one"), ms("two")], expected);
+        }
+    }
+
+    #[test]
     fn a_gpu_that_is_new_has_no_busy_time_and_its_first_sample_is_short() {
         let mut of = Samples::default();
         assert_eq!(of.since(BOOT), BOOT - LONGEST);
@@ -195,7 +216,7 @@ mod tests {
             }],
             1300 * MS,
         );
-        assert_eq!(busy, Some(BTreeMap::from([("a".to_owned(), 200_000_000)])));
+        assert_eq!(busy, Some(BTreeMap::from([(("a".to_owned(), None), 200_000_000)])));
     }
 
     proptest! {

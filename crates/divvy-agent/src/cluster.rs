@@ -1,5 +1,6 @@
 //! The agent's traffic with the API server: this node's pods, this node's annotation, and events.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,12 +32,20 @@ pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
     tokio::pin!(changes);
     while let Some(change) = changes.next().await {
         let actions = match change {
-            Change::Apply(object) => pod(&object).map(|pod| agent.core().apply_pod(pod)).unwrap_or_default(),
+            Change::Apply(object) => {
+                agent.usage().name(&object);
+                pod(&object).map(|pod| agent.core().apply_pod(pod)).unwrap_or_default()
+            }
             Change::Delete(object) => {
+                let gone = object.metadata.uid.as_deref();
+                agent.usage().keep_names(|uid| Some(uid) != gone);
                 agent.core().delete_pod(object.metadata.uid.as_deref().unwrap_or_default());
                 Vec::new()
             }
             Change::Reset(objects) => {
+                let there: BTreeSet<&str> = objects.iter().filter_map(|object| object.metadata.uid.as_deref()).collect();
+                agent.usage().keep_names(|uid| there.contains(uid));
+                objects.iter().for_each(|object| agent.usage().name(object));
                 let pods: Vec<Pod> = objects.iter().filter_map(pod).collect();
                 let actions = agent.core().reset_pods(pods);
                 agent.set_synced();

@@ -43,6 +43,7 @@ mod readiness;
 mod registration;
 mod run;
 mod store;
+mod usage;
 
 pub use args::{Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, OnEscape, Probe, Settings};
 pub use config::Config;

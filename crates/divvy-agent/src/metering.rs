@@ -1,4 +1,4 @@
-//! Measures the compute time of pods that have a limit of it.
+//! Measures for how long containers keep their GPUs busy: for the limits of compute time, and for the metrics.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,30 +7,55 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use divvy_hardware::{Code, Failure, GpuSamples, SamplesSince};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::warn;
+use tracing::{info, warn};
 
 use crate::agent::Agent;
 use crate::busy::Samples;
 
-/// The time between two questions. It is less than the time between two samples of a driver, so that no answer has to sum up several samples of a process:
-/// how drivers do this is not documented.
-const PERIOD: Duration = Duration::from_millis(100);
+/// The time between two questions about a GPU on which compute time is limited. It is less than the time between two samples of a driver, so that no answer
+/// has to sum up several samples of a process: how drivers do this is not documented.
+const LIMITED: Duration = Duration::from_millis(100);
+/// The same for another GPU on which a container has a grant.
+const GRANTED: Duration = Duration::from_secs(1);
 /// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The time until a GPU that gives no samples is asked again.
-const REFUSED: Duration = Duration::from_secs(1);
+const REFUSED: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(1)];
+/// How often to look which GPUs are to be asked, if nothing says that they have changed.
+const LOOK: Duration = Duration::from_secs(1);
 
-/// A GPU on which the compute time of a pod is limited.
-#[derive(Debug, Default)]
+/// A GPU on which a container has a grant.
+#[derive(Debug)]
 struct Gpu {
     samples: Samples,
-    /// Why it gives no samples, as it was logged, and when it is asked again.
-    refused: Option<(String, Instant)>,
+    /// Whether the compute time of a pod is limited.
+    is_limited: bool,
+    /// When it is asked next.
+    next: Instant,
+    /// Why it gives no samples, as it was logged, and whether compute time was limited then.
+    refused: Option<(String, bool)>,
 }
 
 impl Gpu {
-    fn is_asked(&self, now: Instant) -> bool {
-        self.refused.as_ref().is_none_or(|(_, until)| *until <= now)
+    fn new(now: Instant) -> Gpu {
+        Gpu {
+            samples: Samples::default(),
+            is_limited: false,
+            next: now,
+            refused: None,
+        }
+    }
+
+    /// Set whether compute time is limited. Then the GPU is asked more often, from now on.
+    fn limit(&mut self, is_limited: bool, now: Instant) {
+        if is_limited && !self.is_limited {
+            self.next = now;
+        }
+        self.is_limited = is_limited;
+    }
+
+    fn ask(&mut self, now: Instant) {
+        self.next = now + if self.is_limited { LIMITED } else { GRANTED };
     }
 
     /// Note that the GPU gave no samples, and return whether this reason must be logged. A probe that cannot be reached is logged elsewhere.
@@ -39,55 +64,60 @@ impl Gpu {
         if !failure.code.is_refusal() && failure.code != Code::Protocol {
             return false;
         }
-        let text = failure.to_string();
-        let is_new = self.refused.as_ref().is_none_or(|(before, _)| *before != text);
-        self.refused = Some((text, now + REFUSED));
-        is_new
+        self.next = now + REFUSED[usize::from(self.is_limited)];
+        let refused = (failure.to_string(), self.is_limited);
+        self.refused.replace(refused.clone()) != Some(refused)
     }
 }
 
 impl Agent {
-    /// Write again and again what pods have left of their compute time. Without such pods, wait for one.
+    /// Measure again and again. Without a container that has a grant, wait for one.
     pub(crate) async fn keep_metering(self: &Arc<Self>) {
         let mut gpus: BTreeMap<String, Gpu> = BTreeMap::new();
         loop {
-            let timed = self.blocking(|agent| agent.shares().timed_gpus()).await.unwrap_or_default();
-            gpus.retain(|uuid, _| timed.contains(uuid));
-            for uuid in timed {
-                gpus.entry(uuid).or_default();
+            let mut wanted = self.granted_gpus();
+            let limited = self.blocking(|agent| agent.shares().timed_gpus()).await.unwrap_or_default();
+            wanted.extend(limited.iter().cloned());
+            gpus.retain(|uuid, _| wanted.contains(uuid));
+            let now = Instant::now();
+            for uuid in wanted {
+                let is_limited = limited.contains(&uuid);
+                gpus.entry(uuid).or_insert_with(|| Gpu::new(now)).limit(is_limited, now);
             }
             if gpus.is_empty() {
                 self.timed.notified().await;
+                continue;
             }
-            let mut is_known = true;
-            while is_known && !gpus.is_empty() {
-                let next = Instant::now() + PERIOD;
-                let all = self.meter(&mut gpus).await;
-                is_known = tokio::select! {
-                    // Without a measurement, nothing shows that the last pod with a limit has ended.
-                    () = sleep_until(next) => all,
-                    () = self.timed.notified() => false,
-                };
+            let until = now + LOOK;
+            loop {
+                let next = gpus.values().map(|gpu| gpu.next).min().unwrap_or(until);
+                tokio::select! {
+                    () = sleep_until(next.min(until)) => {}
+                    () = self.timed.notified() => break,
+                }
+                if next > until {
+                    break;
+                }
+                self.meter(&mut gpus).await;
             }
         }
     }
 
-    /// Ask the driver once, and write what it says. GPUs without a limit are removed from the list. Return whether all GPUs have answered.
-    async fn meter(self: &Arc<Self>, gpus: &mut BTreeMap<String, Gpu>) -> bool {
-        let Some(probe) = self.probe() else { return false };
+    /// Ask the driver once about the GPUs whose time has come, and write what it says.
+    async fn meter(self: &Arc<Self>, gpus: &mut BTreeMap<String, Gpu>) {
         let now = Instant::now();
-        let since_1970 = micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-        let asked = gpus.iter_mut().filter(|(_, gpu)| gpu.is_asked(now));
-        let asked: Vec<SamplesSince> = asked
-            .map(|(uuid, gpu)| SamplesSince {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let mut asked = Vec::new();
+        for (uuid, gpu) in gpus.iter_mut().filter(|(_, gpu)| gpu.next <= now) {
+            gpu.ask(now);
+            asked.push(SamplesSince {
                 uuid: uuid.clone(),
-                since: gpu.samples.since(since_1970),
-            })
-            .collect();
-        if asked.is_empty() {
-            return false;
+                since: gpu.samples.since(micros(since_1970)),
+            });
         }
-        let mut all = asked.len() == gpus.len();
+        let Some(probe) = self.probe().filter(|_| !asked.is_empty()) else {
+            return;
+        };
         let uuids: Vec<String> = asked.iter().map(|of| of.uuid.clone()).collect();
         let late = |_| Err(Failure::new(Code::Timeout, format!("no answer in {} s", PATIENCE.as_secs())));
         let answer = timeout(PATIENCE, probe.utilization(asked)).await.unwrap_or_else(late);
@@ -101,31 +131,46 @@ impl Agent {
         });
         let clock = clock_gettime(ClockId::Monotonic);
         let monotonic = Duration::try_from(clock).unwrap_or_default();
-        let mut busy = Vec::new();
+        let mut measured = Vec::new();
         for GpuSamples { uuid, samples, error } in answer {
             let Some(gpu) = gpus.get_mut(&uuid) else { continue };
             if let Some(failure) = error {
-                if gpu.refuse(&failure, now) {
-                    warn!(gpu = uuid, "nothing limits the compute time of pods on this GPU: {failure}");
+                match (gpu.refuse(&failure, now), gpu.is_limited) {
+                    (true, true) => warn!(gpu = uuid, "nothing limits the compute time of pods on this GPU: {failure}"),
+                    (true, false) => info!(
+                        gpu = uuid,
+                        "the time for which containers keep this GPU busy is not measured: {failure}"
+                    ),
+                    (false, _) => {}
                 }
-                self.shares().timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
-                all = false;
+                if gpu.is_limited {
+                    self.shares().timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
+                }
                 continue;
             }
             if gpu.refused.take().is_some() {
                 self.shares().timed(&uuid, None);
             }
-            busy.extend(gpu.samples.take(&samples, micros(monotonic)).map(|pods| (uuid, pods)));
+            let Some(busy) = gpu.samples.take(&samples, micros(monotonic)) else {
+                continue;
+            };
+            self.usage().busy(&uuid, &busy, since_1970.as_secs());
+            let mut pods: BTreeMap<String, u64> = BTreeMap::new();
+            for ((pod, _), ns) in busy {
+                *pods.entry(pod).or_default() += ns;
+            }
+            measured.push((uuid, pods));
+        }
+        if measured.is_empty() {
+            return;
         }
         let monotonic = u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX);
-        let written = self.blocking(move |agent| {
-            busy.retain(|(uuid, pods)| !agent.shares().kept_busy(uuid, pods, monotonic));
-            busy
-        });
-        for (uuid, _) in written.await.unwrap_or_default() {
-            gpus.remove(&uuid);
-        }
-        all
+        self.blocking(move |agent| {
+            for (uuid, pods) in measured {
+                agent.shares().kept_busy(&uuid, &pods, monotonic);
+            }
+        })
+        .await;
     }
 }
 
@@ -138,17 +183,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_that_gives_no_samples_is_asked_once_a_second_and_each_reason_is_logged_once() {
+    fn a_gpu_that_gives_no_samples_is_asked_less_often_and_each_reason_is_logged_once() {
         let failure = |code, text: &str| Failure::new(code, text);
-        let mut gpu = Gpu::default();
         let now = Instant::now();
-        assert!(!gpu.refuse(&failure(Code::Timeout, "late"), now));
-        assert!(gpu.is_asked(now), "the probe may be there again");
-        assert!(gpu.refuse(&failure(Code::NotSupported, "MIG"), now));
-        assert!(!gpu.is_asked(now + REFUSED / 2) && gpu.is_asked(now + REFUSED));
-        assert!(!gpu.refuse(&failure(Code::NotSupported, "MIG"), now + REFUSED));
-        assert!(!gpu.is_asked(now + REFUSED * 3 / 2));
-        assert!(gpu.refuse(&failure(Code::GpuLost, "lost"), now + REFUSED * 2));
-        assert!(Gpu::default().refuse(&failure(Code::Protocol, "unknown variant"), now));
+        for (is_limited, usual, refused) in [
+            (true, LIMITED, Duration::from_secs(1)),
+            (false, GRANTED, Duration::from_secs(60)),
+        ] {
+            let mut gpu = Gpu::new(now);
+            gpu.limit(is_limited, now);
+            gpu.ask(now);
+            assert!(!gpu.refuse(&failure(Code::Timeout, "late"), now));
+            assert_eq!(gpu.next, now + usual, "the probe may be there again");
+            assert!(gpu.refuse(&failure(Code::NotSupported, "MIG"), now));
+            assert_eq!(gpu.next, now + refused);
+            assert!(!gpu.refuse(&failure(Code::NotSupported, "MIG"), now + refused));
+            assert!(gpu.refuse(&failure(Code::NotSupported, "Kepler"), now + refused));
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_asked_at_once_when_compute_time_is_limited_and_its_refusal_is_logged_again() {
+        let now = Instant::now();
+        let mut gpu = Gpu::new(now);
+        gpu.ask(now);
+        let failure = Failure::new(Code::NotSupported, "MIG");
+        assert!(gpu.refuse(&failure, now));
+        gpu.limit(true, now);
+        assert_eq!(gpu.next, now);
+        assert!(gpu.refuse(&failure, now), "now it means that nothing limits the time");
+        gpu.limit(true, now);
+        assert_eq!(gpu.next, now + REFUSED[1]);
     }
 }

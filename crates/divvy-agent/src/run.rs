@@ -180,6 +180,13 @@ pub(crate) async fn run_in(
     tasks.spawn(until(&stop, {
         let agent = agent.clone();
         async move {
+            agent.keep_accounts().await;
+            Ok(())
+        }
+    }));
+    tasks.spawn(until(&stop, {
+        let agent = agent.clone();
+        async move {
             agent.keep_limiting_containers().await;
             Ok(())
         }

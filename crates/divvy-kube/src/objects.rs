@@ -346,6 +346,9 @@ pub struct Condition {
 pub struct ContainerStatus {
     /// The container's name.
     pub name: String,
+    /// The container runtime and its ID of the container, as in `containerd://ID`.
+    #[serde(rename = "containerID", skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<Box<str>>,
     /// The container's present state.
     #[serde(deserialize_with = "null_is_default")]
     pub state: ContainerState,

@@ -19,18 +19,16 @@ impl Shares {
     }
 
     /// Write what the pods have left of their compute time on a GPU, after they kept it busy for so many nanoseconds, by their UIDs. `now` is in nanoseconds
-    /// of the monotonic clock. Return whether the compute time of a pod is limited there.
-    pub(crate) fn kept_busy(&self, uuid: &str, busy: &BTreeMap<String, u64>, now: u64) -> bool {
+    /// of the monotonic clock.
+    pub(crate) fn kept_busy(&self, uuid: &str, busy: &BTreeMap<String, u64>, now: u64) {
         let mut known = self.known();
         let Known { shares, meters, .. } = &mut *known;
-        let mut is_any = false;
         for share in shares.keys().filter(|(_, of)| of == uuid) {
             let directory = self.directory(share);
             let Some(Limits { rate, account, .. }) = timed(&directory) else {
                 meters.remove(share);
                 continue;
             };
-            is_any = true;
             // A pod that has damaged its file keeps the time of a launch that was measured before.
             let launches = match read_slots(&directory.join(USAGE)) {
                 Ok((_, slots, _)) => total(slots.iter().map(|slot| slot.launches)),
@@ -47,7 +45,6 @@ impl Shares {
                 warn!(uid = share.0, gpu = uuid, "{error}");
             }
         }
-        is_any
     }
 }
 
@@ -118,7 +115,7 @@ mod tests {
 
         fn busy(&self, shares: &Shares, ms: u64, now: u64) -> Account {
             let busy = BTreeMap::from([("a".to_owned(), ms * MS), ("b".to_owned(), 70 * MS)]);
-            assert!(shares.kept_busy(GPU, &busy, now * MS));
+            shares.kept_busy(GPU, &busy, now * MS);
             self.account("a")
         }
     }
@@ -129,10 +126,13 @@ mod tests {
         assert_eq!(bed.shares.timed_gpus(), BTreeSet::from([GPU.to_owned()]));
         bed.busy(&bed.shares, 10, 1000);
         assert_eq!(bed.account("b"), Account::default());
-        assert!(!bed.shares.kept_busy("GPU-2", &BTreeMap::new(), MS));
+        bed.shares.kept_busy("GPU-2", &BTreeMap::new(), MS);
+        let before = bed.account("a");
         for rate in [0, 100] {
             bed.rate("a", rate);
-            assert!(!bed.shares.kept_busy(GPU, &BTreeMap::new(), MS), "{rate}");
+            bed.shares.kept_busy(GPU, &BTreeMap::new(), MS);
+            assert_eq!(bed.account("a"), before, "{rate}");
+            assert!(bed.shares.known().meters.is_empty(), "{rate}");
             assert_eq!(bed.shares.timed_gpus(), BTreeSet::new(), "{rate}");
         }
     }
@@ -219,7 +219,7 @@ mod tests {
         }
         // A file of limits that cannot be read does not become one without memory.
         fs::write(bed.directory("a").join(LIMITS), [7; 256]).expect("damaged");
-        assert!(!bed.shares.kept_busy(GPU, &BTreeMap::new(), MS));
+        bed.shares.kept_busy(GPU, &BTreeMap::new(), MS);
         assert_eq!(fs::read(bed.directory("a").join(LIMITS)).expect("read"), [7; 256]);
     }
 
@@ -228,7 +228,7 @@ mod tests {
         let bed = Bed::new();
         bed.busy(&bed.shares, 10, 1000);
         bed.shares.clear(&["a".to_owned()].into());
-        assert!(!bed.shares.kept_busy(GPU, &BTreeMap::new(), MS));
+        bed.shares.kept_busy(GPU, &BTreeMap::new(), MS);
         assert!(bed.shares.known().meters.is_empty() && !bed.directory("a").exists());
     }
 }
