@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 17] = [
+const PURE: [&str; 18] = [
     "divvy-model",
     "divvy-share",
     "divvy-agent-core",
@@ -24,6 +24,7 @@ const PURE: [&str; 17] = [
     "divvy-doctor",
     "divvy-why",
     "divvy-smoke-run",
+    "divvy-exposition",
 ];
 /// Programs that containers wait for. They may do I/O, but must stay small and fast, so the same dependencies are forbidden.
 const SMALL: [&str; 2] = ["divvy-runtime", "divvy-hook"];

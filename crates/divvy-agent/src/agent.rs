@@ -134,8 +134,8 @@ impl Observed for Agent {
         self.metrics.counts()
     }
 
-    fn metrics(&self) -> Result<String, std::fmt::Error> {
-        self.metrics.text(&self.core())
+    fn metrics(&self, format: divvy_exposition::Format) -> Result<String, std::fmt::Error> {
+        self.metrics.text(&self.core(), format)
     }
 }
 

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use divvy_exposition::Format;
 use divvy_serve::{Limits, Plain, Share};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -69,12 +70,11 @@ async fn ready(State(observed): State<Arc<dyn Observed>>) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
-async fn metrics(State(observed): State<Arc<dyn Observed>>) -> Response {
-    match observed.metrics() {
-        Ok(text) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            ([(header::CONTENT_TYPE, kind)], text).into_response()
-        }
+async fn metrics(State(observed): State<Arc<dyn Observed>>, headers: HeaderMap) -> Response {
+    let accept = headers.get_all(header::ACCEPT).iter();
+    let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
+    match observed.metrics(format) {
+        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

@@ -5,9 +5,9 @@ use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use divvy_exposition::Format;
 use divvy_model::{Enforcement, Health};
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::{encode, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -258,18 +258,16 @@ impl Metrics {
         self.driver_spec_stale.set(i64::from(stale));
     }
 
-    /// Return the text of `/metrics` in the OpenMetrics format.
+    /// Return the text of `/metrics`.
     ///
     /// # Errors
     /// A value cannot be formatted.
-    pub fn text(&self, core: &Core) -> Result<String, fmt::Error> {
-        let mut text = String::new();
-        encode_registry(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
+    pub fn text(&self, core: &Core, format: Format) -> Result<String, fmt::Error> {
         let mut now = Registry::default();
         self.counts.describe(&mut now);
         describe(&mut now, core);
-        encode(&mut text, &now)?;
-        Ok(text)
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        divvy_exposition::encode(&[&registry, &now], format)
     }
 }
 
@@ -285,20 +283,23 @@ impl PluginMetrics {
         &self.counts
     }
 
-    /// Return the text of `/metrics` in the OpenMetrics format, with the health of these GPUs and MIG devices by UUID, and for each resource the number
-    /// of devices that are healthy, and of those that are not.
+    /// Return the text of `/metrics`, with the health of these GPUs and MIG devices by UUID, and for each resource the number of devices that are
+    /// healthy, and of those that are not.
     ///
     /// # Errors
     /// A value cannot be formatted.
-    pub fn text(&self, gpus: &BTreeMap<String, Health>, offered: &BTreeMap<String, [u64; 2]>) -> Result<String, fmt::Error> {
+    pub fn text(
+        &self,
+        gpus: &BTreeMap<String, Health>,
+        offered: &BTreeMap<String, [u64; 2]>,
+        format: Format,
+    ) -> Result<String, fmt::Error> {
         let mut now = Registry::default();
         self.counts.describe(&mut now);
         let gpus = gpus.iter().map(|(uuid, health)| (uuid.as_str(), *health));
         let offered = offered.iter().map(|(resource, counts)| (resource.clone(), *counts));
         describe_health(&mut now, gpus, offered);
-        let mut text = String::new();
-        encode(&mut text, &now)?;
-        Ok(text)
+        divvy_exposition::encode(&[&now], format)
     }
 }
 
@@ -418,7 +419,9 @@ mod tests {
             metrics.counts().fault(&format!("XID {number}"));
             metrics.counts().fault("XID 0");
         }
-        let text = metrics.text(&BTreeMap::new(), &BTreeMap::new()).expect("formatted");
+        let text = metrics
+            .text(&BTreeMap::new(), &BTreeMap::new(), Format::Text)
+            .expect("formatted");
         let series = text.lines().filter(|line| line.contains("_faults_total{")).count();
         assert_eq!(series, FAULT_NAMES + 1);
         for line in ["{fault=\"XID 0\"} 101", "{fault=\"XID 63\"} 1", "{fault=\"other\"} 36"] {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
+use divvy_exposition::Format;
 use divvy_kubelet::plugin::Status;
 use tokio::sync::watch;
 
@@ -22,7 +23,7 @@ pub(crate) trait Observed: Send + Sync {
     ///
     /// # Errors
     /// A value cannot be formatted.
-    fn metrics(&self) -> Result<String, fmt::Error>;
+    fn metrics(&self, format: Format) -> Result<String, fmt::Error>;
 }
 
 /// Follow a resource's registration for readiness and metrics, until the resource's server ends. `part` stands for it in `/readyz`.

@@ -37,9 +37,10 @@ use std::time::Duration;
 
 use crate::service_proxy::PATH;
 use axum::Router;
-use axum::http::{StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use divvy_exposition::Format;
 use divvy_kube::client::{Choice, connect};
 use divvy_model::MemoryUnit;
 use divvy_serve::{Limits, Share};
@@ -159,7 +160,10 @@ pub async fn run_with(
         .with_state(tunnels)
         .route("/healthz", get(|| async { "ok" }))
         .route("/readyz", get(ready))
-        .route("/metrics", get(move || async move { text_of(&metrics) }))
+        .route(
+            "/metrics",
+            get(move |headers: HeaderMap| async move { text_of(&metrics, &headers) }),
+        )
         .fallback(no_such_path);
     let serving = divvy_serve::serve(listener, divvy_serve::Plain { known: false }, router, limits(), stop);
     // When serving ends, only connections without a request are left.
@@ -170,10 +174,11 @@ pub async fn run_with(
     Ok(())
 }
 
-fn text_of(metrics: &Metrics) -> Response {
-    const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match metrics.text() {
-        Ok(text) => ([(header::CONTENT_TYPE, FORMAT)], text).into_response(),
+fn text_of(metrics: &Metrics, headers: &HeaderMap) -> Response {
+    let accept = headers.get_all(header::ACCEPT).iter();
+    let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
+    match metrics.text(format) {
+        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use axum::http::StatusCode;
+use divvy_exposition::Format;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
@@ -61,13 +61,11 @@ impl Metrics {
         self.cluster_reads.inc();
     }
 
-    /// Return the text of `/metrics`, in the OpenMetrics format.
+    /// Return the text of `/metrics`.
     ///
     /// # Errors
     /// A value cannot be formatted.
-    pub fn text(&self) -> Result<String, fmt::Error> {
-        let mut text = String::new();
-        encode(&mut text, &self.registry)?;
-        Ok(text)
+    pub fn text(&self, format: Format) -> Result<String, fmt::Error> {
+        divvy_exposition::encode(&[&self.registry], format)
     }
 }

@@ -20,6 +20,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use divvy_exposition::Format;
 use divvy_kube::convert;
 use divvy_serve::{Limits, Share};
 use serde::Serialize;
@@ -476,21 +477,16 @@ async fn ready(State(shared): State<Arc<Shared>>, request: axum::http::Extension
     (status, text).into_response()
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    let accept = headers.get_all(header::ACCEPT).iter();
+    let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
     let certificate_ends_s = shared
         .credentials
         .as_ref()
         .map(|current| current.borrow().as_ref().map_or(0, |credentials| credentials.not_after_s));
     let scrape = Scrape::of(&shared.core(), certificate_ends_s, shared.leads());
-    match shared.metrics.text(&scrape) {
-        Ok(text) => (
-            [(
-                header::CONTENT_TYPE,
-                "application/openmetrics-text; version=1.0.0; charset=utf-8",
-            )],
-            text,
-        )
-            .into_response(),
+    match shared.metrics.text(&scrape, format) {
+        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
         Err(error) => problem(
             StatusCode::INTERNAL_SERVER_ERROR,
             &format!("the metrics could not be written: {error}"),

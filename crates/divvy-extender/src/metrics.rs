@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::index::Feed;
+use divvy_exposition::Format;
 use divvy_placement::Totals;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -104,16 +104,11 @@ impl Metrics {
         self.refused[why as usize].fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// Return the text of `/metrics`, in the OpenMetrics format.
+    /// Return the text of `/metrics`.
     ///
     /// # Errors
     /// A value cannot be formatted.
-    pub fn text(&self, scrape: &Scrape) -> Result<String, fmt::Error> {
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode_registry(
-            &mut text,
-            &self.registry.lock().unwrap_or_else(PoisonError::into_inner),
-        )?;
+    pub fn text(&self, scrape: &Scrape, format: Format) -> Result<String, fmt::Error> {
         let mut now = Registry::default();
         describe(&mut now, scrape);
         counters(
@@ -122,8 +117,8 @@ impl Metrics {
             "reason",
             Refused::ALL.map(|(why, name)| (name, self.refused[why as usize].load(Ordering::Relaxed))),
         );
-        encode(&mut text, &now)?;
-        Ok(text)
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        divvy_exposition::encode(&[&registry, &now], format)
     }
 }
 

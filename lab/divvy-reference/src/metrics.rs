@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use axum::http::StatusCode;
 use divvy_agent_core::{NodeKey, Settings};
+use divvy_exposition::Format;
 use divvy_model::{Enforcement, Gpu, Health, MemoryUnit, MiB, Vendor, names};
 
 use crate::cell;
@@ -16,9 +17,13 @@ const INTRODUCTION: &str = "\
 
 # Metrics
 
-Each program serves `/metrics` in the OpenMetrics format, to every client and without a token. No metric contains the name of a pod.
+Each program serves `/metrics` to every client and without a token. The client chooses the format by its `Accept` header: OpenMetrics 1.0.0, or the
+Prometheus text format 0.0.4, which a client without that header gets. Prometheus itself prefers OpenMetrics. No metric contains the name of a pod.
 A label's values are listed where all of them always exist. Memory is in MiB.
 ";
+
+/// The format that is read here.
+const FORMAT: Format = Format::OpenMetrics;
 
 /// Return docs/reference/metrics.md.
 ///
@@ -90,7 +95,7 @@ fn agent() -> Result<String> {
     metrics.limited_container(true);
     metrics.counts().registration(names::GPU_MEM, true, 1);
     metrics.counts().fault("XID 79");
-    Ok(metrics.text(&core)?)
+    Ok(metrics.text(&core, FORMAT)?)
 }
 
 /// Return the metrics of a device plugin with one GPU.
@@ -100,7 +105,7 @@ fn plugin() -> Result<String> {
     metrics.counts().registration(resource, true, 1);
     metrics.counts().fault("XID 79");
     let gpus = [("GPU-0".to_owned(), Health::Ok)];
-    Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into())?)
+    Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into(), FORMAT)?)
 }
 
 fn extender() -> Result<String> {
@@ -111,13 +116,13 @@ fn extender() -> Result<String> {
     let metrics = Metrics::default();
     metrics.answered("filter", Duration::ZERO);
     let core = Core::new(MemoryUnit::GIB, Timing::default());
-    Ok(metrics.text(&Scrape::of(&core, Some(0), true))?)
+    Ok(metrics.text(&Scrape::of(&core, Some(0), true), FORMAT)?)
 }
 
 fn explainer() -> Result<String> {
     let metrics = divvy_explainer::Metrics::default();
     metrics.answered(StatusCode::OK);
-    Ok(metrics.text()?)
+    Ok(metrics.text(FORMAT)?)
 }
 
 #[derive(Default)]

@@ -56,9 +56,9 @@ impl Observed for Shown {
         self.metrics.counts()
     }
 
-    fn metrics(&self) -> Result<String, fmt::Error> {
+    fn metrics(&self, format: divvy_exposition::Format) -> Result<String, fmt::Error> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        self.metrics.text(&state.gpus, &state.offered)
+        self.metrics.text(&state.gpus, &state.offered, format)
     }
 }
 

@@ -7,9 +7,8 @@ use divvy_agent::nvidia::{OnNode, Pace};
 use divvy_testbed::api::{ApiServer, Effect, Match, Rule};
 use divvy_testbed::simulated_driver::ask;
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 
+use crate::exchange::{exchange, serves_both_formats};
 use crate::mps::{A100, Bed, LIMIT, Log, PluginBed, USER, stop, until, uuid};
 
 /// Return a node with this number of GPUs, whose plugin serves metrics and posts events.
@@ -32,13 +31,8 @@ fn bed(gpus: usize) -> (Bed, SocketAddr) {
 }
 
 async fn get(address: SocketAddr, path: &str) -> Option<(String, String)> {
-    let mut stream = TcpStream::connect(address).await.ok()?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await.ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).await.ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    Some((head.split(' ').nth(1)?.to_owned(), body.to_owned()))
+    let (head, body) = exchange(address, path, "").await?;
+    Some((head.split(' ').nth(1)?.to_owned(), body))
 }
 
 /// Wait until a page has this status and contains this text.
@@ -94,6 +88,7 @@ async fn a_gpu_that_fails_and_recovers_is_shown_in_metrics_and_by_events() {
     ] {
         page_is(address, "/metrics", "200", line).await;
     }
+    serves_both_formats(address, "divvy_agent_gpus").await;
     xid(&bed, 0, 79).await;
     xid(&bed, 1, 13).await;
     page_is(address, "/metrics", "200", &healthy(0)).await;

@@ -31,6 +31,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use self::bed::*;
+use crate::exchange::{exchange, serves_both_formats};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -56,6 +57,7 @@ async fn a_pod_starts_on_the_gpu_of_its_allocation_and_outlives_the_agent() {
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
+    serves_both_formats(bed.config.metrics.expect("served"), "divvy_agent_steering_misses_total").await;
     bed.stop_agent().await;
     assert_eq!(bed.sockets(), Vec::<String>::new(), "a stopped agent leaves no socket");
     bed.memory_is(30, 0).await;

@@ -333,13 +333,21 @@ async fn the_certificate_is_written_beside_what_the_configmap_holds_and_makes_it
     let explainer = explainer().await;
     let map = explainer.api.get("configmaps", "kube-public", "divvy").expect("there");
     assert_eq!(map["data"]["service"], "a/b:c", "the rest stays");
-    for (path, words) in [
-        ("/readyz", "ok"),
-        ("/healthz", "ok"),
-        ("/metrics", "divvy_explainer_cluster_reads_total 0"),
+    let text = "content-type: text/plain; version=0.0.4; charset=utf-8\r\n";
+    let open_metrics = "content-type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
+    let accept = "accept: application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1\r\n";
+    for (path, header, words) in [
+        ("/readyz", "", "ok"),
+        ("/healthz", "", "ok"),
+        ("/metrics", "", "divvy_explainer_cluster_reads_total 0"),
+        ("/metrics", "", text),
+        ("/metrics", "", "# TYPE divvy_explainer_cluster_reads_total counter\n"),
+        ("/metrics", accept, open_metrics),
+        ("/metrics", accept, "# TYPE divvy_explainer_cluster_reads counter\n"),
+        ("/metrics", accept, "divvy_explainer_cluster_reads_total 0\n# EOF\n"),
     ] {
         let mut plain = TcpStream::connect(explainer.address).await.expect("a connection");
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{header}\r\n");
         plain.write_all(request.as_bytes()).await.expect("sent");
         let mut text = String::new();
         plain.read_to_string(&mut text).await.expect("read");

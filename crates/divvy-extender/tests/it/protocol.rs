@@ -1,8 +1,11 @@
 //! The JSON of kube-scheduler's and gpushare's protocols. Case numbers are those of `docs/compatibility/gpushare.md`.
 
-use axum::http::StatusCode;
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
 use divvy_testbed::api::DeleteOptions;
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
+use tower::ServiceExt as _;
 
 use crate::server::*;
 
@@ -295,6 +298,40 @@ async fn metrics_count_what_happened() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
+    assert_eq!(text.matches("# EOF").count(), 0, "this is not OpenMetrics");
+}
+
+#[tokio::test]
+async fn each_client_gets_the_metrics_in_the_format_that_it_asks_for() {
+    let cluster = Cluster::fixture().await;
+    let scrape = async |accept: Option<&str>| {
+        let request = accept.into_iter().fold(Request::get("/metrics"), |request, value| {
+            request.header(header::ACCEPT, value)
+        });
+        let request = request.body(Body::empty()).expect("a request");
+        let response = cluster
+            .served
+            .router
+            .clone()
+            .oneshot(request)
+            .await
+            .expect("a router cannot fail");
+        let kind = response.headers()[header::CONTENT_TYPE].to_str().expect("text").to_owned();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (kind, String::from_utf8(body.to_vec()).expect("UTF-8"))
+    };
+    for accept in [None, Some("*/*")] {
+        let (kind, text) = scrape(accept).await;
+        assert_eq!(kind, "text/plain; version=0.0.4; charset=utf-8");
+        assert!(text.contains("# TYPE divvy_extender_binds_total counter\n"), "{text}");
+        assert!(!text.contains("# EOF"), "{text}");
+    }
+    let (kind, text) = scrape(Some(
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5",
+    ))
+    .await;
+    assert_eq!(kind, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(text.contains("# TYPE divvy_extender_binds counter\n"), "{text}");
     assert_eq!(text.matches("# EOF").count(), 1);
     assert!(text.ends_with("# EOF\n"));
 }

@@ -393,13 +393,8 @@ impl Bed {
     }
 
     pub(super) async fn get(&self, path: &str) -> Option<(u16, String)> {
-        let mut stream = TcpStream::connect(self.config.metrics?).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await.ok()?;
-        let (head, body) = text.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+        let (head, body) = exchange(self.config.metrics?, path, "").await?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body))
     }
 
     pub(super) async fn ready_is(&self, code: u16, contains: &str) {
