@@ -183,9 +183,9 @@ fn perform(request: Request) -> Result<Value, String> {
             return Ok(json!({ "ok": true, "delivered": delivered }));
         }
         Request::State {} => {
-            let (changes, machine, samples) = sim().state()?;
+            let (changes, machine) = sim().state()?;
             let uuids: Vec<_> = machine.cards.iter().map(|card| &card.uuid).collect();
-            let state = json!({ "node": machine.name, "uuids": uuids, "changes": changes, "gpm_samples": samples });
+            let state = json!({ "node": machine.name, "uuids": uuids, "changes": changes, "gpm_samples": sim().samples() });
             return Ok(json!({ "ok": true, "state": state }));
         }
         Request::Lost { gpu, lost } => change_gpu(gpu, |gpu| gpu.lost = lost)?,

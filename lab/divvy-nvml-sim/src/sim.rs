@@ -202,12 +202,17 @@ impl Sim {
         Ok(delivered)
     }
 
-    /// Return the changes, the machine to which they apply, and how many samples of GPU Performance Monitoring there are and ever were.
-    pub(crate) fn state(&self) -> Result<(Changes, Arc<Machine>, (usize, usize)), String> {
+    /// Return the changes and the machine to which they apply.
+    pub(crate) fn state(&self) -> Result<(Changes, Arc<Machine>), String> {
         let mut inner = self.lock();
         inner.refresh();
-        let samples = (inner.samples.len(), inner.last_sample);
-        Ok((inner.changes.clone(), inner.described()?, samples))
+        Ok((inner.changes.clone(), inner.described()?))
+    }
+
+    /// Return how many samples of GPU Performance Monitoring there are, and how many there ever were.
+    pub(crate) fn samples(&self) -> (usize, usize) {
+        let inner = self.lock();
+        (inner.samples.len(), inner.last_sample)
     }
 }
 
