@@ -107,28 +107,28 @@ pub struct GpuMemory {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gpm {
-    /// Of the time: any compute or graphics work was active.
+    /// Of the time: a program computed or rendered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphics_active: Option<u32>,
-    /// Of the time: a multiprocessor had at least one warp, as the mean of all multiprocessors.
+    /// Of the multiprocessors: those that were busy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_active: Option<u32>,
-    /// Of the warps that a multiprocessor can have: those that were resident, as the mean of all multiprocessors.
+    /// Of the warps that the multiprocessors can have: those that were active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_occupancy: Option<u32>,
-    /// Of the time: the tensor cores were active.
+    /// Of the time: the multiprocessors did tensor operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor_active: Option<u32>,
     /// Of the memory's bandwidth: what was used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dram_active: Option<u32>,
-    /// Of the time: the FP64 units were active.
+    /// Of the time: the multiprocessors did FP64 operations other than those of tensors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp64_active: Option<u32>,
-    /// Of the time: the FP32 units were active.
+    /// As `fp64_active`, for FP32.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp32_active: Option<u32>,
-    /// Of the time: the FP16 units were active.
+    /// As `fp64_active`, for FP16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp16_active: Option<u32>,
     /// What the GPU sent over the PCI bus, in bytes per second.
@@ -291,7 +291,8 @@ mod tests {
         ] {
             all.push(("memory", Gauges { memory: of, ..full() }));
         }
-        let percents: [(&str, fn(&mut Gauges) -> &mut Option<u32>); 4] = [
+        type Field<T, V> = fn(&mut T) -> &mut Option<V>;
+        let percents: [(&str, Field<Gauges, u32>); 4] = [
             ("gpuPercent", |of| &mut of.gpu_percent),
             ("memoryPercent", |of| &mut of.memory_percent),
             ("encoderPercent", |of| &mut of.encoder_percent),
@@ -303,7 +304,7 @@ mod tests {
             all.push((name, gauges));
         }
         let gpm = full().gpm.expect("set");
-        let ratios: [fn(&mut Gpm) -> &mut Option<u32>; 8] = [
+        let ratios: [Field<Gpm, u32>; 8] = [
             |of| &mut of.graphics_active,
             |of| &mut of.sm_active,
             |of| &mut of.sm_occupancy,
@@ -324,7 +325,7 @@ mod tests {
                 },
             ));
         }
-        let rates: [fn(&mut Gpm) -> &mut Option<u64>; 2] = [|of| &mut of.pcie_tx_bytes, |of| &mut of.pcie_rx_bytes];
+        let rates: [Field<Gpm, u64>; 2] = [|of| &mut of.pcie_tx_bytes, |of| &mut of.pcie_rx_bytes];
         for field in rates {
             let mut gpm = gpm;
             *field(&mut gpm) = Some(TOO_MANY_BYTES);

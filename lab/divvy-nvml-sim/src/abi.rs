@@ -3,6 +3,8 @@
 mod cuda;
 mod device;
 mod event;
+mod gauges;
+mod gpm;
 mod health;
 mod instance;
 mod limits;

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use divvy_model::machine::MachineHealth;
 use serde::{Deserialize, Serialize};
 
+use crate::gauges::{Energy, Gauges};
+
 /// Changes to the described machine. A missing field means that the description applies.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct Changes {
     /// The error code of nvmlInit; 0 means success.
@@ -36,7 +38,7 @@ pub(crate) struct EventErrors {
 }
 
 /// Changes to one GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct GpuChanges {
     /// Whether the GPU has fallen off the bus.
@@ -53,6 +55,10 @@ pub(crate) struct GpuChanges {
     pub(crate) utilization: Option<u32>,
     /// What the driver counts and reports about the GPU's health, instead of what is described.
     pub(crate) health: Option<MachineHealth>,
+    /// What the driver measures, in place of the simulated values.
+    pub(crate) gauges: Gauges,
+    /// The energy that was used up to the latest change of the power.
+    pub(crate) energy: Energy,
     /// The MIG devices, if they are not the described ones.
     pub(crate) mig: Option<Division>,
     /// The error code of nvmlDeviceGetMigMode; 0 means success.

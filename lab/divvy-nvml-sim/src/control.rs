@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::changes::{Changes, Division, EventErrors, GpuChanges, Instance, LimitMode};
+use crate::gauges::Gauges;
 use crate::machine::Machine;
 use crate::sim::{Event, complain, now_ms, sim};
 
@@ -66,6 +67,10 @@ enum Request {
     Health {
         gpu: u32,
         health: MachineHealth,
+    },
+    Gauges {
+        gpu: u32,
+        gauges: Gauges,
     },
     Init {
         error: u32,
@@ -180,7 +185,8 @@ fn perform(request: Request) -> Result<Value, String> {
         Request::State {} => {
             let (changes, machine) = sim().state()?;
             let uuids: Vec<_> = machine.cards.iter().map(|card| &card.uuid).collect();
-            return Ok(json!({ "ok": true, "state": { "node": machine.name, "uuids": uuids, "changes": changes } }));
+            let state = json!({ "node": machine.name, "uuids": uuids, "changes": changes, "gpm_samples": sim().samples() });
+            return Ok(json!({ "ok": true, "state": state }));
         }
         Request::Lost { gpu, lost } => change_gpu(gpu, |gpu| gpu.lost = lost)?,
         Request::Memory {
@@ -226,6 +232,7 @@ fn perform(request: Request) -> Result<Value, String> {
             Ok(())
         })?,
         Request::Health { gpu, health } => change_gpu(gpu, |gpu| gpu.health = Some(health))?,
+        Request::Gauges { gpu, gauges } => change_gpu(gpu, |gpu| gpu.gauges = gauges)?,
         Request::Utilization { gpu, percent } => change_gpu(gpu, |gpu| gpu.utilization = Some(percent.min(100)))?,
         Request::Init { error } => sim().change(|changes, _| {
             changes.init_error = error;

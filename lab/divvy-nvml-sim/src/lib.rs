@@ -32,6 +32,7 @@
 //! {"op":"utilization","gpu":0,"percent":50}
 //! {"op":"ecc","gpu":0,"corrected":7,"uncorrected":1}   the errors of the memory so far
 //! {"op":"health","gpu":0,"health":{"clocks_event_reasons":8}}   instead of the described health ([`divvy_model::machine::MachineHealth`])
+//! {"op":"gauges","gpu":0,"gauges":{"power_milliwatts":250000}}   values in place of the simulated ones (`Gauges` in `gauges.rs`); those of earlier requests end
 //! {"op":"init","error":9}                       0: nvmlInit works again
 //! {"op":"events","create":999,"wait":999}       errors of nvmlEventSetCreate and nvmlEventSetWait; 0 or absent: none
 //! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none
@@ -42,7 +43,7 @@
 //! {"op":"limit","gpu":0,"error":4}              the error of nvmlDeviceSetMemoryLimits_v1; 0: none
 //! {"op":"process_utilization","gpu":0,"error":3}   the error of nvmlDeviceGetProcessUtilization; 0: none
 //! {"op":"describe"}                             reads the machine description again, for example with other MIG devices
-//! {"op":"state"}                                {"ok":true,"state":{…}}
+//! {"op":"state"}                                {"ok":true,"state":{…}}; `gpm_samples` is how many samples of GPU Performance Monitoring the process has and ever had
 //! ```
 //!
 //! The answer to a refused request is `{"err":"…"}`. An XID is delivered to every event set of the listening process that registered the GPU.
@@ -59,8 +60,10 @@
 //! The limits of cgroups (`nvmlDeviceSetMemoryLimits_v1`, from driver 615 on) are stored, but nothing enforces them here. `nvmlDeviceGetMemoryInfo_v2` shows
 //! the limit to a process whose own cgroup has one, and not the limit of a cgroup above. With `dmem`, the limit is also written into the
 //! cgroup's file `dmem.max`, in whose place a test has a plain file.
-//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. Power, fans,
-//! current clocks, displays, and the like are NOT_SUPPORTED, and settings cannot be changed. PCI device ids
+//! A GPU supports MIG only if its description has `mig` or `mig_capable`; otherwise `nvmlDeviceGetMigMode` returns NOT_SUPPORTED. The power follows from the
+//! utilization, and the energy is its integral since the machine was started. The current clock is the highest one, or 210 MHz without utilization. GPUs with HBM have
+//! a temperature of their memory. GPU Performance Monitoring (from Hopper and driver 525 on) returns values of the moment, and not means. Fans,
+//! displays, and the like are NOT_SUPPORTED, and settings cannot be changed. PCI device ids
 //! are made up. `nvml-wrapper` reports a symbol that is missing here as it does for an old driver.
 
 #![allow(
@@ -72,6 +75,7 @@
 mod abi;
 mod changes;
 mod control;
+mod gauges;
 mod machine;
 mod samples;
 mod sim;

@@ -12,6 +12,7 @@ use divvy_model::machine::MachineHealth;
 use nvml_wrapper_sys::bindings as ffi;
 
 use crate::changes::{self, Changes, EventErrors, Limit, LimitMode, Stamp};
+use crate::gauges;
 use crate::machine::{Card, Machine};
 use crate::samples::{self, Now, Sample};
 
@@ -48,6 +49,17 @@ pub(crate) struct Inner {
     state: Option<(PathBuf, Option<Stamp>)>,
     sets: BTreeMap<usize, EventSet>,
     last_set: usize,
+    /// The samples of GPU Performance Monitoring, by number; `None` if nothing was read into a sample yet.
+    samples: BTreeMap<usize, Option<Measured>>,
+    last_sample: usize,
+}
+
+/// What a sample of GPU Performance Monitoring is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Measured {
+    pub(crate) gpu: usize,
+    /// On the monotonic clock.
+    pub(crate) at: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +129,7 @@ impl Sim {
         inner.references -= 1;
         if inner.references == 0 {
             inner.sets.clear();
+            inner.samples.clear();
             inner.machine = None;
         }
         Ok(())
@@ -159,6 +172,7 @@ impl Sim {
         let machine = inner.described()?;
         let mut next = inner.changes.clone();
         edit(&mut next, &machine)?;
+        gauges::keep_energy(&machine.cards, &inner.changes, &mut next, divvy_gpu_sim::monotonic());
         if let Some((path, stamp)) = &mut inner.state {
             changes::write(path, &next).map_err(|error| format!("{}: {error}", path.display()))?;
             *stamp = changes::stamp(path);
@@ -194,6 +208,12 @@ impl Sim {
         inner.refresh();
         Ok((inner.changes.clone(), inner.described()?))
     }
+
+    /// Return how many samples of GPU Performance Monitoring there are, and how many there ever were.
+    pub(crate) fn samples(&self) -> (usize, usize) {
+        let inner = self.lock();
+        (inner.samples.len(), inner.last_sample)
+    }
 }
 
 impl Inner {
@@ -214,6 +234,8 @@ impl Inner {
             state: None,
             sets: BTreeMap::new(),
             last_set: 0,
+            samples: BTreeMap::new(),
+            last_sample: 0,
         }
     }
 
@@ -290,8 +312,15 @@ impl Inner {
         }
     }
 
-    fn gpu(&self, index: usize) -> Option<&changes::GpuChanges> {
+    /// Return the changes to the GPU with this index.
+    pub(crate) fn gpu(&self, index: usize) -> Option<&changes::GpuChanges> {
         self.changes.gpus.get(&u32::try_from(index).ok()?)
+    }
+
+    /// Return the error of a function that measures, if it has one.
+    pub(crate) fn is_readable(&self, index: usize, function: &str) -> Result<(), Code> {
+        let error = self.gpu(index).and_then(|changes| changes.gauges.errors.get(function));
+        error.map_or(Ok(()), |error| Err(*error))
     }
 
     /// Return the error of nvmlDeviceGetMigMode, if it has one.
@@ -306,6 +335,11 @@ impl Inner {
     pub(crate) fn memory_is_readable(&self, index: usize, version: u32) -> Result<(), Code> {
         let error = self.gpu(index).and_then(|changes| changes.memory_errors.get(&version));
         error.map_or(Ok(()), |error| Err(*error))
+    }
+
+    /// Return what the driver reserves of the memory, in MiB.
+    pub(crate) fn reserved(&self, index: usize) -> u64 {
+        self.gpu(index).map_or(0, |changes| changes.gauges.reserved_mib)
     }
 
     /// Return the memory of the processes on the GPU in MiB, by PID; with `mig` only those on the MIG device at this position. The processes of the
@@ -396,9 +430,33 @@ impl Inner {
 
     /// Return the utilization in percent.
     pub(crate) fn utilization(&self, card: &Card, index: usize) -> u32 {
-        self.gpu(index)
-            .and_then(|changes| changes.utilization)
-            .unwrap_or(card.described.utilization)
+        gauges::utilization(card, self.gpu(index))
+    }
+
+    /// Create a sample of GPU Performance Monitoring and return its number.
+    pub(crate) fn create_sample(&mut self) -> usize {
+        self.last_sample += 1;
+        self.samples.insert(self.last_sample, None);
+        self.last_sample
+    }
+
+    /// Remove a sample.
+    pub(crate) fn free_sample(&mut self, sample: usize) -> Result<(), Code> {
+        let known = self.samples.remove(&sample);
+        known.map(drop).ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
+    }
+
+    /// Read into a sample.
+    pub(crate) fn fill_sample(&mut self, sample: usize, measured: Measured) -> Result<(), Code> {
+        let to = self.samples.get_mut(&sample);
+        *to.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)? = Some(measured);
+        Ok(())
+    }
+
+    /// Return what was read into a sample.
+    pub(crate) fn sample(&self, sample: usize) -> Result<Measured, Code> {
+        let measured = self.samples.get(&sample).copied().flatten();
+        measured.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)
     }
 
     /// Create an empty event set and return its number.

@@ -7,6 +7,7 @@ use divvy_testkit::machine::Machine as Copy;
 use tempfile::TempDir;
 
 use super::*;
+use crate::Gauges;
 use crate::health::{Settings, Tracker};
 
 fn write(machine: Machine) -> TempDir {
@@ -601,4 +602,85 @@ fn files(tree: &Copy) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     add(tree, "/", &mut found);
     found
+}
+
+#[test]
+fn what_amdgpu_measures_is_read_and_a_partition_has_none_of_it() {
+    let root = write(Machine::Mi210);
+    let mut amd = open(&root);
+    let measured = |amd: &mut Amd| amd.gauges().expect("an answer");
+    let function = function_directory(root.path(), "0000:03:00.0");
+    // An old kernel module has only the memory.
+    let before = measured(&mut amd);
+    assert_eq!((before.len(), before[0].uuid.as_str()), (8, "0x93bb3629c01aea1c"));
+    let memory = before[0].values.memory.expect("memory");
+    assert_eq!(
+        (memory.total >> 20, memory.used + memory.free, memory.reserved),
+        (65_520, memory.total, None)
+    );
+    let only_memory = Gauges {
+        memory: Some(memory),
+        ..Gauges::default()
+    };
+    assert_eq!(before[0].values, only_memory);
+    let sensors = function.join("hwmon/hwmon7");
+    fs::create_dir_all(&sensors).expect("made");
+    for (file, text) in [
+        ("../../gpu_busy_percent", "37\n"),
+        ("../../mem_busy_percent", "12\n"),
+        ("power1_average", "41234567\n"),
+        ("power1_input", "99000000\n"),
+        ("temp1_input", "45999\n"),
+        ("temp3_input", "52000\n"),
+    ] {
+        fs::write(sensors.join(file), text).expect("written");
+    }
+    let expected = Gauges {
+        gpu_percent: Some(37),
+        memory_percent: Some(12),
+        power_milliwatts: Some(41_234),
+        temperature_celsius: Some(45),
+        memory_temperature_celsius: Some(52),
+        ..only_memory
+    };
+    let found = measured(&mut amd);
+    assert_eq!((found[0].values, &found[1..]), (expected, &before[1..]));
+    // Other GPUs have the current power only. A number that is cut off is none.
+    fs::remove_file(sensors.join("power1_average")).expect("removed");
+    fs::write(sensors.join("temp1_input"), "45").expect("written");
+    fs::write(sensors.join("temp3_input"), "-1\n").expect("written");
+    fs::write(function.join("mem_info_vram_used"), "18446744073709551615\n").expect("written");
+    let found = measured(&mut amd).swap_remove(0).values;
+    let expected = Gauges {
+        memory: None,
+        power_milliwatts: Some(99_000),
+        temperature_celsius: None,
+        memory_temperature_celsius: None,
+        ..expected
+    };
+    assert_eq!(found, expected);
+
+    let root = write(Machine::Mi308Cpx);
+    let parts = measured(&mut open(&root));
+    assert_eq!(parts.len(), 32);
+    assert!(
+        parts
+            .iter()
+            .all(|part| part.values == Gauges::default() && part.error.is_none()),
+        "{parts:?}"
+    );
+}
+
+#[test]
+fn a_lost_amd_gpu_has_an_error_and_the_others_have_values() {
+    let root = write(Machine::Mi210);
+    let mut amd = open(&root);
+    snapshot(&mut amd);
+    let node = kfd_node(root.path(), 130).expect("a node");
+    fs::remove_dir_all(node).expect("removed");
+    let found = amd.gauges().expect("an answer");
+    GpuGauges::validate(&found).expect("the client accepts it");
+    let is_lost = |gpu: &GpuGauges| (gpu.error.is_some(), gpu.values == Gauges::default());
+    assert_eq!(is_lost(&found[0]), (true, true), "{:?}", found[0]);
+    assert!(found[1..].iter().all(|gpu| is_lost(gpu) == (false, false)), "{found:?}");
 }

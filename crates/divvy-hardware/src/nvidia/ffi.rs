@@ -241,7 +241,7 @@ pub(super) fn clocks_event_reasons(device: &Device<'_>) -> Result<u64, NvmlError
     Ok(reasons)
 }
 
-/// A sample of the counters of GPU Performance Monitoring. The wrapper's own type borrows NVML, so it cannot be kept beside it.
+/// A sample of the counters of GPU Performance Monitoring. The wrapper's own type borrows NVML, so one value cannot own both.
 #[derive(Debug)]
 pub(super) struct GpmSample {
     sample: sys::nvmlGpmSample_t,

@@ -177,7 +177,7 @@ async fn only_a_process_of_the_pod_is_killed() {
 }
 
 #[tokio::test]
-async fn a_sample_of_utilization_belongs_to_the_pod_in_whose_cgroup_the_process_runs() {
+async fn a_sample_of_utilization_belongs_to_the_pod_and_the_container_in_whose_cgroup_the_process_runs() {
     let machine = Machine::new(&TWO.replace("pid = 7,", "pid = 7, utilization = 30,"));
     let proc = machine.path("root/proc/7");
     std::fs::create_dir_all(&proc).expect("directory");
@@ -198,11 +198,14 @@ async fn a_sample_of_utilization_belongs_to_the_pod_in_whose_cgroup_the_process_
         .map(|gpu| {
             (
                 gpu.uuid.as_str(),
-                gpu.samples.iter().map(|of| (of.pod.as_deref(), of.percent)).collect(),
+                gpu.samples
+                    .iter()
+                    .map(|of| (of.pod.as_deref(), of.container.as_deref(), of.percent))
+                    .collect(),
             )
         })
         .collect();
-    assert_eq!(found, [(GPU1, vec![]), (GPU0, vec![(Some("aaaa-1"), 30)])]);
+    assert_eq!(found, [(GPU1, vec![]), (GPU0, vec![(Some("aaaa-1"), Some("01ab"), 30)])]);
 }
 
 #[tokio::test]

@@ -146,6 +146,51 @@ async fn a_hostile_probe_is_left_and_an_honest_one_in_its_place_is_heard() {
     }
 }
 
+#[tokio::test]
+async fn measurements_that_no_driver_takes_are_refused() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("s");
+    let listener = UnixListener::bind(&path).expect("listen");
+    let (answers, next) = std::sync::mpsc::channel::<Value>();
+    std::thread::spawn(move || {
+        let (stream, _) = listener.accept().expect("the client");
+        serve(stream, |id, op| match op {
+            "metrics" => Some(format!("{{\"id\":{id},\"ok\":{}}}\n", next.recv().ok()?).into_bytes()),
+            _ => good(id, op),
+        });
+    });
+    let mut client = ProbeClient::start(Probe::Socket(path), fast());
+    snapshot(&mut client, "snapshot", |_| true).await;
+    let gpu = |values: Value| json!([{"uuid": "GPU-a", "values": values}]);
+    for (answer, is_valid) in [
+        (json!([]), true),
+        (gpu(json!({"gpuPercent": 100, "new": [1]})), true),
+        (json!([{"uuid": "GPU-a", "error": "lost"}]), true),
+        (gpu(json!({"gpuPercent": 101})), false),
+        (gpu(json!({"gpuPercent": -1})), false),
+        (gpu(json!({"gpuPercent": 1.5})), false),
+        (gpu(json!({"powerMilliwatts": 1e300})), false),
+        (gpu(json!({"memory": {"total": 1, "used": 2, "free": 0}})), false),
+        (gpu(json!({"memory": {"total": u64::MAX, "used": 2, "free": 0}})), false),
+        (gpu(json!({"gpm": {"smActive": 1_000_001}})), false),
+        (gpu(json!({"gpm": {"pcieTxBytes": u64::MAX}})), false),
+        (gpu(json!("none")), false),
+        (json!({}), false),
+        (json!([{"uuid": "../x"}]), false),
+        (json!([{"uuid": "GPU-a"}, {"uuid": "GPU-a"}]), false),
+        (json!([{"uuid": "GPU-a", "error": "a\nb"}]), false),
+        ((0..300).map(|i| json!({"uuid": format!("GPU-{i}")})).collect(), false),
+    ] {
+        answers.send(answer.clone()).expect("the probe runs");
+        let found = client.handle().metrics().await;
+        match (found, is_valid) {
+            (Ok(_), true) => {}
+            (Err(failure), false) => assert_eq!(failure.code, Code::Protocol, "{answer}"),
+            (found, _) => panic!("{answer}: {found:?}"),
+        }
+    }
+}
+
 #[test]
 fn a_hostile_client_is_told_why_and_disconnected_and_the_others_do_not_notice() {
     let machine = Machine::new(TWO);

@@ -1,50 +1,13 @@
 //! Libraries that are not a complete, new NVML: those of older drivers, and simulated ones.
 
-use std::collections::BTreeMap;
-use std::fs::File;
-use std::os::unix::fs::FileExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
 use divvy_hardware::{Fabric, Snapshot};
 use divvy_model::MiB;
 use serde_json::json;
 
-use crate::support::{GPU0, GPU1, Lines, Machine, TWO, connect, sim_library};
-
-/// A copy of the simulated library whose functions can be hidden.
-struct Library {
-    path: PathBuf,
-    file: File,
-    /// Where the names of NVML's functions are in the file.
-    names: BTreeMap<String, Vec<u64>>,
-}
-
-impl Library {
-    fn new(machine: &Machine) -> Library {
-        let path = machine.path("libnvidia-ml.so.1");
-        std::fs::copy(sim_library(), &path).expect("copied");
-        let (mut names, mut at) = (BTreeMap::<String, Vec<u64>>::new(), 0);
-        for text in std::fs::read(&path).expect("read").split(|byte| *byte == 0) {
-            let is_name = text.starts_with(b"nvml") && text.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
-            if is_name {
-                let name = String::from_utf8(text.to_vec()).expect("ASCII");
-                names.entry(name).or_default().push(at);
-            }
-            at += text.len() as u64 + 1;
-        }
-        let file = File::options().write(true).open(&path).expect("opened");
-        Library { path, file, names }
-    }
-
-    /// Give a function another name, or its own again. The dynamic linker compares names, so it does not find a renamed one.
-    fn hide(&self, name: &str, is_hidden: bool) {
-        let first = if is_hidden { b"x" } else { b"n" };
-        for at in &self.names[name] {
-            self.file.write_all_at(first, *at).expect("written");
-        }
-    }
-}
+use crate::support::{GPU0, GPU1, Library, Lines, Machine, TWO, connect, listen, sim_library};
 
 fn once(machine: &Machine, library: &Path) -> Output {
     let mut command = std::process::Command::new(crate::support::PROBE);
@@ -166,12 +129,7 @@ fn an_xid_arrives_without_instances_if_the_library_does_not_know_mig() {
     let machine = Machine::new(TWO);
     let library = Library::new(&machine);
     library.hide("nvmlEventSetWait_v2", true);
-    let mut command = std::process::Command::new(crate::support::PROBE);
-    command.envs(machine.env()).arg("--nvml-library").arg(&library.path);
-    command.arg("--sys-root").arg(machine.path("root"));
-    command.stdin(std::process::Stdio::piped());
-    command.arg("--listen").arg(format!("unix:{}", machine.path("s").display()));
-    let _probe = crate::support::Running(command.spawn().expect("the probe starts"));
+    let _probe = listen(&machine, &library.path);
     let mut client = Lines::new(connect(&machine.path("s")));
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     client.send(b"{\"v\":1,\"id\":2,\"op\":\"events\"}\n");

@@ -1,7 +1,10 @@
 //! A machine with a simulated driver, in a directory of its own.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -172,6 +175,50 @@ fn control(path: &Path, request: &Value) -> Value {
     let answer = Lines::new(connect(path)).ask(&request.to_string());
     assert_eq!(answer["ok"], true, "{request}: {answer}");
     answer
+}
+
+/// A copy of the simulated library whose functions can be hidden.
+pub(crate) struct Library {
+    pub(crate) path: PathBuf,
+    file: File,
+    /// Where the names of NVML's functions are in the file.
+    pub(crate) names: BTreeMap<String, Vec<u64>>,
+}
+
+impl Library {
+    pub(crate) fn new(machine: &Machine) -> Library {
+        let path = machine.path("libnvidia-ml.so.1");
+        std::fs::copy(sim_library(), &path).expect("copied");
+        let (mut names, mut at) = (BTreeMap::<String, Vec<u64>>::new(), 0);
+        for text in std::fs::read(&path).expect("read").split(|byte| *byte == 0) {
+            let is_name = text.starts_with(b"nvml") && text.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+            if is_name {
+                let name = String::from_utf8(text.to_vec()).expect("ASCII");
+                names.entry(name).or_default().push(at);
+            }
+            at += text.len() as u64 + 1;
+        }
+        let file = File::options().write(true).open(&path).expect("opened");
+        Library { path, file, names }
+    }
+
+    /// Give a function another name, or its own again. The dynamic linker compares names, so it does not find a renamed one.
+    pub(crate) fn hide(&self, name: &str, is_hidden: bool) {
+        let first = if is_hidden { b"x" } else { b"n" };
+        for at in &self.names[name] {
+            self.file.write_all_at(first, *at).expect("written");
+        }
+    }
+}
+
+/// Start a probe with another library that listens at `s`.
+pub(crate) fn listen(machine: &Machine, library: &Path) -> Running {
+    let mut command = Command::new(PROBE);
+    command.envs(machine.env()).arg("--nvml-library").arg(library);
+    command.arg("--sys-root").arg(machine.path("root"));
+    command.stdin(Stdio::piped());
+    command.arg("--listen").arg(format!("unix:{}", machine.path("s").display()));
+    Running(command.spawn().expect("the probe starts"))
 }
 
 /// A process that does not outlive the test.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use divvy_cdi::generate::ldcache::{self, Library};
 use divvy_cdi::{Edits, Format, Hook, Severity, Spec};
 use divvy_engines::{Plan, RuntimeSettings, Target as Files, configure, undo};
-use divvy_hardware::Snapshot;
 use divvy_hardware::protocol::{self, FromProbe};
+use divvy_hardware::{GpuGauges, Snapshot};
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_oci::runtime::bundle::{Bundle, Device};
 use divvy_oci::runtime::plan::Asked;
@@ -35,7 +35,7 @@ pub(crate) fn targets() -> Vec<Target> {
         ),
         Target::new("the kubelet's checkpoint", checkpoint, &[CHECKPOINT, OLD_CHECKPOINT]),
         Target::new("a line to the probe", question, &[QUESTION]),
-        Target::new("a line of the probe", line, &[ANSWER, REFUSAL, FAULT]),
+        Target::new("a line of the probe", line, &[ANSWER, MEASURED, REFUSAL, FAULT]),
     ]
 }
 
@@ -295,6 +295,7 @@ pub(crate) const CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u
 const OLD_CHECKPOINT: &str = r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":["a","b"],"AllocResp":""}],"RegisteredDevices":null},"Checksum":0}"#;
 const QUESTION: &str = r#"{"v":1,"id":7,"op":"snapshot"}"#;
 const ANSWER: &str = r#"{"id":7,"ok":{"v":2,"drivers":{"nvidia":{"version":"550.54.15","cuda":"12.4"},"amd":{"version":""}},"gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0","totalMiB":15360,"mig":[true,false]},{"vendor":"amd","uuid":"0x1","index":0,"nodes":["dri/card1","dri/renderD128"],"cc":"gfx90a","totalMiB":65520}],"unreadable":[{"vendor":"amd","index":1,"lost":true,"error":"x"}]}}"#;
+const MEASURED: &str = r#"{"id":7,"ok":[{"uuid":"GPU-0","values":{"memory":{"total":16106127360,"used":0,"reserved":1,"free":16106127359},"gpuPercent":90,"energyMillijoules":7,"smClockMHz":1590,"remappedRows":{"correctable":1,"uncorrectable":2,"pending":true,"failure":false},"gpm":{"smActive":1000000,"pcieTxBytes":1}}},{"uuid":"GPU-1","error":"lost"}]}"#;
 const REFUSAL: &str = r#"{"id":null,"err":{"code":"protocol","text":"the question is not JSON"}}"#;
 const FAULT: &str =
     r#"{"event":"fault","seq":1,"vendor":"nvidia","uuid":"GPU-1234","code":79,"fatal":true,"name":"XID 79","partition":[1,0]}"#;
@@ -343,10 +344,15 @@ fn line(bytes: &[u8]) -> bool {
     let mut accepted = true;
     if let FromProbe::Answer { result: Ok(value), .. } = &read {
         let snapshot = serde_json::from_value::<Snapshot>(value.clone()).ok();
-        accepted = snapshot.is_some();
+        let measured = serde_json::from_value::<Vec<GpuGauges>>(value.clone()).ok();
+        accepted = snapshot.is_some() || measured.is_some();
         if let Some(snapshot) = snapshot {
             let written = serde_json::to_value(&snapshot).expect("JSON");
             assert_eq!(serde_json::from_value::<Snapshot>(written).ok(), Some(snapshot));
+        }
+        if let Some(measured) = measured {
+            let written = serde_json::to_value(&measured).expect("JSON");
+            assert_eq!(serde_json::from_value::<Vec<GpuGauges>>(written).ok(), Some(measured));
         }
     }
     match (protocol::parse_from_probe(&said).expect("what was said can be read"), &read) {

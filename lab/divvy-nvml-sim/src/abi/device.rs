@@ -199,6 +199,7 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: ffi::nvmlDevice_t, memory: 
         device_call(device, |inner, card, index| {
             inner.memory_is_readable(index, 1)?;
             let used: u64 = inner.processes(card, index, None)?.values().sum();
+            let used = used.saturating_add(inner.reserved(index));
             let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
             let free = total.saturating_sub(used);
             // SAFETY: the caller's out parameter.
@@ -225,18 +226,19 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
         }
         device_call(device, |inner, card, index| {
             inner.memory_is_readable(index, 2)?;
-            let (total, used) = match super::limits::own(inner, card, index)? {
-                Some(of_cgroup) => of_cgroup,
+            let (total, used, reserved) = match super::limits::own(inner, card, index)? {
+                Some((total, used)) => (total, used, 0),
                 None => {
                     let used: u64 = inner.processes(card, index, None)?.values().sum();
-                    (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB))
+                    let bytes = |mib: u64| mib.saturating_mul(MIB);
+                    (bytes(card.described.memory_mib), bytes(used), bytes(inner.reserved(index)))
                 }
             };
             let info = ffi::nvmlMemory_v2_t {
                 version,
                 total,
-                reserved: 0,
-                free: total.saturating_sub(used),
+                reserved,
+                free: total.saturating_sub(used).saturating_sub(reserved),
                 used,
             };
             // SAFETY: the caller's out parameter.
@@ -329,7 +331,8 @@ unsafe extern "C" fn nvmlDeviceGetTemperature(
     })
 }
 
-/// The memory utilization is always 0, because the description does not contain it.
+/// The memory utilization is 0 if it is not set, because the description does not contain it. "On MIG-enabled GPUs, querying device utilization rates is
+/// not currently supported" (nvml.h).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
     device: ffi::nvmlDevice_t,
@@ -337,9 +340,16 @@ unsafe extern "C" fn nvmlDeviceGetUtilizationRates(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |inner, card, index| {
+            if card.described.mig.is_some() {
+                return Err(NOT_SUPPORTED);
+            }
             let gpu = inner.utilization(card, index);
+            let memory = inner
+                .gpu(index)
+                .and_then(|changes| changes.gauges.memory_percent)
+                .unwrap_or(0);
             // SAFETY: the caller's out parameter.
-            unsafe { put(rates, ffi::nvmlUtilization_t { gpu, memory: 0 }) }
+            unsafe { put(rates, ffi::nvmlUtilization_t { gpu, memory }) }
         })
     })
 }

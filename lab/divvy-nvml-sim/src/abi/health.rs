@@ -9,7 +9,8 @@ use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, put};
 /// The first compute capability of Ampere: "For Ampere or newer fully supported devices" (nvml.h).
 const AMPERE: u32 = 8;
 
-/// A GPU has ECC if its description or the control socket has its errors. Both counters, since the start of the driver and in all, are the same.
+/// A GPU has ECC if its description or the control socket has its errors. Both counters, since the start of the driver and in all, are the same unless a
+/// test sets the latter.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     device: ffi::nvmlDevice_t,
@@ -19,7 +20,14 @@ unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |inner, card, index| {
-            let (corrected, uncorrected) = inner.health(card, index).ecc_errors.ok_or(NOT_SUPPORTED)?;
+            let since_start = inner.health(card, index).ecc_errors.ok_or(NOT_SUPPORTED)?;
+            let (corrected, uncorrected) = match counter {
+                ffi::nvmlEccCounterType_enum_NVML_AGGREGATE_ECC => {
+                    let set = inner.gpu(index).and_then(|changes| changes.gauges.ecc_aggregate);
+                    set.unwrap_or(since_start)
+                }
+                _ => since_start,
+            };
             let errors = match (kind, counter) {
                 (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_CORRECTED, 0 | 1) => corrected,
                 (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0 | 1) => uncorrected,

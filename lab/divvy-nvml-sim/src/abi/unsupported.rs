@@ -1,7 +1,7 @@
-//! Symbols for what the simulated GPUs do not have: power, fans, displays, and the like. Programs that show GPUs ask for them, and must not take the driver
+//! Symbols for what the simulated GPUs do not have: limits of power, fans, displays, and the like. Programs that show GPUs ask for them, and must not take the driver
 //! for an old one.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_uint};
 
 use nvml_wrapper_sys::bindings as ffi;
 
@@ -20,18 +20,13 @@ macro_rules! unsupported {
 // By nvml.h.
 unsupported! {
     nvmlDeviceGetBAR1MemoryInfo(*mut ffi::nvmlBAR1Memory_t);
-    nvmlDeviceGetClockInfo(ffi::nvmlClockType_t, *mut c_uint);
-    nvmlDeviceGetDecoderUtilization(*mut c_uint, *mut c_uint);
     nvmlDeviceGetDisplayActive(*mut ffi::nvmlEnableState_t);
     nvmlDeviceGetDisplayMode(*mut ffi::nvmlEnableState_t);
     nvmlDeviceGetDriverModel(*mut ffi::nvmlDriverModel_t, *mut ffi::nvmlDriverModel_t);
     nvmlDeviceGetDriverModel_v2(*mut ffi::nvmlDriverModel_t, *mut ffi::nvmlDriverModel_t);
-    nvmlDeviceGetEncoderUtilization(*mut c_uint, *mut c_uint);
     nvmlDeviceGetFanSpeed(*mut c_uint);
-    nvmlDeviceGetFieldValues(c_int, *mut ffi::nvmlFieldValue_t);
     nvmlDeviceGetPcieThroughput(ffi::nvmlPcieUtilCounter_t, *mut c_uint);
     nvmlDeviceGetPerformanceState(*mut ffi::nvmlPstates_t);
     nvmlDeviceGetPowerManagementLimit(*mut c_uint);
-    nvmlDeviceGetPowerUsage(*mut c_uint);
     nvmlDeviceGetSerial(*mut c_char, c_uint);
 }

@@ -1,0 +1,120 @@
+//! Symbols for GPU Performance Monitoring. nvml.h has them from CUDA 12.0 on, and not yet in CUDA 11.6.
+
+use std::ptr::without_provenance_mut;
+
+use nvml_wrapper_sys::bindings as ffi;
+
+use super::gauges::call;
+use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, machine_call, put};
+use crate::gauges;
+use crate::sim::{Code, Measured, sim};
+
+/// The first driver of CUDA 12.0.
+const FIRST_DRIVER: u32 = 525;
+/// The first compute capability of Hopper. "For Hopper or newer fully supported devices" (nvml.h).
+const HOPPER: u32 = 9;
+
+/// An older driver answers as a library that lacks these symbols does.
+fn is_there() -> Result<(), Code> {
+    match machine_call(|machine| Ok(machine.driver_major()))? {
+        FIRST_DRIVER.. => Ok(()),
+        _ => Err(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlGpmQueryDeviceSupport(
+    device: ffi::nvmlDevice_t,
+    support: *mut ffi::nvmlGpmSupport_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        is_there()?;
+        // SAFETY: null, or the caller's structure, whose version the API requires the caller to set.
+        let version = unsafe { support.as_ref() }.map(|support| support.version);
+        if version != Some(ffi::NVML_GPM_SUPPORT_VERSION) {
+            return Err(INVALID_ARGUMENT);
+        }
+        call(device, "nvmlGpmQueryDeviceSupport", |_, card, _| {
+            let answer = ffi::nvmlGpmSupport_t {
+                version: ffi::NVML_GPM_SUPPORT_VERSION,
+                isSupportedDevice: (card.cc.0 >= HOPPER).into(),
+            };
+            // SAFETY: the caller's out parameter.
+            unsafe { put(support, answer) }
+        })
+    })
+}
+
+/// A handle is never dereferenced: it is the sample's number.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlGpmSampleAlloc(sample: *mut ffi::nvmlGpmSample_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        is_there()?;
+        if sample.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        let number = sim().call(|inner, _| Ok(inner.create_sample()))?;
+        // SAFETY: the caller's out parameter.
+        unsafe { put(sample, without_provenance_mut(number)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlGpmSampleFree(sample: ffi::nvmlGpmSample_t) -> ffi::nvmlReturn_t {
+    answer(|| sim().call(|inner, _| inner.free_sample(sample.addr())))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlGpmSampleGet(device: ffi::nvmlDevice_t, sample: ffi::nvmlGpmSample_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        is_there()?;
+        let gpu = call(device, "nvmlGpmSampleGet", |_, card, index| match card.cc.0 {
+            HOPPER.. => Ok(index),
+            _ => Err(NOT_SUPPORTED),
+        })?;
+        let at = divvy_gpu_sim::monotonic();
+        sim().call(|inner, _| inner.fill_sample(sample.addr(), Measured { gpu, at }))
+    })
+}
+
+/// The values are those of this moment, and not means. A metric that the simulated GPU does not have has a code of its own, and the call succeeds.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut ffi::nvmlGpmMetricsGet_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        is_there()?;
+        if request.is_null() {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: the caller's structure. Its array has another length in each version of nvml.h, so only the fields before it are read as a whole.
+        let (version, count, first, second) = unsafe {
+            (
+                (*request).version,
+                (*request).numMetrics,
+                (*request).sample1,
+                (*request).sample2,
+            )
+        };
+        if version != ffi::NVML_GPM_METRICS_GET_VERSION || count > ffi::nvmlGpmMetricId_t_NVML_GPM_METRIC_MAX {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: as above; this reads nothing.
+        let metrics = unsafe { &raw mut (*request).metrics }.cast::<ffi::nvmlGpmMetric_t>();
+        sim().call(|inner, machine| {
+            let (first, second) = (inner.sample(first.addr())?, inner.sample(second.addr())?);
+            if first.gpu != second.gpu || first.at >= second.at {
+                return Err(INVALID_ARGUMENT);
+            }
+            let index = second.gpu;
+            let card = inner.present(machine, index)?;
+            inner.is_readable(index, "nvmlGpmMetricsGet")?;
+            for at in 0..count as usize {
+                // SAFETY: the caller's array has `numMetrics` metrics, each with its id.
+                let metric = unsafe { &mut *metrics.add(at) };
+                let value = gauges::gpm(card, inner.gpu(index), metric.metricId);
+                metric.nvmlReturn = value.map_or(NOT_SUPPORTED, |_| ffi::nvmlReturn_enum_NVML_SUCCESS);
+                metric.value = value.unwrap_or_default();
+            }
+            Ok(())
+        })
+    })
+}
