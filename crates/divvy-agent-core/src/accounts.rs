@@ -30,6 +30,8 @@ pub struct Account {
     pub peak: u64,
     /// For how many nanoseconds its processes have kept the GPU busy. `None` if the driver does not say.
     pub busy: Option<u64>,
+    /// For which part of the time they kept it busy when that was measured last, in percent. `None` if it is not known.
+    pub percent: Option<u32>,
     /// When they did last, in seconds since 1970. `None` if they have not yet.
     pub last_busy: Option<u64>,
     /// The granted memory times the time for which it was granted, in bytes × milliseconds.
@@ -106,17 +108,33 @@ impl Accounts {
         }
     }
 
-    /// Add the nanoseconds for which containers kept a GPU busy until now, in seconds since 1970.
-    pub fn busy(&mut self, uuid: &str, busy: &BTreeMap<Owner, u64>, now: u64) {
+    /// Add the nanoseconds for which containers kept a GPU busy until now, in seconds since 1970. `passed` is the time in nanoseconds that these are about, if
+    /// it is known.
+    pub fn busy(&mut self, uuid: &str, busy: &BTreeMap<Owner, u64>, passed: Option<u64>, now: u64) {
+        let percent = |ns: u64| {
+            let passed = passed.filter(|passed| *passed > 0)?;
+            u32::try_from((u128::from(ns) * 100 / u128::from(passed)).min(100)).ok()
+        };
         for ((.., of), account) in &mut self.open {
             if of == uuid {
                 account.busy.get_or_insert(0);
+                account.percent = percent(0);
             }
         }
         for (owner, ns) in busy.iter().filter(|(_, ns)| **ns > 0) {
             if let Some(account) = self.find(owner, uuid) {
                 account.busy = Some(account.busy.unwrap_or(0).saturating_add(*ns));
+                account.percent = percent(*ns);
                 account.last_busy = Some(now);
+            }
+        }
+    }
+
+    /// Take note that the driver does not say how busy containers keep a GPU. If it says so again, the sum begins at 0.
+    pub fn busy_is_unknown(&mut self, uuid: &str) {
+        for ((.., of), account) in &mut self.open {
+            if of == uuid {
+                (account.busy, account.percent) = (None, None);
             }
         }
     }
@@ -235,20 +253,24 @@ mod tests {
     fn busy_time_is_absent_until_the_driver_measures_it_and_only_grows() {
         let mut accounts = accounts(&[record("a", "one", &[("G", 100)])]);
         assert_eq!(of(&mut accounts, "one").busy, None);
-        accounts.busy("G", &BTreeMap::new(), 50);
+        accounts.busy("G", &BTreeMap::new(), None, 50);
         let idle = of(&mut accounts, "one");
         assert_eq!((idle.busy, idle.last_busy), (Some(0), None));
-        accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 30)]), 51);
-        accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 0)]), 52);
+        accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 30)]), Some(120), 51);
+        assert_eq!(of(&mut accounts, "one").percent, Some(25));
+        accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 0)]), Some(100), 52);
         let busy = of(&mut accounts, "one");
-        assert_eq!((busy.busy, busy.last_busy), (Some(30), Some(51)));
+        assert_eq!((busy.busy, busy.last_busy, busy.percent), (Some(30), Some(51), Some(0)));
+        accounts.busy_is_unknown("G");
+        let unknown = of(&mut accounts, "one");
+        assert_eq!((unknown.busy, unknown.percent), (None, None));
     }
 
     #[test]
     fn an_ended_container_is_returned_once_more_and_one_that_starts_again_goes_on() {
         let records = [record("a", "one", &[("G", 100)])];
         let mut accounts = accounts(&records);
-        accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 30)]), 51);
+        accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 30)]), None, 51);
         accounts.grants(2000, [].iter());
         assert!(accounts.is_empty());
         assert_eq!(of(&mut accounts, "one").busy, Some(30));
@@ -319,7 +341,7 @@ mod tests {
                     }
                     Step::Busy(busy) => {
                         let all = CONTAINERS.iter().zip(&busy).map(|((uid, name), ns)| (owner(uid, name), u64::from(*ns)));
-                        accounts.busy("G", &all.collect(), now);
+                        accounts.busy("G", &all.collect(), Some(1 << 20), now);
                         total_busy += busy.iter().zip(&granted).filter(|(_, is)| **is).map(|(ns, _)| u64::from(*ns)).sum::<u64>();
                     }
                     Step::Read => {

@@ -16,6 +16,7 @@ use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
 use divvy_model::out_of_service::GpusOutOfService;
 use divvy_model::{Health, MiB, Node, Pod, PodKey, WholeKind, names, runtime};
+use futures::future::BoxFuture;
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -82,6 +83,8 @@ pub(crate) struct Agent {
     device_plugin_dir: PathBuf,
     client: kube::Client,
     selector: String,
+    /// The node's name, if metrics are served under dcgm-exporter's names.
+    dcgm_names_of: Option<String>,
     /// True once the list of pods was complete.
     synced: watch::Sender<bool>,
     /// Notified when a pod was created, changed, or deleted.
@@ -135,7 +138,18 @@ impl Observed for Agent {
     }
 
     fn metrics(&self, format: divvy_exposition::Format) -> Result<String, std::fmt::Error> {
-        self.metrics.text(&self.core(), format)
+        let measured = self.usage.measured();
+        self.metrics.text(&self.core(), &measured, format)
+    }
+
+    fn measure(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.measure_for_metrics())
+    }
+
+    fn dcgm(&self) -> Option<String> {
+        let node = self.dcgm_names_of.as_deref()?;
+        let measured = self.usage.measured();
+        Some(self.metrics.dcgm(node, &self.core(), &measured))
     }
 }
 
@@ -149,6 +163,8 @@ pub(crate) struct Parts {
     pub(crate) device_plugin_dir: PathBuf,
     pub(crate) client: kube::Client,
     pub(crate) node_name: String,
+    /// `--dcgm-metrics`.
+    pub(crate) dcgm_metrics: bool,
     pub(crate) cdi_declared: bool,
     pub(crate) events: mpsc::Sender<PendingEvent>,
 }
@@ -180,6 +196,7 @@ impl Agent {
             device_plugin_dir: parts.device_plugin_dir,
             client: parts.client,
             selector: format!("spec.nodeName={}", parts.node_name),
+            dcgm_names_of: parts.dcgm_metrics.then_some(parts.node_name),
             synced: watch::Sender::new(false),
             pods_changed: Notify::new(),
             look: Notify::new(),

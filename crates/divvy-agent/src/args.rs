@@ -128,6 +128,9 @@ pub struct Settings {
     /// Serve /metrics, /healthz, and /readyz on this address [default: not served]
     #[arg(long, env = "DIVVY_METRICS", value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
+    /// With --metrics: also serve /metrics/dcgm, with the names of NVIDIA's dcgm-exporter, for dashboards that use them
+    #[arg(long, env = "DIVVY_DCGM_METRICS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub dcgm_metrics: Option<bool>,
     /// How long a failed GPU must run without a new error before it is advertised again, such as 30s or 5m [default: 30s]
     #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = duration)]
     #[serde(default, deserialize_with = "seconds")]
@@ -304,6 +307,7 @@ impl Settings {
             pod_name: self.pod_name.or(other.pod_name),
             device_list_strategy: self.device_list_strategy.or(other.device_list_strategy),
             metrics: self.metrics.or(other.metrics),
+            dcgm_metrics: self.dcgm_metrics.or(other.dcgm_metrics),
             health_recovery: self.health_recovery.or(other.health_recovery),
             disable_health_checks: self.disable_health_checks.or(other.disable_health_checks),
             enable_health_checks: self.enable_health_checks.or(other.enable_health_checks),

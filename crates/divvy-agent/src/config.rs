@@ -59,6 +59,8 @@ pub struct Config {
     pub device_list_strategy: DeviceListStrategy,
     /// `--metrics`: the address that serves `/healthz`, `/readyz`, and `/metrics`. `None` serves nothing.
     pub metrics: Option<SocketAddr>,
+    /// `--dcgm-metrics`: whether the same address serves `/metrics/dcgm`.
+    pub dcgm_metrics: bool,
     /// `--health-recovery`: how long a failed GPU must go without a new error before the agent offers it again.
     pub health_recovery: Duration,
     /// `--disable-health-checks`: the XIDs that do not make a GPU fail. [`Config::health_checks`] parses them.
@@ -108,6 +110,7 @@ impl Config {
             pod_name: set.pod_name,
             device_list_strategy: set.device_list_strategy.unwrap_or_default(),
             metrics: set.metrics,
+            dcgm_metrics: set.dcgm_metrics.unwrap_or(false),
             health_recovery: set.health_recovery.unwrap_or(Duration::from_secs(30)),
             disable_health_checks: set.disable_health_checks.unwrap_or_default(),
             enable_health_checks: set.enable_health_checks.unwrap_or_default(),

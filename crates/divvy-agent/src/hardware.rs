@@ -125,7 +125,7 @@ pub(crate) async fn follow(
             }
             Update::Fault(event) => {
                 let fault = event.fault;
-                agent.metrics.counts().fault(&fault.name);
+                agent.metrics.counts().fault(&fault);
                 changed = machine.fault(now, &fault);
                 if changed.is_empty() {
                     info!(

@@ -1,4 +1,4 @@
-//! The HTTP endpoints `/healthz`, `/readyz`, and `/metrics`.
+//! The HTTP endpoints `/healthz`, `/readyz`, `/metrics`, and `/metrics/dcgm`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -55,6 +55,7 @@ pub(crate) async fn serve(listener: TcpListener, observed: Arc<dyn Observed>, st
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .route("/metrics/dcgm", get(dcgm))
         .with_state(observed);
     divvy_serve::serve(listener, Plain { known: false }, router, LIMITS, stop).await;
 }
@@ -73,8 +74,21 @@ async fn ready(State(observed): State<Arc<dyn Observed>>) -> Response {
 async fn metrics(State(observed): State<Arc<dyn Observed>>, headers: HeaderMap) -> Response {
     let accept = headers.get_all(header::ACCEPT).iter();
     let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
+    observed.measure().await;
     match observed.metrics(format) {
         Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+async fn dcgm(State(observed): State<Arc<dyn Observed>>) -> Response {
+    observed.measure().await;
+    match observed.dcgm() {
+        Some(text) => ([(header::CONTENT_TYPE, Format::Text.content_type())], text).into_response(),
+        None => (
+            StatusCode::NOT_FOUND,
+            "these metrics are not served; divvy agent --dcgm-metrics (agent.metrics.dcgm=true in the chart) serves them\n",
+        )
+            .into_response(),
     }
 }

@@ -32,6 +32,8 @@ struct Gpu {
     is_limited: bool,
     /// When it is asked next.
     next: Instant,
+    /// When busy times were known last, on the monotonic clock.
+    told: Option<Duration>,
     /// Why it gives no samples, as it was logged, and whether compute time was limited then.
     refused: Option<(String, bool)>,
 }
@@ -42,6 +44,7 @@ impl Gpu {
             samples: Samples::default(),
             is_limited: false,
             next: now,
+            told: None,
             refused: None,
         }
     }
@@ -143,6 +146,10 @@ impl Agent {
                     ),
                     (false, _) => {}
                 }
+                if gpu.refused.is_some() {
+                    gpu.told = None;
+                    self.usage().busy_is_unknown(&uuid);
+                }
                 if gpu.is_limited {
                     self.shares().timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
                 }
@@ -154,7 +161,9 @@ impl Agent {
             let Some(busy) = gpu.samples.take(&samples, micros(monotonic)) else {
                 continue;
             };
-            self.usage().busy(&uuid, &busy, since_1970.as_secs());
+            let passed = gpu.told.replace(monotonic).map(|told| monotonic.saturating_sub(told));
+            let passed = passed.and_then(|passed| u64::try_from(passed.as_nanos()).ok());
+            self.usage().busy(&uuid, &busy, passed, since_1970.as_secs());
             let mut pods: BTreeMap<String, u64> = BTreeMap::new();
             for ((pod, _), ns) in busy {
                 *pods.entry(pod).or_default() += ns;

@@ -1,12 +1,18 @@
 //! The content of `/metrics`. Counters are kept here; gauges that describe a state are computed from the core at each request.
 
+mod containers;
+mod dcgm;
+mod gpus;
+
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_exposition::Format;
-use divvy_model::{Enforcement, Health};
+use divvy_hardware::{Fault, GpuGauges};
+use divvy_model::{Enforcement, Health, Inventory, MiB, Vendor};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -14,7 +20,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use divvy_agent_core::{Class, Core, Reconciled};
+use divvy_agent_core::{Account, Class, Core, Reconciled};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
@@ -68,7 +74,85 @@ pub struct Counts {
     registrations: Family<ResourceLabel, Gauge>,
     registered: Family<ResourceLabel, Gauge>,
     probe_up: Gauge,
-    faults: Mutex<BTreeMap<String, u64>>,
+    faults: Mutex<Faults>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    by_name: BTreeMap<String, u64>,
+    xids: Xids,
+}
+
+/// The XIDs of each GPU.
+#[derive(Debug, Clone, Default)]
+struct Xids {
+    /// By the GPU's UUID and the XID.
+    counts: BTreeMap<(String, String), u64>,
+    last: BTreeMap<String, u64>,
+}
+
+impl Xids {
+    fn add(&mut self, uuid: &str, xid: u64) {
+        let key = (uuid.to_owned(), xid.to_string());
+        let of_gpu = self.counts.range((uuid.to_owned(), String::new())..);
+        let is_known = self.counts.contains_key(&key) || of_gpu.take_while(|((of, _), _)| of == uuid).count() < FAULT_NAMES;
+        let key = if is_known { key } else { (key.0, OTHER.to_owned()) };
+        *self.counts.entry(key).or_default() += 1;
+        self.last.insert(uuid.to_owned(), xid);
+    }
+
+    fn counts(&self) -> &BTreeMap<(String, String), u64> {
+        &self.counts
+    }
+
+    /// Return the last XID of a GPU; 0 if there was none.
+    fn last(&self, uuid: &str) -> u64 {
+        self.last.get(uuid).copied().unwrap_or(0)
+    }
+}
+
+/// What was measured for one answer.
+#[derive(Debug, Clone, Default)]
+pub struct Measured {
+    /// What the driver measures of the GPUs. Empty if it was not asked, or did not answer in time.
+    pub gpus: Vec<GpuGauges>,
+    /// What containers use: the container's name, the GPU's UUID, and the account.
+    pub containers: Vec<(String, String, Account)>,
+}
+
+/// Samples of one metric with labels.
+#[derive(Debug, Default)]
+struct Floats {
+    samples: BTreeMap<Vec<(&'static str, String)>, f64>,
+}
+
+impl Floats {
+    fn set<const N: usize>(&mut self, labels: [(&'static str, String); N], value: f64) {
+        self.samples.insert(labels.into(), value);
+    }
+
+    /// Register the samples as a gauge.
+    fn gauge(self, registry: &mut Registry, name: &str, help: &str) {
+        let family: Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>> = Family::default();
+        for (labels, value) in self.samples {
+            family.get_or_create(&labels).set(value);
+        }
+        registry.register(name, help, family);
+    }
+
+    /// Register the samples as a counter. Its name gets the suffix `_total`.
+    fn counter(self, registry: &mut Registry, name: &str, help: &str) {
+        let family: Family<Vec<(&'static str, String)>, Counter<f64, AtomicU64>> = Family::default();
+        for (labels, value) in self.samples {
+            family.get_or_create(&labels).inc_by(value);
+        }
+        registry.register(name, help, family);
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of memory are exact up to 2^53")]
+fn bytes(memory: MiB) -> f64 {
+    memory.0.saturating_mul(1 << 20) as f64
 }
 
 impl Counts {
@@ -88,15 +172,24 @@ impl Counts {
     }
 
     /// Count an error that the driver has reported.
-    pub fn fault(&self, name: &str) {
-        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_known = faults.contains_key(name) || faults.len() < FAULT_NAMES;
-        *faults.entry(if is_known { name } else { OTHER }.to_owned()).or_default() += 1;
+    pub fn fault(&self, fault: &Fault) {
+        let mut faults = self.faults();
+        let names = &mut faults.by_name;
+        let is_known = names.contains_key(&fault.name) || names.len() < FAULT_NAMES;
+        let name = if is_known { &fault.name } else { OTHER };
+        *names.entry(name.to_owned()).or_default() += 1;
+        if let (Vendor::Nvidia, Some(uuid)) = (fault.vendor, &fault.uuid) {
+            faults.xids.add(uuid, fault.code);
+        }
+    }
+
+    fn faults(&self) -> MutexGuard<'_, Faults> {
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn describe(&self, registry: &mut Registry) {
         let faults: Family<FaultLabel, Counter> = Family::default();
-        for (name, count) in self.faults.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for (name, count) in &self.faults().by_name {
             faults.get_or_create(&FaultLabel { fault: name.clone() }).inc_by(*count);
         }
         registry.register(
@@ -262,12 +355,22 @@ impl Metrics {
     ///
     /// # Errors
     /// A value cannot be formatted.
-    pub fn text(&self, core: &Core, format: Format) -> Result<String, fmt::Error> {
+    pub fn text(&self, core: &Core, measured: &Measured, format: Format) -> Result<String, fmt::Error> {
         let mut now = Registry::default();
         self.counts.describe(&mut now);
-        describe(&mut now, core);
+        let inventory = core.inventory();
+        let allocated = allocated(core, &inventory);
+        describe(&mut now, core, &inventory, &allocated);
+        let allocated = allocated.iter().map(|(uuid, memory)| (uuid.as_str(), *memory));
+        gpus::describe(&mut now, &inventory, allocated, measured, &self.counts.faults().xids);
+        containers::describe(&mut now, measured);
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         divvy_exposition::encode(&[&registry, &now], format)
+    }
+
+    /// Return the text of `/metrics/dcgm`, in the text format 0.0.4: dcgm-exporter's names do not fit into OpenMetrics.
+    pub(crate) fn dcgm(&self, node: &str, core: &Core, measured: &Measured) -> String {
+        dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids)
     }
 }
 
@@ -342,17 +445,32 @@ fn gauge(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-fn describe(registry: &mut Registry, core: &Core) {
+/// Return the memory that pods with a grant have of each GPU, by UUID. A GPU without a grant has a value, too: a series that is absent looks like a lost
+/// scrape.
+fn allocated(core: &Core, inventory: &Inventory) -> BTreeMap<String, MiB> {
+    let mut pods: BTreeMap<(&str, &str), MiB> = BTreeMap::new();
+    for record in core.records() {
+        for share in &record.gpus {
+            pods.insert((&record.uid, &share.uuid), share.memory);
+        }
+    }
+    let gpus = inventory.gpus.iter();
+    let mut sums: BTreeMap<String, MiB> = gpus.map(|gpu| (gpu.uuid.clone(), MiB::ZERO)).collect();
+    for ((_, uuid), memory) in pods {
+        let sum = sums.entry(uuid.to_owned()).or_default();
+        *sum = sum.saturating_add(memory);
+    }
+    sums
+}
+
+fn describe(registry: &mut Registry, core: &Core, inventory: &Inventory, allocated: &BTreeMap<String, MiB>) {
     let held: Family<GpuLabel, Gauge> = Family::default();
     let shared: Family<GpuLabel, Gauge> = Family::default();
     let granted: Family<GpuLabel, Gauge> = Family::default();
     let enforced: Family<MechanismLabel, Gauge> = Family::default();
-    let inventory = core.inventory();
     for gpu in &inventory.gpus {
         let label = GpuLabel { gpu: gpu.uuid.clone() };
         held.get_or_create(&label).set(gauge(gpu.held.0));
-        // A GPU without a grant has a sample, too: a series that is absent looks like a lost scrape.
-        drop(granted.get_or_create(&label));
         for mechanism in gpu.enforcement.into_iter().flat_map(Enforcement::names) {
             let gpu = gpu.uuid.clone();
             enforced.get_or_create(&MechanismLabel { gpu, mechanism }).set(1);
@@ -362,17 +480,9 @@ fn describe(registry: &mut Registry, core: &Core) {
             shared.get_or_create(&label).set(gauge(capacity));
         }
     }
-    let mut pods: BTreeMap<(&str, &str), u64> = BTreeMap::new();
-    let mut records = 0;
-    for record in core.records() {
-        records += 1;
-        for share in &record.gpus {
-            pods.insert((&record.uid, &share.uuid), share.memory.0);
-        }
-    }
-    for ((_, uuid), memory) in pods {
-        let label = GpuLabel { gpu: uuid.to_owned() };
-        granted.get_or_create(&label).inc_by(gauge(memory));
+    for (uuid, memory) in allocated {
+        let label = GpuLabel { gpu: uuid.clone() };
+        granted.get_or_create(&label).set(gauge(memory.0));
     }
     let offers = core.offers().into_iter().map(|spec| {
         let devices = core.devices(spec);
@@ -384,16 +494,16 @@ fn describe(registry: &mut Registry, core: &Core) {
     let gpus = inventory.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.health));
     describe_health(registry, gpus, offers);
     let grants: Gauge = Gauge::default();
-    grants.set(gauge(records));
+    grants.set(gauge(core.records().count() as u64));
     registry.register("divvy_agent_grants", "Containers with a grant", grants);
     registry.register(
         "divvy_agent_gpu_shared_mebibytes",
-        "Memory that a GPU offers for sharing",
+        "The same as divvy_gpu_shared_bytes, in MiB; the next release has it no more",
         shared,
     );
     registry.register(
         "divvy_agent_gpu_granted_mebibytes",
-        "Memory on a GPU that is booked by pods with a grant",
+        "The same as divvy_gpu_allocated_bytes, in MiB; the next release has it no more",
         granted,
     );
     registry.register(
@@ -403,7 +513,7 @@ fn describe(registry: &mut Registry, core: &Core) {
     );
     registry.register(
         "divvy_agent_gpu_held_mebibytes",
-        "Memory held by containers without an allocation: their pod object is gone or has ended, or the extender did not place the pod",
+        "The same as divvy_gpu_held_bytes, in MiB; the next release has it no more",
         held,
     );
 }
@@ -416,8 +526,8 @@ mod tests {
     fn faults_of_more_names_than_a_driver_has_are_counted_together() {
         let metrics = PluginMetrics::default();
         for number in 0..FAULT_NAMES + 36 {
-            metrics.counts().fault(&format!("XID {number}"));
-            metrics.counts().fault("XID 0");
+            metrics.counts().fault(&xid("GPU-1", number));
+            metrics.counts().fault(&xid("GPU-1", 0));
         }
         let text = metrics
             .text(&BTreeMap::new(), &BTreeMap::new(), Format::Text)

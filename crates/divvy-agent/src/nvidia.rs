@@ -325,7 +325,7 @@ impl<'c> Node<'c> {
             Update::Fault(event) => {
                 let fault = event.fault;
                 if fault.vendor == Vendor::Nvidia {
-                    self.outlets.shown.counts().fault(&fault.name);
+                    self.outlets.shown.counts().fault(&fault);
                 }
                 let changed = self.health.fault(now, &fault, self.facts.mig_device(&fault));
                 if changed.is_empty() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use divvy_exposition::Format;
 use divvy_kubelet::plugin::Status;
+use futures::future::BoxFuture;
 use tokio::sync::watch;
 
 use crate::metrics::Counts;
@@ -18,6 +19,16 @@ pub(crate) trait Observed: Send + Sync {
     fn ready(&self) -> &Readiness;
 
     fn counts(&self) -> &Counts;
+
+    /// Measure what the metrics show.
+    fn measure(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    /// Return the text of `/metrics/dcgm`. `None` if it is not served.
+    fn dcgm(&self) -> Option<String> {
+        None
+    }
 
     /// Return the text of `/metrics`.
     ///

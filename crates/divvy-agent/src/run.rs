@@ -134,6 +134,7 @@ pub(crate) async fn run_in(
         device_plugin_dir: config.device_plugin_dir(),
         client: client.clone(),
         node_name: config.node_name.clone(),
+        dcgm_metrics: config.dcgm_metrics,
         cdi_declared: config.device_list_strategy == DeviceListStrategy::Cdi,
         events,
     }));

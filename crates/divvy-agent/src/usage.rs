@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use divvy_agent_core::{Account, Accounts, Owner};
+use divvy_agent_core::{Accounts, Owner};
 use divvy_hardware::{GpuGauges, GpuProcesses};
 use divvy_kube::objects::PodObject;
 use tokio::time::{Instant, sleep, timeout};
@@ -12,6 +12,7 @@ use tracing::debug;
 
 use crate::agent::Agent;
 use crate::busy;
+use crate::metrics::Measured;
 
 /// The time between two measurements if nobody reads the metrics.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -84,14 +85,19 @@ impl Usage {
         }
     }
 
-    /// Add the nanoseconds for which containers kept a GPU busy until now, in seconds since 1970.
-    pub(crate) fn busy(&self, uuid: &str, busy: &BTreeMap<busy::Owner, u64>, now: u64) {
+    /// Add the nanoseconds for which containers kept a GPU busy until now, in seconds since 1970. `passed` is the time in nanoseconds that these are about.
+    pub(crate) fn busy(&self, uuid: &str, busy: &BTreeMap<busy::Owner, u64>, passed: Option<u64>, now: u64) {
         let names = lock(&self.names);
         let mut sums: BTreeMap<Owner, u64> = BTreeMap::new();
         for (owner, ns) in busy {
             *sums.entry(Usage::owner(&names, owner)).or_default() += ns;
         }
-        lock(&self.accounts).busy(uuid, &sums, now);
+        lock(&self.accounts).busy(uuid, &sums, passed, now);
+    }
+
+    /// Take note that the driver does not say how busy containers keep a GPU.
+    pub(crate) fn busy_is_unknown(&self, uuid: &str) {
+        lock(&self.accounts).busy_is_unknown(uuid);
     }
 
     /// Set the memory that processes have.
@@ -111,16 +117,15 @@ impl Usage {
         }
     }
 
-    /// Return what containers use: the container's name, the GPU's UUID, and the account.
-    pub(crate) fn accounts(&self) -> Vec<(String, String, Account)> {
-        lock(&self.accounts).read()
-    }
-
-    /// Return what the driver measured of the GPUs, unless that is too long ago.
-    pub(crate) fn gauges(&self) -> Vec<GpuGauges> {
-        match &*lock(&self.gauges) {
+    /// Return what metrics show: what containers use, and what the driver measured of the GPUs, unless that is too long ago.
+    pub(crate) fn measured(&self) -> Measured {
+        let gpus = match &*lock(&self.gauges) {
             Some((at, gauges)) if at.elapsed() <= OLDEST => gauges.clone(),
             _ => Vec::new(),
+        };
+        Measured {
+            gpus,
+            containers: lock(&self.accounts).read(),
         }
     }
 }

@@ -1,0 +1,279 @@
+//! Metrics under the names of NVIDIA's dcgm-exporter (<https://github.com/NVIDIA/dcgm-exporter>, `etc/default-counters.csv`), for dashboards that use them.
+//!
+//! What dcgm-exporter gets from DCGM's profiling module comes from NVML here, from Hopper on. On older GPUs these metrics are absent.
+
+use divvy_exposition::{Decimal, Kind, family};
+use divvy_hardware::{Gauges, GpuGauges};
+use divvy_model::{Inventory, Vendor};
+
+use super::{Measured, Xids};
+
+/// A metric of a GPU.
+struct Metric {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    value: fn(&Gauges) -> Option<Decimal>,
+}
+
+const fn gauge(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> Metric {
+    Metric {
+        name,
+        kind: Kind::Gauge,
+        help,
+        value,
+    }
+}
+
+const fn counter(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> Metric {
+    Metric {
+        name,
+        kind: Kind::Counter,
+        help,
+        value,
+    }
+}
+
+/// The metrics of whole GPUs in dcgm-exporter's order. Those of memory and utilization that are shown for pods are elsewhere.
+const METRICS: [Metric; 28] = [
+    gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", |of| {
+        whole(of.sm_clock_mhz)
+    }),
+    gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", |of| {
+        whole(of.memory_clock_mhz)
+    }),
+    gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C).", |of| {
+        whole(of.memory_temperature_celsius)
+    }),
+    gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C).", |of| {
+        whole(of.temperature_celsius)
+    }),
+    gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", |of| {
+        thousandths(of.power_milliwatts)
+    }),
+    counter(
+        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
+        "Total energy consumption since boot (in mJ).",
+        |of| whole(of.energy_millijoules),
+    ),
+    counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries.", |of| {
+        whole(of.pcie_replays)
+    }),
+    gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (in %).", |of| {
+        whole(of.memory_percent)
+    }),
+    gauge("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %).", |of| {
+        whole(of.encoder_percent)
+    }),
+    gauge("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %).", |of| {
+        whole(of.decoder_percent)
+    }),
+    gauge("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", |of| {
+        mebibytes(of.memory.map(|memory| memory.free))
+    }),
+    gauge("DCGM_FI_DEV_FB_RESERVED", "Framebuffer memory reserved (in MiB).", |of| {
+        mebibytes(of.memory.and_then(|memory| memory.reserved))
+    }),
+    counter(
+        "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
+        "Total number of single-bit volatile ECC errors.",
+        |of| whole(of.corrected_ecc),
+    ),
+    counter(
+        "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL",
+        "Total number of double-bit volatile ECC errors.",
+        |of| whole(of.uncorrected_ecc),
+    ),
+    counter(
+        "DCGM_FI_DEV_ECC_SBE_AGG_TOTAL",
+        "Total number of single-bit persistent ECC errors.",
+        |of| whole(of.corrected_ecc_aggregate),
+    ),
+    counter(
+        "DCGM_FI_DEV_ECC_DBE_AGG_TOTAL",
+        "Total number of double-bit persistent ECC errors.",
+        |of| whole(of.uncorrected_ecc_aggregate),
+    ),
+    counter(
+        "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS",
+        "Number of remapped rows for uncorrectable errors",
+        |of| whole(of.remapped_rows.map(|rows| rows.uncorrectable)),
+    ),
+    counter(
+        "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS",
+        "Number of remapped rows for correctable errors",
+        |of| whole(of.remapped_rows.map(|rows| rows.correctable)),
+    ),
+    gauge(
+        "DCGM_FI_DEV_ROW_REMAP_FAILURE",
+        "Whether remapping of rows has failed",
+        |of| whole(of.remapped_rows.map(|rows| u8::from(rows.failure))),
+    ),
+    gauge(
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+        "Ratio of time the graphics engine is active.",
+        |of| ratio(of.gpm?.graphics_active),
+    ),
+    gauge("DCGM_FI_PROF_SM_ACTIVE", "Ratio of time an SM has at least one warp.", |of| {
+        ratio(of.gpm?.sm_active)
+    }),
+    gauge("DCGM_FI_PROF_SM_OCCUPANCY", "Ratio of warps resident on an SM.", |of| {
+        ratio(of.gpm?.sm_occupancy)
+    }),
+    gauge(
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+        "Ratio of cycles the tensor (HMMA) pipe is active.",
+        |of| ratio(of.gpm?.tensor_active),
+    ),
+    gauge(
+        "DCGM_FI_PROF_DRAM_ACTIVE",
+        "Ratio of cycles the device memory interface is active sending or receiving data.",
+        |of| ratio(of.gpm?.dram_active),
+    ),
+    gauge(
+        "DCGM_FI_PROF_PIPE_FP64_ACTIVE",
+        "Ratio of cycles the fp64 pipes are active.",
+        |of| ratio(of.gpm?.fp64_active),
+    ),
+    gauge(
+        "DCGM_FI_PROF_PIPE_FP32_ACTIVE",
+        "Ratio of cycles the fp32 pipes are active.",
+        |of| ratio(of.gpm?.fp32_active),
+    ),
+    gauge(
+        "DCGM_FI_PROF_PCIE_TX_BYTES",
+        "The rate of data transmitted over the PCIe bus - including both protocol headers and data payloads - in bytes per second.",
+        |of| whole(of.gpm?.pcie_tx_bytes),
+    ),
+    gauge(
+        "DCGM_FI_PROF_PCIE_RX_BYTES",
+        "The rate of data received over the PCIe bus - including both protocol headers and data payloads - in bytes per second.",
+        |of| whole(of.gpm?.pcie_rx_bytes),
+    ),
+];
+
+fn whole<N: Into<i128>>(value: Option<N>) -> Option<Decimal> {
+    value.map(Decimal::from)
+}
+
+fn thousandths(value: Option<u64>) -> Option<Decimal> {
+    value.map(|value| Decimal {
+        digits: value.into(),
+        decimals: 3,
+    })
+}
+
+fn ratio(millionths: Option<u32>) -> Option<Decimal> {
+    millionths.map(|parts| Decimal {
+        digits: parts.into(),
+        decimals: 6,
+    })
+}
+
+fn mebibytes(bytes: Option<u64>) -> Option<Decimal> {
+    whole(bytes.map(|bytes| bytes >> 20))
+}
+
+type Labels = Vec<(&'static str, String)>;
+
+/// Return the metrics of the node's NVIDIA GPUs in the text format 0.0.4. Where containers have a grant, the memory in use and the utilization are shown
+/// for each of them and not for the GPU, so that a sum counts nothing twice.
+pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids) -> String {
+    let gpus: Vec<(Labels, &GpuGauges)> = measured
+        .gpus
+        .iter()
+        .filter_map(|gpu| Some((labels(node, inventory, &gpu.uuid)?, gpu)))
+        .collect();
+    let mut text = String::new();
+    for metric in &METRICS {
+        let samples = gpus
+            .iter()
+            .filter_map(|(labels, gpu)| Some((labels.clone(), (metric.value)(&gpu.values)?)));
+        write(&mut text, metric.name, metric.kind, metric.help, samples);
+    }
+    let last_xids = gpus
+        .iter()
+        .map(|(labels, gpu)| (labels.clone(), Decimal::from(xids.last(&gpu.uuid))));
+    write(
+        &mut text,
+        "DCGM_FI_DEV_XID_ERRORS",
+        Kind::Gauge,
+        "Value of the last XID error encountered.",
+        last_xids,
+    );
+    let of_containers = |value: fn(&divvy_agent_core::Account) -> Option<Decimal>, of_gpu: fn(&Gauges) -> Option<Decimal>| {
+        let mut samples = Vec::new();
+        for (labels, gpu) in &gpus {
+            let mut is_shared = false;
+            for (container, _, account) in measured.containers.iter().filter(|(_, uuid, _)| *uuid == gpu.uuid) {
+                is_shared = true;
+                let Some(value) = value(account) else { continue };
+                let mut labels = labels.clone();
+                labels.push(("container", container.clone()));
+                labels.push(("namespace", account.namespace.clone()));
+                labels.push(("pod", account.pod.clone()));
+                samples.push((labels, value));
+            }
+            if let (false, Some(value)) = (is_shared, of_gpu(&gpu.values)) {
+                samples.push((labels.clone(), value));
+            }
+        }
+        samples.into_iter()
+    };
+    write(
+        &mut text,
+        "DCGM_FI_DEV_FB_USED",
+        Kind::Gauge,
+        "Framebuffer memory used (in MiB).",
+        of_containers(
+            |account| mebibytes(account.used),
+            |of| mebibytes(of.memory.map(|memory| memory.used)),
+        ),
+    );
+    write(
+        &mut text,
+        "DCGM_FI_DEV_GPU_UTIL",
+        Kind::Gauge,
+        "GPU utilization (in %).",
+        of_containers(|account| whole(account.percent), |of| whole(of.gpu_percent)),
+    );
+    text
+}
+
+fn write(text: &mut String, name: &str, kind: Kind, help: &str, samples: impl Iterator<Item = (Labels, Decimal)>) {
+    let mut samples = samples.peekable();
+    if samples.peek().is_none() {
+        return;
+    }
+    let mut family = family(text, name, kind, help);
+    for (labels, value) in samples {
+        family.sample(labels.iter().map(|(name, value)| (*name, value.as_str())), value);
+    }
+}
+
+/// Return dcgm-exporter's labels of a GPU in its order. The host's name has two labels: dcgm-exporter has renamed it. `None` if the inventory has neither
+/// the GPU nor a MIG device of it, and for GPUs of other vendors.
+fn labels(node: &str, inventory: &Inventory, uuid: &str) -> Option<Labels> {
+    let mut gpus = inventory.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia);
+    let gpu = gpus.find(|gpu| gpu.uuid == uuid || gpu.partition.as_ref().is_some_and(|part| part.parent == uuid))?;
+    let device = gpu.nodes.first().map_or("", String::as_str);
+    let driver = inventory.drivers.get(&Vendor::Nvidia).map_or("", String::as_str);
+    Some(vec![
+        ("gpu", gpu.index.to_string()),
+        ("UUID", uuid.to_owned()),
+        ("pci_bus_id", bus_id(&gpu.pci)),
+        ("device", device.to_owned()),
+        ("modelName", gpu.model.clone()),
+        ("Hostname", node.to_owned()),
+        ("hostname", node.to_owned()),
+        ("DCGM_FI_DRIVER_VERSION", driver.to_owned()),
+    ])
+}
+
+/// Return a PCI address as NVML writes it: with eight digits for the domain, and in upper case.
+fn bus_id(pci: &str) -> String {
+    match pci.split_once(':') {
+        Some((domain, rest)) if domain.len() < 8 => format!("{domain:0>8}:{rest}").to_uppercase(),
+        _ => pci.to_uppercase(),
+    }
+}
