@@ -7,6 +7,7 @@ use divvy_agent::nvidia::{OnNode, Pace};
 use divvy_testbed::api::{ApiServer, Effect, Match, Rule};
 use divvy_testbed::simulated_driver::ask;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 
 use crate::exchange::{exchange, serves_both_formats};
 use crate::mps::{A100, Bed, LIMIT, Log, PluginBed, USER, stop, until, uuid};
