@@ -522,10 +522,21 @@ fn describe(registry: &mut Registry, core: &Core, inventory: &Inventory, allocat
 mod tests {
     use super::*;
 
+    fn xid(uuid: &str, code: u64) -> Fault {
+        Fault {
+            vendor: Vendor::Nvidia,
+            uuid: Some(uuid.to_owned()),
+            code,
+            fatal: false,
+            name: format!("XID {code}"),
+            partition: None,
+        }
+    }
+
     #[test]
     fn faults_of_more_names_than_a_driver_has_are_counted_together() {
         let metrics = PluginMetrics::default();
-        for number in 0..FAULT_NAMES + 36 {
+        for number in 0..FAULT_NAMES as u64 + 36 {
             metrics.counts().fault(&xid("GPU-1", number));
             metrics.counts().fault(&xid("GPU-1", 0));
         }

@@ -5,6 +5,7 @@ mod bed;
 mod guard;
 mod labels;
 mod limits;
+mod metrics;
 mod mig;
 mod mps;
 

@@ -34,6 +34,8 @@ pub(super) struct Machine {
     pub(super) refuses_samples: Option<String>,
     /// The number of requests for samples so far.
     pub(super) sampled: Arc<Mutex<usize>>,
+    /// What the driver measures of the GPUs.
+    pub(super) gauges: Vec<Value>,
     /// The UID of the pod whose process 4711 uses the first GPU until it is killed.
     pub(super) process_of: Option<String>,
     /// The requests to kill a process so far.
@@ -149,6 +151,7 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                         let gpus = gpus.map(|gpu| samples(gpu, busy.as_ref(), refuses_samples.as_ref()));
                         json!(gpus.collect::<Vec<_>>())
                     }
+                    Some("metrics") => json!(machine.borrow().gauges),
                     Some("processes") => {
                         let Machine { process_of, killed, .. } = &*machine.borrow();
                         let lives = killed.lock().expect("no panic").is_empty();

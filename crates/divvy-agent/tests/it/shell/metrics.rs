@@ -1,0 +1,160 @@
+//! What `/metrics` and `/metrics/dcgm` say about GPUs and containers.
+
+use super::*;
+
+/// Return the value of a series, if the text has it.
+fn value(text: &str, series: &str) -> Option<f64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+    Some(line.parse().unwrap_or_else(|error| panic!("{series} {line}: {error}")))
+}
+
+/// Wait until the page has what `find` returns.
+async fn until<T>(bed: &Bed, path: &str, find: impl Fn(&str) -> Option<T>) -> T {
+    let ask = async {
+        loop {
+            let (_, text) = bed.get(path).await.expect("served");
+            match find(&text) {
+                Some(found) => return found,
+                None => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, ask).await.expect("in time")
+}
+
+/// The labels of the container.
+const ONE: &str = "{namespace=\"default\",pod=\"a\",container=\"main\",uuid=\"GPU-0\"}";
+
+#[tokio::test]
+async fn metrics_show_what_each_container_uses_and_its_series_end_with_it() {
+    let mut bed = Bed::new(&[16384, 15109]).await;
+    bed.memory_is(30, 30).await;
+    let uid = bed.create("a", Some(0), 3);
+    bed.running("a").await;
+    bed.machine.send_modify(|machine| {
+        machine.process_of = Some(uid.clone());
+        machine.busy = Some((uid.clone(), 50));
+        machine.gauges = vec![
+            json!({"uuid": "GPU-0", "values": {
+                "memory": {"total": 17_179_869_184_u64, "used": 419_430_400, "free": 16_760_438_784_u64},
+                "gpuPercent": 70, "powerMilliwatts": 61_500, "energyMillijoules": 7_000, "temperatureCelsius": 41,
+                "smClockMHz": 1410, "clocksEventReasons": 8,
+            }}),
+            json!({"uuid": "GPU-1", "values": {}, "error": "the GPU is lost"}),
+        ];
+        machine.xids = vec![(0, 31), (0, 31), (0, 13)];
+    });
+    let series = |name: &str| format!("divvy_container_gpu_{name}{ONE}");
+    let text = until(&bed, "/metrics", |text| {
+        let busy = value(text, &series("busy_seconds_total"))?;
+        let used = value(text, &series("memory_used_bytes"))?;
+        (busy > 0.2 && used > 0.0 && value(text, "divvy_gpu_power_watts{uuid=\"GPU-0\"}").is_some()).then(|| text.to_owned())
+    })
+    .await;
+    for (series, expected) in [
+        (series("memory_limit_bytes"), 3_221_225_472.0),
+        (series("memory_used_bytes"), 314_572_800.0),
+        (series("memory_peak_bytes"), 314_572_800.0),
+        ("divvy_gpu_memory_bytes{uuid=\"GPU-0\"}".to_owned(), 17_179_869_184.0),
+        ("divvy_gpu_memory_used_bytes{uuid=\"GPU-0\"}".to_owned(), 419_430_400.0),
+        ("divvy_gpu_busy_ratio{uuid=\"GPU-0\"}".to_owned(), 0.7),
+        ("divvy_gpu_power_watts{uuid=\"GPU-0\"}".to_owned(), 61.5),
+        ("divvy_gpu_energy_joules_total{uuid=\"GPU-0\"}".to_owned(), 7.0),
+        (
+            "divvy_gpu_temperature_celsius{uuid=\"GPU-0\",sensor=\"gpu\"}".to_owned(),
+            41.0,
+        ),
+        ("divvy_gpu_clock_hertz{uuid=\"GPU-0\",domain=\"sm\"}".to_owned(), 1.41e9),
+        (
+            "divvy_gpu_throttled{uuid=\"GPU-0\",reason=\"hardware_slowdown\"}".to_owned(),
+            1.0,
+        ),
+        ("divvy_gpu_throttled{uuid=\"GPU-0\",reason=\"power_cap\"}".to_owned(), 0.0),
+        ("divvy_gpu_xid_errors_total{uuid=\"GPU-0\",xid=\"31\"}".to_owned(), 2.0),
+        ("divvy_gpu_allocated_bytes{uuid=\"GPU-0\"}".to_owned(), 3_221_225_472.0),
+        ("divvy_gpu_allocated_bytes{uuid=\"GPU-1\"}".to_owned(), 0.0),
+    ] {
+        assert_eq!(value(&text, &series), Some(expected), "{series}: {text}");
+    }
+    // What the driver does not return is absent, and so is all that it cannot return of a lost GPU.
+    for absent in [
+        "divvy_gpu_sm_active_ratio",
+        "sensor=\"memory\"",
+        "divvy_gpu_power_watts{uuid=\"GPU-1\"}",
+    ] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    let (status, text) = bed.get("/metrics/dcgm").await.expect("served");
+    assert!(status == 404 && text.contains("--dcgm-metrics"), "{status} {text}");
+
+    // A driver that does not measure leaves no value behind.
+    bed.machine
+        .send_modify(|machine| machine.refuses_samples = Some("not on this GPU".to_owned()));
+    until(&bed, "/metrics", |text| {
+        (!text.contains("_busy_seconds_total{")).then_some(())
+    })
+    .await;
+
+    let options = DeleteOptions {
+        grace_period_s: Some(0),
+        ..DeleteOptions::default()
+    };
+    bed.api.delete("pods", "default", "a", &options).expect("deleted");
+    until(&bed, "/metrics", |text| {
+        (!text.contains("divvy_container_gpu_")).then_some(())
+    })
+    .await;
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn dcgm_exporters_names_show_the_containers_of_a_shared_gpu_and_the_gpu_otherwise() {
+    let mut bed = Bed::new(&[16384, 15109]).await;
+    bed.stop_agent().await;
+    bed.config.dcgm_metrics = true;
+    bed.start_agent();
+    bed.memory_is(30, 30).await;
+    let uid = bed.create("a", Some(0), 3);
+    bed.running("a").await;
+    let memory = json!({"total": 17_179_869_184_u64, "used": 419_430_400, "free": 16_760_438_784_u64});
+    bed.machine.send_modify(|machine| {
+        machine.process_of = Some(uid.clone());
+        let gauges = |uuid| json!({"uuid": uuid, "values": {"memory": memory, "powerMilliwatts": 61_500, "gpuPercent": 70}});
+        machine.gauges = vec![gauges("GPU-0"), gauges("GPU-1")];
+        machine.xids = vec![(1, 31)];
+    });
+    let text = until(&bed, "/metrics/dcgm", |text| {
+        (text.contains("DCGM_FI_DEV_FB_USED{") && text.contains("pod=\"a\"} 300\n") && text.contains("} 31\n"))
+            .then(|| text.to_owned())
+    })
+    .await;
+    let of_gpu = |index: u32| {
+        format!(
+            "gpu=\"{index}\",UUID=\"GPU-{index}\",pci_bus_id=\"\",device=\"nvidia{index}\",modelName=\"NVIDIA T4\",Hostname=\"n1\",hostname=\"n1\",\
+             DCGM_FI_DRIVER_VERSION=\"550.54.15\""
+        )
+    };
+    let (first, second) = (of_gpu(0), of_gpu(1));
+    let of_pod = format!("{first},container=\"main\",namespace=\"default\",pod=\"a\"");
+    for (series, expected) in [
+        (format!("DCGM_FI_DEV_FB_USED{{{of_pod}}}"), 300.0),
+        (format!("DCGM_FI_DEV_FB_USED{{{second}}}"), 400.0),
+        (format!("DCGM_FI_DEV_GPU_UTIL{{{second}}}"), 70.0),
+        (format!("DCGM_FI_DEV_POWER_USAGE{{{first}}}"), 61.5),
+        (format!("DCGM_FI_DEV_XID_ERRORS{{{first}}}"), 0.0),
+        (format!("DCGM_FI_DEV_XID_ERRORS{{{second}}}"), 31.0),
+    ] {
+        assert_eq!(value(&text, &series), Some(expected), "{series}: {text}");
+    }
+    // Nothing is counted twice, and what the driver does not return is absent.
+    for absent in [
+        &format!("_FB_USED{{{first}}}"),
+        &format!("_GPU_UTIL{{{first}}}"),
+        "_PROF_",
+        "_GPU_TEMP",
+    ] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    assert!(text.contains("\n# TYPE DCGM_FI_DEV_POWER_USAGE gauge\n"), "{text}");
+    bed.stop_agent().await;
+}
