@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 use divvy_model::machine::MachineHealth;
 use serde::{Deserialize, Serialize};
 
-use crate::gauges::{Energy, Gauges};
-
 /// Changes to the described machine. A missing field means that the description applies.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -73,6 +71,37 @@ pub(crate) struct GpuChanges {
     pub(crate) utilization_error: u32,
     /// The limits of cgroups, by the full path of the cgroup's directory.
     pub(crate) limits: BTreeMap<String, Limit>,
+}
+
+/// Measurements in place of the simulated ones.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Gauges {
+    /// What the driver reserves of the memory, in MiB.
+    pub(crate) reserved_mib: u64,
+    pub(crate) memory_percent: Option<u32>,
+    pub(crate) encoder_percent: Option<u32>,
+    pub(crate) decoder_percent: Option<u32>,
+    pub(crate) power_milliwatts: Option<u32>,
+    /// In place of the integral of the power. It does not grow.
+    pub(crate) energy_millijoules: Option<u64>,
+    pub(crate) memory_celsius: Option<u32>,
+    pub(crate) sm_clock_mhz: Option<u32>,
+    pub(crate) memory_clock_mhz: Option<u32>,
+    pub(crate) pcie_replays: u32,
+    /// Errors of the memory over the GPU's lifetime: those that ECC corrected, and the others.
+    pub(crate) ecc_aggregate: Option<(u64, u64)>,
+    /// Values of GPU Performance Monitoring in percent or MiB/s, by the number of the metric. `None` is not a number (NaN).
+    pub(crate) gpm: BTreeMap<String, Option<f64>>,
+    /// The error codes of the functions of `abi::gauges` and `abi::gpm`, by the function's name.
+    pub(crate) errors: BTreeMap<String, u32>,
+}
+
+/// The energy that a GPU had used at a time of the monotonic clock.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Energy {
+    pub(crate) millijoules: u64,
+    pub(crate) at_ms: u64,
 }
 
 /// Where a driver keeps the limits of cgroups (the module option `RmMemacctMode`).

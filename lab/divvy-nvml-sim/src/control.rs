@@ -11,8 +11,7 @@ use divvy_model::machine::MachineHealth;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::changes::{Changes, Division, EventErrors, GpuChanges, Instance, LimitMode};
-use crate::gauges::Gauges;
+use crate::changes::{Changes, Division, EventErrors, Gauges, GpuChanges, Instance, LimitMode};
 use crate::machine::Machine;
 use crate::sim::{Event, complain, now_ms, sim};
 

@@ -1,44 +1,11 @@
 //! What the driver measures of a GPU: values that follow from the description, and those that a test sets in their place.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use nvml_wrapper_sys::bindings as ffi;
-use serde::{Deserialize, Serialize};
 
-use crate::changes::{Changes, GpuChanges};
+use crate::changes::{Changes, Energy, GpuChanges};
 use crate::machine::Card;
-
-/// Values in place of the simulated ones.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Gauges {
-    /// What the driver reserves of the memory, in MiB.
-    pub(crate) reserved_mib: u64,
-    pub(crate) memory_percent: Option<u32>,
-    pub(crate) encoder_percent: Option<u32>,
-    pub(crate) decoder_percent: Option<u32>,
-    pub(crate) power_milliwatts: Option<u32>,
-    /// In place of the integral of the power. It does not grow.
-    pub(crate) energy_millijoules: Option<u64>,
-    pub(crate) memory_celsius: Option<u32>,
-    pub(crate) sm_clock_mhz: Option<u32>,
-    pub(crate) memory_clock_mhz: Option<u32>,
-    pub(crate) pcie_replays: u32,
-    /// Errors of the memory over the GPU's lifetime: those that ECC corrected, and the others.
-    pub(crate) ecc_aggregate: Option<(u64, u64)>,
-    /// Values of GPU Performance Monitoring in percent or MiB/s, by the number of the metric. `None` is not a number (NaN).
-    pub(crate) gpm: BTreeMap<String, Option<f64>>,
-    /// The error codes of the functions of `abi::gauges` and `abi::gpm`, by the function's name.
-    pub(crate) errors: BTreeMap<String, u32>,
-}
-
-/// The energy that a GPU had used at a time of the monotonic clock.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Energy {
-    millijoules: u64,
-    at_ms: u64,
-}
 
 /// Return the current utilization of a GPU in percent.
 pub(crate) fn utilization(card: &Card, changes: Option<&GpuChanges>) -> u32 {
@@ -123,7 +90,10 @@ pub(crate) fn gpm(card: &Card, changes: Option<&GpuChanges>, metric: u32) -> Opt
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::changes::Gauges;
     use crate::machine::Machine;
 
     fn machine() -> Machine {

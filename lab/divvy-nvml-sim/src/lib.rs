@@ -32,7 +32,7 @@
 //! {"op":"utilization","gpu":0,"percent":50}
 //! {"op":"ecc","gpu":0,"corrected":7,"uncorrected":1}   the errors of the memory so far
 //! {"op":"health","gpu":0,"health":{"clocks_event_reasons":8}}   instead of the described health ([`divvy_model::machine::MachineHealth`])
-//! {"op":"gauges","gpu":0,"gauges":{"power_milliwatts":250000}}   values in place of the simulated ones (`Gauges` in `gauges.rs`); those of earlier requests end
+//! {"op":"gauges","gpu":0,"gauges":{"power_milliwatts":250000}}   values in place of the simulated ones (`Gauges` in `changes.rs`); those of earlier requests end
 //! {"op":"init","error":9}                       0: nvmlInit works again
 //! {"op":"events","create":999,"wait":999}       errors of nvmlEventSetCreate and nvmlEventSetWait; 0 or absent: none
 //! {"op":"register","gpu":0,"error":999}         the error of nvmlDeviceRegisterEvents; 0: none

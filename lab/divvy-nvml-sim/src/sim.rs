@@ -522,3 +522,26 @@ pub(crate) fn complain(text: &str) {
     // If standard error is closed, there is no other place to report it.
     let _ = writeln!(std::io::stderr().lock(), "divvy-nvml-sim: {text}");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_that_was_not_taken_or_was_freed_is_refused() {
+        const REFUSED: Code = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
+        let measured = Measured {
+            gpu: 1,
+            at: Duration::from_secs(7),
+        };
+        let mut inner = Inner::new();
+        let (first, second) = (inner.create_sample(), inner.create_sample());
+        assert_eq!(inner.sample(first), Err(REFUSED));
+        assert_eq!(inner.fill_sample(first, measured), Ok(()));
+        assert_eq!((inner.sample(first), inner.sample(second)), (Ok(measured), Err(REFUSED)));
+        assert_eq!((inner.free_sample(first), inner.free_sample(first)), (Ok(()), Err(REFUSED)));
+        assert_eq!(inner.sample(first), Err(REFUSED));
+        assert_eq!(inner.fill_sample(first, measured), Err(REFUSED));
+        assert_ne!(inner.create_sample(), first, "a handle is not used again");
+    }
+}

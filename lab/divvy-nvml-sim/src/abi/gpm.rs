@@ -77,6 +77,14 @@ extern "C" fn nvmlGpmSampleGet(device: ffi::nvmlDevice_t, sample: ffi::nvmlGpmSa
     })
 }
 
+/// Return the GPU of two samples, if the second one was taken later.
+fn gpu_of(first: Measured, second: Measured) -> Result<usize, Code> {
+    match first.gpu == second.gpu && first.at < second.at {
+        true => Ok(first.gpu),
+        false => Err(INVALID_ARGUMENT),
+    }
+}
+
 /// The values are those of this moment, and not means. A metric that the simulated GPU does not have has a code of its own, and the call succeeds.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut ffi::nvmlGpmMetricsGet_t) -> ffi::nvmlReturn_t {
@@ -100,11 +108,7 @@ unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut ffi::nvmlGpmMetricsGet_t) -
         // SAFETY: as above; this reads nothing.
         let metrics = unsafe { &raw mut (*request).metrics }.cast::<ffi::nvmlGpmMetric_t>();
         sim().call(|inner, machine| {
-            let (first, second) = (inner.sample(first.addr())?, inner.sample(second.addr())?);
-            if first.gpu != second.gpu || first.at >= second.at {
-                return Err(INVALID_ARGUMENT);
-            }
-            let index = second.gpu;
+            let index = gpu_of(inner.sample(first.addr())?, inner.sample(second.addr())?)?;
             let card = inner.present(machine, index)?;
             inner.is_readable(index, "nvmlGpmMetricsGet")?;
             for at in 0..count as usize {
@@ -117,4 +121,27 @@ unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut ffi::nvmlGpmMetricsGet_t) -
             Ok(())
         })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn only_samples_of_one_gpu_in_their_order_are_compared() {
+        let sample = |gpu, seconds| Measured {
+            gpu,
+            at: Duration::from_secs(seconds),
+        };
+        for (first, second, expected) in [
+            (sample(3, 1), sample(3, 2), Ok(3)),
+            (sample(3, 2), sample(3, 1), Err(INVALID_ARGUMENT)),
+            (sample(3, 1), sample(3, 1), Err(INVALID_ARGUMENT)),
+            (sample(3, 1), sample(4, 2), Err(INVALID_ARGUMENT)),
+        ] {
+            assert_eq!(gpu_of(first, second), expected, "{first:?} {second:?}");
+        }
+    }
 }
