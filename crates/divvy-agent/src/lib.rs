@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accounting;
 mod agent;
 mod args;
 mod busy;

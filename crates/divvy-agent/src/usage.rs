@@ -1,27 +1,20 @@
 //! What the node's GPUs and the containers on them use, as metrics show it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_agent_core::{Accounts, Owner};
 use divvy_hardware::{GpuGauges, GpuProcesses};
 use divvy_kube::objects::PodObject;
-use tokio::time::{Instant, sleep, timeout};
-use tracing::debug;
+use divvy_model::GrantRecord;
+use tokio::time::Instant;
 
-use crate::agent::Agent;
 use crate::busy;
 use crate::metrics::Measured;
 
-/// The time between two measurements if nobody reads the metrics.
-const PERIOD: Duration = Duration::from_secs(5);
-/// Whoever asks within this time gets the values of the measurement before.
-const FRESH: Duration = Duration::from_secs(1);
 /// Values that are older are not shown.
 const OLDEST: Duration = Duration::from_secs(5);
-/// How long to wait for the driver.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The names of a pod's containers, by the container runtime's IDs.
 type Names = BTreeMap<String, String>;
@@ -34,7 +27,7 @@ pub(crate) struct Usage {
     names: Mutex<BTreeMap<String, Names>>,
     gauges: Mutex<Option<(Instant, Vec<GpuGauges>)>>,
     /// When the driver was asked last for what metrics show.
-    asked: tokio::sync::Mutex<Option<Instant>>,
+    pub(crate) asked: tokio::sync::Mutex<Option<Instant>>,
     began: Instant,
 }
 
@@ -100,8 +93,26 @@ impl Usage {
         lock(&self.accounts).busy_is_unknown(uuid);
     }
 
+    /// Take note of the grants at this moment. Return whether there are any.
+    pub(crate) fn grants<'r>(&self, records: impl Iterator<Item = &'r GrantRecord>) -> bool {
+        let now = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let mut accounts = lock(&self.accounts);
+        accounts.grants(now, records);
+        !accounts.is_empty()
+    }
+
+    /// Take note that the driver does not say what the processes on a GPU have.
+    pub(crate) fn memory_is_unknown(&self, uuid: &str) {
+        lock(&self.accounts).memory_is_unknown(uuid);
+    }
+
+    /// Set what the driver has just measured of the GPUs.
+    pub(crate) fn set_gauges(&self, gauges: Vec<GpuGauges>) {
+        *lock(&self.gauges) = Some((Instant::now(), gauges));
+    }
+
     /// Set the memory that processes have.
-    fn memory(&self, gpus: &[GpuProcesses]) {
+    pub(crate) fn memory(&self, gpus: &[GpuProcesses]) {
         let names = lock(&self.names);
         let mut accounts = lock(&self.accounts);
         for gpu in gpus {
@@ -126,59 +137,6 @@ impl Usage {
         Measured {
             gpus,
             containers: lock(&self.accounts).read(),
-        }
-    }
-}
-
-impl Agent {
-    /// Measure what containers use, while there are any, so that short use is seen between two readers of the metrics.
-    pub(crate) async fn keep_accounts(self: &Arc<Self>) {
-        loop {
-            sleep(PERIOD).await;
-            self.account().await;
-        }
-    }
-
-    /// Measure, unless somebody has done so just now.
-    pub(crate) async fn measure_for_metrics(&self) {
-        let mut asked = self.usage().asked.lock().await;
-        if asked.is_some_and(|asked| asked.elapsed() < FRESH) {
-            return;
-        }
-        *asked = Some(Instant::now());
-        self.account().await;
-        let Some(probe) = self.probe() else { return };
-        match timeout(PATIENCE, probe.metrics()).await {
-            Ok(Ok(gauges)) => *lock(&self.usage().gauges) = Some((Instant::now(), gauges)),
-            // `hardware` reports that the driver does not work.
-            Ok(Err(failure)) => debug!("the agent does not know what the driver measures: {failure}"),
-            Err(_) => debug!(
-                "the agent does not know what the driver measures: no answer in {} s",
-                PATIENCE.as_secs()
-            ),
-        }
-    }
-
-    /// Bring the accounts up to date.
-    async fn account(&self) {
-        let take_grants = || {
-            let now = u64::try_from(self.usage().began.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let core = self.core();
-            let mut accounts = lock(&self.usage().accounts);
-            accounts.grants(now, core.records());
-            !accounts.is_empty()
-        };
-        if !take_grants() {
-            return;
-        }
-        match self.processes().await {
-            Some(processes) => self.usage().memory(&processes),
-            None => {
-                let mut accounts = lock(&self.usage().accounts);
-                for uuid in self.granted_gpus() {
-                    accounts.memory_is_unknown(&uuid);
-                }
-            }
         }
     }
 }

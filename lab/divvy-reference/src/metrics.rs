@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use axum::http::StatusCode;
-use divvy_agent_core::{NodeKey, Settings};
+use divvy_agent::Measured;
+use divvy_agent_core::{Account, NodeKey, Settings};
 use divvy_exposition::Format;
+use divvy_hardware::{Fault, Gauges, Gpm, GpuGauges, GpuMemory};
 use divvy_model::{Enforcement, Gpu, Health, MemoryUnit, MiB, Vendor, names};
 
 use crate::cell;
@@ -18,7 +20,7 @@ const INTRODUCTION: &str = "\
 # Metrics
 
 Each program serves `/metrics` to every client and without a token. The client chooses the format by its `Accept` header: OpenMetrics 1.0.0, or the
-Prometheus text format 0.0.4, which a client without that header gets. Prometheus itself prefers OpenMetrics. No metric contains the name of a pod.
+Prometheus text format 0.0.4, which a client without that header gets. Prometheus itself prefers OpenMetrics. Only the agent's metrics about containers name pods.
 A label's values are listed where all of them always exist. Memory is in MiB.
 ";
 
@@ -94,8 +96,57 @@ fn agent() -> Result<String> {
     metrics.limited(true);
     metrics.limited_container(true);
     metrics.counts().registration(names::GPU_MEM, true, 1);
-    metrics.counts().fault("XID 79");
-    Ok(metrics.text(&core, FORMAT)?)
+    metrics.counts().fault(&fault());
+    Ok(metrics.text(&core, &measured(), FORMAT)?)
+}
+
+fn fault() -> Fault {
+    Fault {
+        vendor: Vendor::Nvidia,
+        uuid: Some("GPU-0".to_owned()),
+        code: 79,
+        fatal: true,
+        name: "XID 79".to_owned(),
+        partition: None,
+    }
+}
+
+/// Return a measurement in which each metric has a sample.
+fn measured() -> Measured {
+    let gpm = Gpm {
+        sm_active: Some(0),
+        tensor_active: Some(0),
+        dram_active: Some(0),
+        ..Gpm::default()
+    };
+    let values = Gauges {
+        memory: Some(GpuMemory::default()),
+        gpu_percent: Some(0),
+        power_milliwatts: Some(0),
+        energy_millijoules: Some(0),
+        temperature_celsius: Some(0),
+        memory_temperature_celsius: Some(0),
+        sm_clock_mhz: Some(0),
+        memory_clock_mhz: Some(0),
+        clocks_event_reasons: Some(0),
+        gpm: Some(gpm),
+        ..Gauges::default()
+    };
+    let gpu = GpuGauges {
+        uuid: "GPU-0".to_owned(),
+        values,
+        error: None,
+    };
+    let account = Account {
+        used: Some(0),
+        busy: Some(0),
+        last_busy: Some(0),
+        ..Account::default()
+    };
+    Measured {
+        gpus: vec![gpu],
+        containers: vec![("main".to_owned(), "GPU-0".to_owned(), account)],
+    }
 }
 
 /// Return the metrics of a device plugin with one GPU.
@@ -103,7 +154,7 @@ fn plugin() -> Result<String> {
     let resource = Vendor::Nvidia.whole_resource();
     let metrics = divvy_agent::PluginMetrics::default();
     metrics.counts().registration(resource, true, 1);
-    metrics.counts().fault("XID 79");
+    metrics.counts().fault(&fault());
     let gpus = [("GPU-0".to_owned(), Health::Ok)];
     Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into(), FORMAT)?)
 }

@@ -102,24 +102,24 @@ async fn beside_torch(bench: &Bench, findings: &mut Findings, tensor: f64) -> Re
         Ok(Ok(output)) => {
             let errors = String::from_utf8_lossy(&output.stderr);
             findings.skip(format!(
-                "S05 beside PyTorch: {}",
+                "S05 and PyTorch: {}",
                 errors.lines().next_back().unwrap_or("it failed")
             ));
             return Ok(());
         }
         Ok(Err(error)) => {
-            findings.skip(format!("S05 beside PyTorch: python3 cannot be run: {error}"));
+            findings.skip(format!("S05 and PyTorch: python3 cannot be run: {error}"));
             return Ok(());
         }
         Err(_) => {
-            findings.skip(format!("S05 beside PyTorch: it did not end in {PATIENCE:?}"));
+            findings.skip(format!("S05 and PyTorch: it did not end in {PATIENCE:?}"));
             return Ok(());
         }
     };
     let answer: Value = serde_json::from_slice(&output.stdout).context("what PyTorch printed")?;
     let theirs = answer["gflops"].as_f64().context("PyTorch printed no rate")?;
     findings.value(
-        "S05 beside PyTorch, bf16 8192 x 8192",
+        "S05 and PyTorch, bf16 8192 x 8192",
         format!("{tensor:.0} GFlop/s beside {theirs:.0} GFlop/s"),
     );
     findings.expect(tensor * 10.0 >= theirs, || {
