@@ -38,6 +38,19 @@ pub struct Account {
     pub allocated: u128,
 }
 
+/// A container on a GPU, and its account.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Used {
+    /// The pod's UID.
+    pub uid: String,
+    /// The container's name.
+    pub container: String,
+    /// The GPU's UUID.
+    pub uuid: String,
+    /// What it uses.
+    pub account: Account,
+}
+
 /// Which account: the pod's UID, the container's name, and the GPU's UUID.
 type Key = (String, String, String);
 
@@ -155,16 +168,20 @@ impl Accounts {
         }
     }
 
-    /// Return the accounts, each with the container's name and the GPU's UUID. The account of a container that has ended is returned once more, so that
+    /// Return the accounts, in the order of their keys. The account of a container that has ended is returned once more, so that
     /// its last numbers are seen.
-    pub fn read(&mut self) -> Vec<(String, String, Account)> {
+    pub fn read(&mut self) -> Vec<Used> {
         let ended = std::mem::take(&mut self.ended);
         let open = self.open.iter().map(|(key, account)| (key.clone(), account.clone()));
-        let mut all: Vec<_> = ended.into_iter().chain(open).collect();
-        all.sort_by(|(one, _), (other, _)| one.cmp(other));
-        all.into_iter()
-            .map(|((_, container, uuid), account)| (container, uuid, account))
-            .collect()
+        // What has ended is not open.
+        let all: BTreeMap<Key, Account> = ended.into_iter().chain(open).collect();
+        let used = all.into_iter().map(|((uid, container, uuid), account)| Used {
+            uid,
+            container,
+            uuid,
+            account,
+        });
+        used.collect()
     }
 }
 
@@ -212,8 +229,8 @@ mod tests {
 
     fn of(accounts: &mut Accounts, container: &str) -> Account {
         let all = accounts.read();
-        let found = all.into_iter().find(|(of, ..)| of == container);
-        found.unwrap_or_else(|| panic!("no account of {container}")).2
+        let found = all.into_iter().find(|of| of.container == container);
+        found.unwrap_or_else(|| panic!("no account of {container}")).account
     }
 
     #[test]

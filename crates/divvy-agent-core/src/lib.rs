@@ -32,7 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
 
-pub use accounts::{Account, Accounts, Owner};
+pub use accounts::{Account, Accounts, Owner, Used};
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use limited::LimitedPod;
 pub use mps::Mps;

@@ -27,7 +27,7 @@ use crate::guard::Shares;
 use crate::labels::Seen;
 use crate::limits;
 use crate::memory_in_use::memory_in_use;
-use crate::metrics::{Counts, Metrics};
+use crate::metrics::{Counts, Measured, Metrics};
 use crate::mps;
 use crate::observed::Observed;
 use crate::pending_event::PendingEvent;
@@ -138,7 +138,11 @@ impl Observed for Agent {
     }
 
     fn metrics(&self, format: divvy_exposition::Format) -> Result<String, std::fmt::Error> {
-        let measured = self.usage.measured();
+        let measured = Measured {
+            denied: self.shares.denied(),
+            escapes: self.escapes(),
+            ..self.usage.measured()
+        };
         self.metrics.text(&self.core(), &measured, format)
     }
 

@@ -130,8 +130,32 @@ struct Known {
     told: BTreeMap<Share, String>,
     /// The compute time of the shares that have a limit of it.
     meters: BTreeMap<Share, Meter>,
+    /// The allocations that were refused.
+    denied: BTreeMap<Share, Denied>,
     /// Signs that programs avoid the guard.
     signs: escapes::Signs,
+}
+
+/// The allocations that were refused in a share so far.
+#[derive(Debug)]
+struct Denied {
+    total: u64,
+    /// What each slot said last. It begins at 0 with each owner of the slot.
+    last: Box<[u64; usage::SLOTS]>,
+}
+
+impl Denied {
+    fn add(&mut self, slots: &[usage::Seen; usage::SLOTS]) {
+        for (last, slot) in self.last.iter_mut().zip(slots) {
+            let more = if slot.denied < *last {
+                slot.denied
+            } else {
+                slot.denied - *last
+            };
+            self.total = self.total.saturating_add(more);
+            *last = slot.denied;
+        }
+    }
 }
 
 /// What the processes of each pod say they have of each GPU.
@@ -264,6 +288,7 @@ impl Shares {
                     known.shares.retain(|(of, _), _| of != uid);
                     known.told.retain(|(of, _), _| of != uid);
                     known.meters.retain(|(of, _), _| of != uid);
+                    known.denied.retain(|(of, _), _| of != uid);
                     known.signs.forget(uid);
                 }
             }
@@ -286,6 +311,32 @@ impl Shares {
             Some((share.clone(), read.ok()?))
         });
         said.collect()
+    }
+
+    /// Count the allocations that were refused since the last time. A file that a pod has damaged says nothing.
+    pub(crate) fn count_denied(&self) {
+        let mut known = self.known();
+        let Known { shares, denied, .. } = &mut *known;
+        for share in shares.keys() {
+            let Ok((_, slots, _)) = read_slots(&self.directory(share).join(USAGE)) else {
+                continue;
+            };
+            let of_share = denied.entry(share.clone()).or_insert_with(|| Denied {
+                total: 0,
+                last: Box::new([0; usage::SLOTS]),
+            });
+            of_share.add(&slots);
+        }
+    }
+
+    /// Return how many allocations were refused, as far as they were counted.
+    pub(crate) fn denied(&self) -> BTreeMap<Share, u64> {
+        let known = self.known();
+        known
+            .denied
+            .iter()
+            .map(|(share, denied)| (share.clone(), denied.total))
+            .collect()
     }
 
     /// Write how much memory the driver reports for each pod in addition to what its processes say: contexts and code, which no allocation

@@ -50,6 +50,7 @@ impl Agent {
         let processes = self.processes().await?;
         let after = said().await?;
         self.blocking(move |agent| {
+            agent.shares().count_denied();
             agent.shares().watch(&processes, &before, &after);
             agent.shares().measured(&memory_in_use(&processes), &before, &after);
             processes

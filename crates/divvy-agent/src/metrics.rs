@@ -20,7 +20,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use divvy_agent_core::{Account, Class, Core, Reconciled};
+use divvy_agent_core::{Class, Core, Escape, Reconciled, Used};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {
@@ -116,8 +116,12 @@ impl Xids {
 pub struct Measured {
     /// What the driver measures of the GPUs. Empty if it was not asked, or did not answer in time.
     pub gpus: Vec<GpuGauges>,
-    /// What containers use: the container's name, the GPU's UUID, and the account.
-    pub containers: Vec<(String, String, Account)>,
+    /// What containers use.
+    pub containers: Vec<Used>,
+    /// How many allocations the guard has refused, by the pod's UID and the GPU's UUID.
+    pub denied: BTreeMap<(String, String), u64>,
+    /// The signs that programs do not keep to their shares, by the pod's UID.
+    pub escapes: BTreeMap<String, Vec<Escape>>,
 }
 
 /// Samples of one metric with labels.

@@ -137,6 +137,7 @@ impl Usage {
         Measured {
             gpus,
             containers: lock(&self.accounts).read(),
+            ..Measured::default()
         }
     }
 }

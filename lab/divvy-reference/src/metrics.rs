@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use axum::http::StatusCode;
 use divvy_agent::Measured;
-use divvy_agent_core::{Account, NodeKey, Settings};
+use divvy_agent_core::{Account, Escape, NodeKey, Settings, Used};
 use divvy_exposition::Format;
 use divvy_hardware::{Fault, Gauges, Gpm, GpuGauges, GpuMemory};
 use divvy_model::{Enforcement, Gpu, Health, MemoryUnit, MiB, Vendor, names};
@@ -143,9 +143,21 @@ fn measured() -> Measured {
         last_busy: Some(0),
         ..Account::default()
     };
+    let [uid, uuid] = ["uid", "GPU-0"].map(str::to_owned);
+    let escape = Escape::Unguarded {
+        uuid: uuid.clone(),
+        pid: 1,
+    };
     Measured {
         gpus: vec![gpu],
-        containers: vec![("main".to_owned(), "GPU-0".to_owned(), account)],
+        denied: [((uid.clone(), uuid.clone()), 0)].into(),
+        escapes: [(uid.clone(), vec![escape])].into(),
+        containers: vec![Used {
+            uid,
+            container: "main".to_owned(),
+            uuid,
+            account,
+        }],
     }
 }
 

@@ -114,6 +114,8 @@ impl std::fmt::Debug for Embedded {
 struct EmbeddedNode {
     node: Node,
     agent: Option<Program>,
+    /// Where the agent serves its metrics, and the socket that keeps the port.
+    metrics: (OwnedFd, SocketAddr),
     /// The programs under NVIDIA's names, if they run in place of the agent.
     nvidia: Option<Nvidia>,
     /// `mps-control-daemon` for the agent's pods.
@@ -230,6 +232,7 @@ impl Embedded {
             EmbeddedNode {
                 node,
                 agent: None,
+                metrics: reserve_port()?,
                 nvidia: None,
                 mps: None,
             },
@@ -238,6 +241,12 @@ impl Embedded {
             true => self.start_agent(name).await,
             false => Ok(()),
         }
+    }
+
+    /// Return where the agents serve their metrics, by node.
+    pub fn metrics(&self) -> impl Iterator<Item = (&str, SocketAddr)> {
+        let with_agent = self.nodes.iter().filter(|(_, node)| node.agent.is_some());
+        with_agent.map(|(name, node)| (name.as_str(), node.metrics.1))
     }
 
     /// Kill a node's agent with SIGKILL.
@@ -295,6 +304,9 @@ impl Embedded {
                     &text(&self.settings.programs.probe),
                     "--nvml-library",
                     &text(&self.settings.programs.nvml_sim),
+                    "--metrics",
+                    &found.metrics.1.to_string(),
+                    "--dcgm-metrics",
                 ][..],
                 &node_configs
                     .iter()

@@ -2,6 +2,7 @@
 //!
 //! What dcgm-exporter gets from DCGM's profiling module comes from NVML here, from Hopper on. On older GPUs these metrics are absent.
 
+use divvy_agent_core::Used;
 use divvy_exposition::{Decimal, Kind, family};
 use divvy_hardware::{Gauges, GpuGauges};
 use divvy_model::{Inventory, Vendor};
@@ -205,7 +206,7 @@ pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids:
         let mut samples = Vec::new();
         for (labels, gpu) in &gpus {
             let mut is_shared = false;
-            for (container, _, account) in measured.containers.iter().filter(|(_, uuid, _)| *uuid == gpu.uuid) {
+            for Used { container, account, .. } in measured.containers.iter().filter(|of| of.uuid == gpu.uuid) {
                 is_shared = true;
                 let Some(value) = value(account) else { continue };
                 let mut labels = labels.clone();

@@ -145,6 +145,10 @@ async fn tell(
 
 fn keep(cluster: &Embedded) -> io::Result<()> {
     let kubeconfig = cluster.kubeconfig();
+    let metrics: Vec<String> = cluster
+        .metrics()
+        .map(|(node, address)| format!("  curl http://{address}/metrics   # of {node}\n"))
+        .collect();
     printer::print(&format!(
         "
 The cluster stays up until Ctrl-C. In another terminal:
@@ -161,10 +165,11 @@ The cluster stays up until Ctrl-C. In another terminal:
   POD
   divvy why mine
   divvy inspect gpushare -d
-
+{}
 The containers are simulated: they have no logs, and no command runs in them.
 ",
-        kubeconfig.display()
+        kubeconfig.display(),
+        metrics.concat()
     ))
 }
 
