@@ -653,6 +653,30 @@ mod tests {
     }
 
     #[test]
+    fn refused_allocations_are_counted_over_all_owners_of_a_slot() {
+        let bed = Bed::new();
+        let share = ("a".to_owned(), GPU.to_owned());
+        let file = OpenOptions::new().write(true).open(bed.path(USAGE)).expect("open");
+        for (slot, says, total) in [(0_u64, 3_u64, 3), (1, 2, 5), (0, 4, 6), (0, 1, 7), (1, u64::MAX, u64::MAX)] {
+            file.write_all_at(&says.to_ne_bytes(), 64 + slot * 64 + 4 * 8)
+                .expect("written");
+            bed.shares.count_denied();
+            bed.shares.count_denied();
+            assert_eq!(
+                bed.shares.denied(),
+                BTreeMap::from([(share.clone(), total)]),
+                "slot {slot} says {says}"
+            );
+        }
+        // A damaged file says nothing, and what was counted stays until the pod is gone.
+        std::fs::write(bed.path(USAGE), [7; 100]).expect("damaged");
+        bed.shares.count_denied();
+        assert_eq!(bed.shares.denied()[&share], u64::MAX);
+        bed.shares.clear(&["a".to_owned()].into());
+        assert_eq!(bed.shares.denied(), BTreeMap::new());
+    }
+
+    #[test]
     fn the_libraries_are_copied_to_a_directory_of_their_version_and_earlier_copies_stay() {
         let state = tempfile::tempdir().expect("temp dir");
         let libraries = tempfile::tempdir().expect("temp dir");
