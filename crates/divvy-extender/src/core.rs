@@ -28,6 +28,7 @@ mod overcommit;
 mod preempt;
 mod prioritize;
 mod sweep;
+mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -43,13 +44,14 @@ pub use binding::BindingRequest;
 pub use evict::eviction;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
 pub use preempt::{EVICTIONS_AT_ONCE, Eviction};
+pub use waiting::{WAITS_S, Waits};
 
 /// The time of one call, by two clocks, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
     /// The time by a clock that never goes back. All durations are measured with it.
     pub monotonic_ns: u64,
-    /// Unix time, only for gpushare's assume-time annotation. Divvy never compares these times (R19 in
+    /// Unix time, only for gpushare's assume-time annotation and for the metric of how long pods waited. No decision depends on it (R19 in
     /// `docs/compatibility/races.md`).
     pub unix_ns: u64,
 }
@@ -298,6 +300,9 @@ pub struct Core {
     looked_at: u64,
     next: u64,
     counts: Counts,
+    waits: Waits,
+    /// UID of the last waiting pod that a sweep has looked at.
+    guessed: String,
 }
 
 fn check_resurfaced(uid: &str, pod: PodKey) -> Action {
@@ -376,6 +381,8 @@ impl Core {
             looked_at: 0,
             next: 0,
             counts: Counts::default(),
+            waits: Waits::default(),
+            guessed: String::new(),
         }
     }
 

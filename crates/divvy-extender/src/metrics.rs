@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use crate::index::Feed;
 use divvy_exposition::Format;
-use divvy_placement::Totals;
-use prometheus_client::encoding::EncodeLabelSet;
+use divvy_placement::{Totals, WaitReason};
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::core::{Core, Counts};
+use crate::core::{Core, Counts, WAITS_S, Waits};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Verb {
@@ -135,6 +136,9 @@ pub struct Scrape {
     reservations: u64,
     departed: u64,
     known_pods: u64,
+    waiting: [u64; WaitReason::ALL.len()],
+    waits: Waits,
+    fragmentation_ppm: u32,
     certificate_ends_s: Option<i64>,
     leads: bool,
 }
@@ -153,6 +157,9 @@ impl Scrape {
             reservations: ledger.reservations().count() as u64,
             departed: ledger.departed().count() as u64,
             known_pods: ledger.pod_count() as u64,
+            waiting: ledger.waiting(),
+            waits: core.waits(),
+            fragmentation_ppm: ledger.fragmentation_ppm(),
             certificate_ends_s,
             leads,
         }
@@ -243,8 +250,13 @@ fn describe(registry: &mut Registry, scrape: &Scrape) {
     );
     let single = [
         (
-            "divvy_ledger_overcommit_mebibytes",
+            "divvy_ledger_overcommit_bytes",
             "Memory allocated beyond what the GPUs have; must be 0",
+            totals.overcommit.0.saturating_mul(1 << 20),
+        ),
+        (
+            "divvy_ledger_overcommit_mebibytes",
+            "Deprecated: the same in MiB; the next release has only divvy_ledger_overcommit_bytes",
             totals.overcommit.0,
         ),
         (
@@ -274,6 +286,7 @@ fn describe(registry: &mut Registry, scrape: &Scrape) {
             u64::from(scrape.synced),
         ),
     ];
+    waiting(registry, scrape);
     if let Some(ends_s) = scrape.certificate_ends_s {
         registry.register(
             "divvy_extender_certificate_expiry_timestamp_seconds",
@@ -283,6 +296,54 @@ fn describe(registry: &mut Registry, scrape: &Scrape) {
     }
     for (name, help, value) in single {
         registry.register(name, help, ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)));
+    }
+}
+
+/// Describe the pods that wait for GPUs, and what their waiting is about.
+fn waiting(registry: &mut Registry, scrape: &Scrape) {
+    let mut reasons = WaitReason::ALL.map(|(_, name)| (name, 0));
+    for ((_, count), pods) in reasons.iter_mut().zip(scrape.waiting) {
+        *count = pods;
+    }
+    gauges(
+        registry,
+        (
+            "divvy_pods_waiting",
+            "Pods that ask for GPUs and are not bound, by what is in their way; every replica counts all of them, so take the maximum and \
+             not the sum. no_room: too little is free on the GPUs; node_not_ready: a node, its agent or its inventory; unit: a node counts in \
+             another unit; model: the rules of the pod accept none of the GPUs; no_gpu_fits: no GPU is large enough, or not enough of them on \
+             one node; other: another part of the scheduler, or not known yet",
+        ),
+        "reason",
+        reasons,
+    );
+    registry.register(
+        "divvy_pod_wait_seconds",
+        "Time from the creation of a pod that asks for GPUs to its bind by this replica",
+        WaitHistogram(scrape.waits),
+    );
+    registry.register(
+        "divvy_fragmentation_ratio",
+        "Part of the free memory of healthy, shared GPUs that a pod cannot use because too little is free on each single GPU; the mean over all \
+         pods that ask for shared memory and have not ended, each with the amount that it asks of one GPU",
+        ConstGauge::new(f64::from(scrape.fragmentation_ppm) / 1e6),
+    );
+}
+
+/// [`Waits`] as a histogram.
+#[derive(Debug)]
+struct WaitHistogram(Waits);
+
+impl EncodeMetric for WaitHistogram {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let ends = WAITS_S.iter().map(|end_s| f64::from(*end_s)).chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = ends.zip(self.0.pods).collect();
+        let count = self.0.pods.iter().sum();
+        encoder.encode_histogram::<NoLabelSet>(Duration::from_millis(self.0.sum_ms).as_secs_f64(), count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
     }
 }
 

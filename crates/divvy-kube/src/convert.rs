@@ -35,6 +35,7 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
         uid: meta.uid.clone().unwrap_or_default(),
         namespace: meta.namespace.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
+        created_s: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
         node: object.spec.node_name.clone().filter(|name| !name.is_empty()),
         phase: phase(status.and_then(|status| status.phase.as_deref())),
         deleting: meta.deletion_timestamp.is_some(),

@@ -42,6 +42,8 @@ pub struct Pod {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
+    /// `metadata.creationTimestamp` in Unix seconds, from which the extender counts how long the pod waits.
+    pub created_s: Option<i64>,
     /// `spec.nodeName`; `None` if the pod is not bound.
     pub node: Option<String>,
     /// `status.phase`.

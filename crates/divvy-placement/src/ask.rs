@@ -66,6 +66,12 @@ impl Ask {
         }
     }
 
+    /// Return the shared memory that a pod asks of each of its GPUs. `None` if it has ended, or asks for none or for more than can be counted.
+    pub(crate) fn of_one_gpu(pod: &Pod, unit: MemoryUnit) -> Option<MiB> {
+        let asks = pod.request.wants_memory() && !pod.ended();
+        asks.then(|| Ask::of(&pod.request, unit).memory).flatten()
+    }
+
     /// Read the request of a pod. A request that is more than can be counted becomes `u64::MAX` units or GPUs, which fit nowhere.
     pub fn of(request: &PodRequest, unit: MemoryUnit) -> Ask {
         // A pod that requests both has rules that cannot be read, so it fits nowhere either way.

@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey, kept};
 
+use crate::ask::Ask;
 use crate::departed::Departed;
+use crate::fragmentation::Amounts;
 use crate::node::NodeState;
 use crate::node_account::NodeAccount;
 use crate::node_view::NodeView;
 use crate::pods::{ByUid, Pods};
 use crate::products::Products;
 use crate::reservation::{Reservation, Standing};
+use crate::waiting::{WaitReason, Waiting};
 
 /// Nodes, pods, and the allocations that are being written, and what is free on each GPU.
 ///
@@ -29,6 +32,11 @@ use crate::reservation::{Reservation, Standing};
 pub struct Ledger {
     unit: MemoryUnit,
     pub(crate) pods: Pods,
+    waiting: Waiting,
+    /// What the pods that have not ended ask of one GPU.
+    pub(crate) asked: Amounts,
+    /// What is free on each healthy, shared GPU.
+    pub(crate) free_pieces: Amounts,
     /// Hashed by name, because filter looks up every node of the cluster. To iterate in order of the names, use
     /// [`Ledger::nodes`].
     pub(crate) nodes: HashMap<String, NodeAccount>,
@@ -87,6 +95,9 @@ impl Ledger {
         Ledger {
             unit,
             pods: Pods::default(),
+            waiting: Waiting::default(),
+            asked: Amounts::default(),
+            free_pieces: Amounts::default(),
             nodes: HashMap::new(),
             products: Products::default(),
             unhealthy: BTreeMap::new(),
@@ -153,6 +164,29 @@ impl Ledger {
     /// Return all pods, ordered by UID.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values()
+    }
+
+    /// Return how many pods wait for GPUs, for each reason in the order of [`WaitReason::ALL`]. A pod whose reason nobody has set waits for
+    /// [`WaitReason::Other`].
+    pub fn waiting(&self) -> [u64; WaitReason::ALL.len()] {
+        self.waiting.counts()
+    }
+
+    /// Return the pods that wait for GPUs and whose UIDs come after this one, in the order of their UIDs, each with whether
+    /// [`Ledger::answer_wait_reason`] has set its reason.
+    pub fn waiting_after<'a>(&'a self, uid: &str) -> impl Iterator<Item = (&'a Pod, bool)> {
+        self.waiting.after(uid)
+    }
+
+    /// Set why a pod waits, from an answer to kube-scheduler. Nothing changes if the pod does not wait for GPUs.
+    pub fn answer_wait_reason(&mut self, uid: &str, reason: WaitReason) {
+        self.waiting.set(uid, reason, true);
+    }
+
+    /// Set why a pod waits, as far as the ledger can tell. Nothing changes if kube-scheduler was given an answer: it has asked only about the nodes on
+    /// which the pod may be.
+    pub fn guess_wait_reason(&mut self, uid: &str, reason: WaitReason) {
+        self.waiting.set(uid, reason, false);
     }
 
     /// Record the current state of a pod, and report whether anything changed. A pod without a UID cannot be told from others and
@@ -403,6 +437,9 @@ impl Ledger {
             if *known == pod {
                 return false;
             }
+            if let Some(asked) = Ask::of_one_gpu(known, self.unit) {
+                self.asked.remove(asked);
+            }
             let left = known.node.clone().filter(|_| known.node != pod.node);
             let renounced = known.nominated.clone().filter(|_| known.nominated != pod.nominated);
             if let Some(node) = left {
@@ -435,15 +472,23 @@ impl Ledger {
         for node in self.reservations.get(&pod.uid).into_iter().flat_map(BTreeMap::keys) {
             self.dirty.insert(node.clone());
         }
+        if let Some(asked) = Ask::of_one_gpu(&pod, self.unit) {
+            self.asked.add(asked);
+        }
+        self.waiting.apply(&pod);
         self.pods.insert(pod);
         true
     }
 
     fn unlink_pod(&mut self, uid: &str) -> bool {
         self.unreserve_all(uid);
+        self.waiting.remove(uid);
         let Some(pod) = self.pods.remove(uid) else {
             return false;
         };
+        if let Some(asked) = Ask::of_one_gpu(&pod, self.unit) {
+            self.asked.remove(asked);
+        }
         if let Some(node) = &pod.node {
             self.leave(node, uid);
         }

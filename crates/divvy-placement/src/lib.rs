@@ -11,19 +11,22 @@
 //! - [`Departed`]: a departed pod, whose memory is not granted again at once
 //! - [`Nominated`]: a nominated pod, and the GPUs that are kept for it
 //! - [`Victims`]: the pods that must be evicted so that a GPU has room
-//! - [`Totals`]: numbers of the whole ledger, for metrics
+//! - [`Totals`]: numbers of the whole ledger, for metrics; `fragmentation`: free memory in pieces that are too small
+//! - [`WaitReason`]: what is in the way of a pod that waits for GPUs
 //! - [`Taste`]: a pod's rules, compared with each product once
 //! - [`hash`]: hashes that are the same everywhere, to break ties
 //!
 //! The modules form layers. A module uses only layers below its own, and within its layer only modules that are listed before it:
 //!
-//! 1. values that know nothing of the others: `hash`, `speed`, `topology`, `products`, `pods`, `departed`, `reservation`, `amount`
+//! 1. values that know nothing of the others: `hash`, `speed`, `topology`, `products`, `pods`, `departed`, `reservation`, `amount`,
+//!    `waiting`
 //! 2. a node's GPUs (`node`), a pod's request (`ask`, `taste`), and what a node answers to it (`refusal`, `choice`)
 //! 3. what is taken on one node: `parts` (what a pod holds there), `usage` (the sums), `node_account` (what is left)
 //! 4. what fits on one node: `one_gpu`, `multi_gpu`, `whole`, `choose`; which pods must go to make room: `fewest`; what is kept
 //!    for pods that wait for this room: `nominated`
 //! 5. the ledger: `node_view` (what it says of one node) and `ledger` (all nodes and pods, and the updates)
-//! 6. questions to the ledger: `question`, `kept_for`, `explain`, `victims`, `what_if`, `anomaly`, `overbooked`, `totals`
+//! 6. questions to the ledger: `question`, `kept_for`, `explain`, `victims`, `what_if`, `anomaly`, `overbooked`, `totals`,
+//!    `fragmentation`
 //!
 //! Nothing here does I/O, reads a clock, or draws a random number. All amounts are integers (MiB). Sums saturate toward
 //! "everything is taken", and differences toward "nothing is free", so that no input can make memory appear.
@@ -38,6 +41,7 @@ mod choose;
 mod departed;
 mod explain;
 mod fewest;
+mod fragmentation;
 pub mod hash;
 mod kept_for;
 mod ledger;
@@ -60,6 +64,7 @@ mod topology;
 mod totals;
 mod usage;
 mod victims;
+mod waiting;
 mod what_if;
 mod whole;
 
@@ -82,4 +87,5 @@ pub use reservation::{Reservation, Standing};
 pub use taste::Taste;
 pub use topology::{Candidate, Topology};
 pub use totals::Totals;
+pub use waiting::WaitReason;
 pub use what_if::Room;

@@ -23,6 +23,8 @@ pub(crate) struct NodeAccount {
     /// The GPUs kept for the nominated pods, highest priority first.
     pub(crate) nominated_to: Vec<Nominated>,
     pub(crate) usage: Usage,
+    /// What is free on each healthy, shared GPU with anything free, in the order of the GPUs.
+    pub(crate) free_pieces: Box<[MiB]>,
     pub(crate) version: u64,
 }
 
@@ -86,6 +88,15 @@ impl NodeAccount {
 
     fn gpu(&self, position: usize) -> Option<&GpuState> {
         self.state.as_ref().and_then(|state| state.gpus.get(position))
+    }
+
+    /// Compute [`NodeAccount::free_pieces`].
+    pub(crate) fn count_free_pieces(&self) -> Box<[MiB]> {
+        let state = self.state.as_ref().filter(|state| state.unusable(None).is_none());
+        let gpus = state.iter().flat_map(|state| state.gpus.iter().enumerate());
+        let shared = gpus.filter(|(_, gpu)| gpu.health == Health::Ok && gpu.is_shared());
+        let free = shared.map(|(position, _)| self.free(position));
+        free.filter(|free| *free > MiB::ZERO).collect()
     }
 
     /// Compute the most memory that a share can have on any one healthy GPU.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Health, Held, WholeKind};
+use divvy_model::{Health, Held, Pod, WholeKind};
 
 use crate::amount::Amount;
 use crate::ask::Ask;
@@ -12,6 +12,7 @@ use crate::node_view::NodeView;
 use crate::refusal::Refusal;
 use crate::reservation::Reservation;
 use crate::taste::Taste;
+use crate::waiting::WaitReason;
 use crate::{choose, parts, whole};
 
 impl Ledger {
@@ -25,6 +26,13 @@ impl Ledger {
             bound: self.bound_to(uid),
             reserved: self.reservations_of(uid),
         }
+    }
+
+    /// Return what is in a pod's way on all nodes together ([`Question::wait_reason`]).
+    pub fn wait_reason(&self, pod: &Pod) -> WaitReason {
+        let ask = Ask::of_pod(pod, self.unit());
+        self.question(&ask, &pod.uid)
+            .wait_reason(self.nodes.keys().map(String::as_str))
     }
 
     /// Check one node with [`Question::fits`].
@@ -107,6 +115,36 @@ pub struct Question<'a> {
 }
 
 impl Question<'_> {
+    /// Return what is in the pod's way on any of these nodes: what may change soonest. [`WaitReason::Other`] if a node has room, or if there is no
+    /// node.
+    pub fn wait_reason<'n>(&self, nodes: impl IntoIterator<Item = &'n str>) -> WaitReason {
+        let mut nearest = WaitReason::Other;
+        for node in nodes {
+            match self.fits(node) {
+                Ok(()) => return WaitReason::Other,
+                Err(refusal) if nearest > WaitReason::NoRoom => nearest = nearest.min(self.wait_reason_on(node, &refusal)),
+                Err(_) => {}
+            }
+        }
+        nearest
+    }
+
+    /// Return what is in the pod's way on a node that refuses it.
+    pub fn wait_reason_on(&self, node: &str, refusal: &Refusal) -> WaitReason {
+        match refusal.wait_reason() {
+            WaitReason::NoRoom if !self.is_large_enough(node) => WaitReason::NoGpuFits,
+            reason => reason,
+        }
+    }
+
+    /// Report whether a node has as many GPUs that the pod accepts as it requests, each large enough for it if nothing were taken.
+    fn is_large_enough(&self, node: &str) -> bool {
+        let state = self.ledger.node(node).and_then(|view| view.state());
+        let gpus = state.iter().flat_map(|state| &state.gpus);
+        let large = gpus.filter(|gpu| self.ask.takes(gpu) && self.ask.needs(gpu).is_some_and(|memory| memory <= gpu.capacity));
+        large.take(self.ask.gpus).count() == self.ask.gpus
+    }
+
     /// Report whether the pod may go to a node, for filter. The answer is advisory: nothing is reserved. A pod that is already
     /// bound to this node fits. So does a pod with a reservation here, as long as it could still get the reserved GPUs.
     ///

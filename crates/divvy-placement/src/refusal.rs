@@ -7,6 +7,7 @@ use divvy_model::{Error, MiB, WholeKind};
 
 use crate::ask::Ask;
 use crate::node::Unusable;
+use crate::waiting::WaitReason;
 
 /// Why a node does not take a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +42,25 @@ pub enum Refusal {
 const FILTER_TEXT_BYTES: usize = 300;
 
 impl Refusal {
+    /// Return what is in the way of a pod that waits, as far as one node is concerned.
+    pub fn wait_reason(&self) -> WaitReason {
+        match self {
+            Refusal::NoGpuFits | Refusal::TooFewFit(_) | Refusal::TooFewWhole(_) => WaitReason::NoRoom,
+            Refusal::NoGpuTaken(_) => WaitReason::Model,
+            Refusal::OneGpuOnly | Refusal::OnlyMigDevices | Refusal::Uncountable(_) | Refusal::NoneOfKind(_) => {
+                WaitReason::NoGpuFits
+            }
+            Refusal::UnknownNode | Refusal::Unusable(Unusable::Unschedulable | Unusable::Unreadable(_)) => {
+                WaitReason::NodeNotReady
+            }
+            Refusal::Unusable(Unusable::NotShared) => WaitReason::NoGpuFits,
+            Refusal::Unusable(Unusable::OtherUnit { .. } | Unusable::UnitsDiffer { .. } | Unusable::Uneven { .. }) => {
+                WaitReason::Unit
+            }
+            Refusal::Unreadable(_) => WaitReason::Other,
+        }
+    }
+
     /// Return the text for the extender's `FailedNodes`. Where gpushare would refuse, this is gpushare's own sentence, character
     /// for character, because people and tools search for it.
     pub fn filter_message(&self, node: &str) -> String {

@@ -24,36 +24,34 @@ Prometheus text format 0.0.4, which a client without that header gets. Prometheu
 A label's values are listed where all of them always exist. Memory is in MiB.
 ";
 
-/// The format that is read here.
-const FORMAT: Format = Format::OpenMetrics;
-
 /// Return docs/reference/metrics.md.
 ///
 /// # Errors
 /// A value cannot be formatted.
 pub fn markdown() -> Result<String> {
     let mut text = INTRODUCTION.to_owned();
+    let [agent, plugin, extender, explainer] = scrapes(Format::OpenMetrics)?;
     let programs = [
         (
             "Agent",
             "`divvy agent` serves them on the address of `--metrics`; the chart sets port 9400.",
-            agent()?,
+            agent,
         ),
         (
             "Device plugin under NVIDIA's name",
             "`nvidia-device-plugin` serves them on the address in the variable `DIVVY_METRICS`, and otherwise not at all. They mean what they mean for the \
              agent.",
-            plugin()?,
+            plugin,
         ),
         (
             "Extender",
             "`divvy extender` serves them on the port on which kube-scheduler calls it, 32766.",
-            extender()?,
+            extender,
         ),
         (
             "Explainer",
             "`divvy explainer` serves them on the port that its users call, 32767.",
-            explainer()?,
+            explainer,
         ),
     ];
     for (program, place, scrape) in programs {
@@ -71,8 +69,16 @@ pub fn markdown() -> Result<String> {
     Ok(text)
 }
 
+/// Return a scrape of each program: the agent, the device plugin under NVIDIA's name, the extender, and the explainer. Each metric has a sample.
+///
+/// # Errors
+/// A value cannot be formatted.
+pub fn scrapes(format: Format) -> Result<[String; 4]> {
+    Ok([agent(format)?, plugin(format)?, extender(format)?, explainer(format)?])
+}
+
 /// Return the metrics of an agent with one GPU, on which each metric has a sample.
-fn agent() -> Result<String> {
+fn agent(format: Format) -> Result<String> {
     let mut core = divvy_agent_core::Core::new(Settings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
@@ -97,7 +103,7 @@ fn agent() -> Result<String> {
     metrics.limited_container(true);
     metrics.counts().registration(names::GPU_MEM, true, 1);
     metrics.counts().fault(&fault());
-    Ok(metrics.text(&core, &measured(), FORMAT)?)
+    Ok(metrics.text(&core, &measured(), format)?)
 }
 
 fn fault() -> Fault {
@@ -162,16 +168,16 @@ fn measured() -> Measured {
 }
 
 /// Return the metrics of a device plugin with one GPU.
-fn plugin() -> Result<String> {
+fn plugin(format: Format) -> Result<String> {
     let resource = Vendor::Nvidia.whole_resource();
     let metrics = divvy_agent::PluginMetrics::default();
     metrics.counts().registration(resource, true, 1);
     metrics.counts().fault(&fault());
     let gpus = [("GPU-0".to_owned(), Health::Ok)];
-    Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into(), FORMAT)?)
+    Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into(), format)?)
 }
 
-fn extender() -> Result<String> {
+fn extender(format: Format) -> Result<String> {
     use divvy_extender::Timing;
     use divvy_extender::core::Core;
     use divvy_extender::metrics::{Metrics, Scrape};
@@ -179,13 +185,13 @@ fn extender() -> Result<String> {
     let metrics = Metrics::default();
     metrics.answered("filter", Duration::ZERO);
     let core = Core::new(MemoryUnit::GIB, Timing::default());
-    Ok(metrics.text(&Scrape::of(&core, Some(0), true), FORMAT)?)
+    Ok(metrics.text(&Scrape::of(&core, Some(0), true), format)?)
 }
 
-fn explainer() -> Result<String> {
+fn explainer(format: Format) -> Result<String> {
     let metrics = divvy_explainer::Metrics::default();
     metrics.answered(StatusCode::OK);
-    Ok(metrics.text(FORMAT)?)
+    Ok(metrics.text(format)?)
 }
 
 #[derive(Default)]

@@ -1,6 +1,10 @@
-//! A test that the reference in the repository matches what the programs generate.
+//! Tests that the reference in the repository matches what the programs generate, and that other programs can read their metrics.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use divvy_exposition::Format;
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -46,4 +50,50 @@ fn each_command_has_a_man_page_with_its_examples() {
     let page = std::fs::read_to_string(directory.join("divvy-why.1")).expect("a page for divvy why");
     std::fs::remove_dir_all(&directory).expect("removed");
     assert!(page.contains("all\\-namespaces") && page.contains("Examples"), "{page}");
+}
+
+/// Give a program this input, and check that it accepts it.
+fn accepts(program: &str, arguments: &[&str], input: &str) {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect(program);
+    child.stdin.take().expect("a pipe").write_all(input.as_bytes()).expect("read");
+    let output = child.wait_with_output().expect("ended");
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{program}: {}\n{said:?}\n{input}", output.status);
+}
+
+/// Prometheus's own parser of the text format, and its rules for names.
+#[test]
+fn promtool_accepts_the_text_format_of_every_program() {
+    if !divvy_skip::program("promtool", "prometheus") {
+        return;
+    }
+    for scrape in divvy_reference::metrics::scrapes(Format::Text).expect("made") {
+        accepts("promtool", &["check", "metrics"], &scrape);
+    }
+}
+
+/// The parser of the reference implementation of OpenMetrics, which is strict.
+#[test]
+fn the_reference_parser_of_openmetrics_accepts_every_program() {
+    const PARSE: &str = "import sys
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse
+samples = [sample for family in parse(sys.stdin.read()) for sample in family.samples]
+assert len(samples) >= 2, samples";
+    let has_it = |python: &&str| {
+        let import = Command::new(python).args(["-c", "import prometheus_client"]).output();
+        import.is_ok_and(|output| output.status.success())
+    };
+    // The python3 in the PATH may be another than the distribution's, which has the package.
+    let Some(python) = ["python3", "/usr/bin/python3"].into_iter().find(has_it) else {
+        return divvy_skip::skipped("python3 has no prometheus_client (Debian: python3-prometheus-client)");
+    };
+    for scrape in divvy_reference::metrics::scrapes(Format::OpenMetrics).expect("made") {
+        accepts(python, &["-c", PARSE], &scrape);
+    }
 }

@@ -92,6 +92,7 @@ impl Core {
                 let written = self.ops.get(&id).and_then(|op| op.sent.first().cloned());
                 self.found_bound(&args.pod_uid, &args.node, &written.unwrap_or_default(), now);
                 self.counts.bound += 1;
+                self.has_waited(id, now);
                 let warning = self.ops.get(&id).and_then(|op| gpu_count_warning(op.pod.as_ref()?));
                 let mut actions = self.finish(id, Ok(()));
                 actions.extend(warning);
@@ -402,6 +403,7 @@ impl Core {
                     if sent.is_empty() || sent.contains(&pod.held) {
                         self.found_bound(&args.pod_uid, node, &pod.held, now);
                         self.counts.already_bound += 1;
+                        self.has_waited(id, now);
                         return self.finish(id, Ok(()));
                     }
                     self.index.ledger_mut().release(&args.pod_uid, &args.node);

@@ -64,6 +64,7 @@ impl Core {
     {
         self.age_departed(now);
         let mut answer = self.filter(pod, nodes.clone())?;
+        self.answered(pod, nodes.clone(), &answer);
         if self.decide_in == DecideIn::Filter && answer.passed.len() > 1 {
             self.keep_the_best(pod, nodes.clone(), &mut answer);
         }

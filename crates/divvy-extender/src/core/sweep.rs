@@ -8,6 +8,7 @@ impl Core {
     /// refused. The host calls this every few seconds.
     pub fn sweep(&mut self, now: Now) -> Vec<Action> {
         self.age_departed(now);
+        self.guess_reasons();
         let mut actions = self.look_up_unseen(now, self.timing.unseen_ns);
         let resurfaced = self.resurfaced.iter();
         actions.extend(resurfaced.map(|(uid, pod)| check_resurfaced(uid, pod.key())));

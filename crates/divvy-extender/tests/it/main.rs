@@ -17,5 +17,6 @@ mod settle;
 mod tls;
 mod unreadable;
 mod values;
+mod waiting;
 mod whole;
 mod world;

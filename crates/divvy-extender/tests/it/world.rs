@@ -16,6 +16,8 @@ enum Step {
     End(u8),
     /// A container of the pod starts.
     Run(u8),
+    /// kube-scheduler asks about both nodes.
+    Filter(u8),
     Bind(u8, u8),
     /// The number of a POST (modulo the open ones), and its outcome.
     Post(usize, Fate),
@@ -63,6 +65,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..PODS).prop_map(Step::Delete),
         1 => (0..PODS).prop_map(Step::End),
         3 => (0..PODS).prop_map(Step::Run),
+        3 => (0..PODS).prop_map(Step::Filter),
         6 => (0..PODS, 0..2u8).prop_map(|(pod, node)| Step::Bind(pod, node)),
         6 => (any::<usize>(), fate).prop_map(|(which, fate)| Step::Post(which, fate)),
         3 => (any::<usize>(), proptest::bool::weighted(0.7)).prop_map(|(which, answered)| Step::Get(which, answered)),
@@ -251,6 +254,12 @@ impl World {
                     self.feed.push_back(Ok(pod.clone()));
                 }
             }
+            Step::Filter(name) => {
+                if let Some(pod) = self.pods.get(&format!("p{name}")) {
+                    let answer = self.core.filter_at(pod, ["n0", "n1"], now);
+                    prop_assert!(answer.is_ok_and(|answer| answer.passed.len() + answer.failed.len() == 2));
+                }
+            }
             Step::Bind(name, on) => {
                 if let Some(pod) = self.pods.get(&format!("p{name}")).cloned() {
                     let on = format!("n{on}");
@@ -416,6 +425,16 @@ impl World {
                 units
             );
         }
+        let ledger = self.core.index().ledger();
+        let unbound = ledger
+            .pods()
+            .filter(|pod| pod.node.is_none() && pod.request.wants_gpus())
+            .count();
+        prop_assert_eq!(
+            ledger.waiting().iter().sum::<u64>(),
+            unbound as u64,
+            "each waits for one reason"
+        );
         for view in self.core.index().ledger().nodes() {
             prop_assert_eq!(view.overcommitted().0, 0, "the ledger overcommits {}", view.name());
         }

@@ -22,7 +22,9 @@ impl Ledger {
             self.versions.remove(&entry.version);
             let unused = entry.pods.is_empty() && entry.reserved.is_empty() && entry.departed.is_empty();
             if entry.state.is_none() && unused && entry.nominated.is_empty() {
-                self.nodes.remove(&name);
+                if let Some(gone) = self.nodes.remove(&name) {
+                    gone.free_pieces.iter().for_each(|free| self.free_pieces.remove(*free));
+                }
                 self.last_version += 1;
                 self.last_gone = self.last_version;
                 continue;
@@ -34,6 +36,10 @@ impl Ledger {
                 entry.usage = usage;
                 entry.version = version;
                 entry.usage.most_free = entry.count_most_free();
+                let free = entry.count_free_pieces();
+                entry.free_pieces.iter().for_each(|free| self.free_pieces.remove(*free));
+                free.iter().for_each(|free| self.free_pieces.add(*free));
+                entry.free_pieces = free;
                 let gpus = entry.state.iter().flat_map(|state| &state.gpus);
                 if gpus.zip(&entry.usage.gpus).any(|(gpu, used)| *used > gpu.capacity) {
                     self.overbooked.insert((version, name.clone()));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Health, Held, MiB, Node, Phase, Pod};
-use divvy_placement::{Anomaly, HolderKind, Ledger, Reservation, Source, Standing};
+use divvy_placement::{Anomaly, HolderKind, Ledger, Reservation, Source, Standing, WaitReason};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -18,6 +18,8 @@ enum Event {
     RelistNodes,
     Reserve(String, String, u64),
     Release(String, String),
+    /// Filter has said why a pod waits.
+    Reason(String, WaitReason),
     /// One second passes. What is kept for departed pods is kept for three seconds.
     Second,
 }
@@ -30,8 +32,17 @@ fn node_name() -> impl Strategy<Value = String> {
 
 fn any_pod() -> impl Strategy<Value = Pod> {
     let held = (0..4usize, 0..3usize, prop_oneof![0..12u64, Just(u64::MAX / 1024)]);
-    (0..6u8, 0..2u8, proptest::option::of(node_name()), held, 0..5u8, any::<bool>()).prop_map(
-        |(name, generation, node, (kind, index, units), phase, running)| {
+    let deleting = proptest::bool::weighted(0.1);
+    (
+        0..6u8,
+        0..2u8,
+        proptest::option::of(node_name()),
+        held,
+        0..5u8,
+        any::<bool>(),
+        deleting,
+    )
+        .prop_map(|(name, generation, node, (kind, index, units), phase, running, deleting)| {
             let on = node.clone().unwrap_or_default();
             let mut pod = match kind {
                 0 => gpushare_pod(&format!("p{name}"), &on, index as u32, units),
@@ -52,9 +63,9 @@ fn any_pod() -> impl Strategy<Value = Pod> {
                 Phase::Unknown,
             ][usize::from(phase)];
             pod.container_running = running;
+            pod.deleting = deleting;
             pod
-        },
-    )
+        })
 }
 
 fn any_node() -> impl Strategy<Value = Node> {
@@ -93,6 +104,7 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => Just(Event::RelistNodes),
         2 => (uid(), node_name(), 0..12u64).prop_map(|(uid, node, units)| Event::Reserve(uid, node, units)),
         1 => (uid(), node_name()).prop_map(|(uid, node)| Event::Release(uid, node)),
+        2 => (uid(), 0..WaitReason::ALL.len()).prop_map(|(uid, at)| Event::Reason(uid, WaitReason::ALL[at].0)),
         1 => Just(Event::Second),
     ]
 }
@@ -105,7 +117,26 @@ struct World {
     reserved: BTreeMap<(String, String), u64>,
     /// Departed pods, and when they departed.
     departed: BTreeMap<String, (Pod, u64)>,
+    /// Why pods wait, as far as filter has said.
+    reasons: BTreeMap<String, WaitReason>,
     now: u64,
+}
+
+/// Report whether a pod waits for GPUs.
+fn waits(pod: &Pod) -> bool {
+    pod.node.is_none() && !pod.deleting && asks(pod).is_some()
+}
+
+/// Return what a pod asks of one GPU, in MiB. Here, the whole request is on one GPU.
+fn asks(pod: &Pod) -> Option<u128> {
+    let ended = matches!(pod.phase, Phase::Succeeded | Phase::Failed) && !pod.container_running;
+    let units: u128 = pod
+        .request
+        .containers
+        .iter()
+        .map(|container| u128::from(container.units))
+        .sum();
+    (units > 0 && !ended).then_some(units * 1024)
 }
 
 impl World {
@@ -187,6 +218,7 @@ impl World {
         self.happen(ledger, event);
         ledger.age_departed(self.now, KEPT_SECONDS);
         self.departed.retain(|_, (_, since)| self.now - *since < KEPT_SECONDS);
+        self.reasons.retain(|uid, _| self.pods.get(uid).is_some_and(waits));
         self.hear();
     }
 
@@ -250,6 +282,11 @@ impl World {
             Event::Release(uid, node) => {
                 self.reserved.remove(&(uid.clone(), node.clone()));
                 ledger.release(&uid, &node);
+            }
+            Event::Reason(uid, reason) => {
+                self.reasons.insert(uid.clone(), reason);
+                ledger.answer_wait_reason(&uid, reason);
+                ledger.guess_wait_reason(&uid, WaitReason::Other);
             }
             Event::Second => self.now += 1,
         }
@@ -332,6 +369,26 @@ impl World {
             .collect()
     }
 
+    /// Return the part of the free memory that a pod cannot use because of the size of the pieces, in millionths, from one look at each GPU for each pod.
+    fn fragmentation_ppm(&self, ledger: &Ledger) -> u32 {
+        let views = ledger
+            .nodes()
+            .filter_map(|view| Some((view, view.state().filter(|state| state.unusable(None).is_none())?)));
+        let free: Vec<u128> = views
+            .flat_map(|(view, state)| {
+                let gpus = state.gpus.iter().enumerate();
+                let healthy = gpus.filter(|(_, gpu)| gpu.health == Health::Ok && gpu.is_shared());
+                healthy.map(move |(position, _)| u128::from(view.free(position).0))
+            })
+            .collect();
+        let (mut lost, mut all) = (0, 0);
+        for asked in self.pods.values().filter_map(asks) {
+            all += free.iter().sum::<u128>();
+            lost += free.iter().filter(|free| **free < asked).sum::<u128>();
+        }
+        (1_000_000 * lost).checked_div(all).unwrap_or(0) as u32
+    }
+
     fn check(&self, ledger: &Ledger) -> Result<(), TestCaseError> {
         for name in ["n0", "n1", "n2"] {
             let view = ledger.node(name);
@@ -343,6 +400,25 @@ impl World {
         let departed: Vec<&str> = ledger.departed().map(|(uid, _)| uid).collect();
         prop_assert_eq!(departed, self.departed.keys().collect::<Vec<_>>());
         prop_assert_eq!(ledger.pods().count(), self.pods.len());
+        let waiting: Vec<&String> = self.pods.iter().filter(|(_, pod)| waits(pod)).map(|(uid, _)| uid).collect();
+        let listed: Vec<&String> = ledger.waiting_after("").map(|(pod, _)| &pod.uid).collect();
+        prop_assert_eq!(&listed, &waiting);
+        let after: Vec<&String> = ledger.waiting_after("u2-1").map(|(pod, _)| &pod.uid).collect();
+        prop_assert_eq!(
+            after,
+            waiting
+                .iter()
+                .copied()
+                .filter(|uid| uid.as_str() > "u2-1")
+                .collect::<Vec<_>>()
+        );
+        let counts = WaitReason::ALL.map(|(reason, _)| {
+            let of_pod = |uid: &&&String| self.reasons.get(**uid).copied().unwrap_or(WaitReason::Other);
+            waiting.iter().filter(|uid| of_pod(uid) == reason).count() as u64
+        });
+        prop_assert_eq!(ledger.waiting(), counts);
+        prop_assert_eq!(counts.iter().sum::<u64>(), waiting.len() as u64);
+        prop_assert_eq!(ledger.fragmentation_ppm(), self.fragmentation_ppm(ledger));
         Ok(())
     }
 }
