@@ -32,7 +32,7 @@ pub struct Account {
     pub busy: Option<u64>,
     /// For which part of the time they kept it busy when that was measured last, in percent. `None` if it is not known.
     pub percent: Option<u32>,
-    /// When they did last, in seconds since 1970. `None` if they have not yet.
+    /// When they did last, in seconds since 1970; before that, when the measurement began. `None` if the driver has never said whether they do.
     pub last_busy: Option<u64>,
     /// The granted memory times the time for which it was granted, in bytes × milliseconds.
     pub allocated: u128,
@@ -132,6 +132,7 @@ impl Accounts {
             if of == uuid {
                 account.busy.get_or_insert(0);
                 account.percent = percent(0);
+                account.last_busy.get_or_insert(now);
             }
         }
         for (owner, ns) in busy.iter().filter(|(_, ns)| **ns > 0) {
@@ -272,7 +273,7 @@ mod tests {
         assert_eq!(of(&mut accounts, "one").busy, None);
         accounts.busy("G", &BTreeMap::new(), None, 50);
         let idle = of(&mut accounts, "one");
-        assert_eq!((idle.busy, idle.last_busy), (Some(0), None));
+        assert_eq!((idle.busy, idle.last_busy), (Some(0), Some(50)));
         accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 30)]), Some(120), 51);
         assert_eq!(of(&mut accounts, "one").percent, Some(25));
         accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 0)]), Some(100), 52);

@@ -59,7 +59,7 @@ pub(super) fn describe(registry: &mut Registry, measured: &Measured) {
     last_busy.gauge(
         registry,
         "divvy_container_gpu_last_busy_timestamp_seconds",
-        "When the container's processes kept the GPU busy last, in Unix time; absent until they do",
+        "When the container's processes kept the GPU busy last, in Unix time; as long as they have not, when the measurement began",
     );
     allocated.counter(
         registry,

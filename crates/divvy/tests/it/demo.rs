@@ -78,7 +78,7 @@ fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
 }
 
 /// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Return false if the machine allows no mount namespaces.
-fn has_guard() -> bool {
+pub(crate) fn has_guard() -> bool {
     let directory = programs().divvy.parent().expect("a directory").to_owned();
     for (package, name) in [
         ("divvy-guard", "libdivvy-guard.so"),

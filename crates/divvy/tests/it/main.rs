@@ -21,6 +21,7 @@ mod hostile;
 mod invariants;
 mod kubelet_cases;
 mod labels;
+mod observe;
 mod outside;
 mod races;
 mod replicas;

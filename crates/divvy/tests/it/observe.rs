@@ -1,0 +1,249 @@
+//! What people look at: Debian's Prometheus scrapes the agents and the extender, and each expression of the dashboards returns data.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use divvy_testbed::builders::pod;
+use divvy_testbed::embedded::{Embedded, Settings};
+use divvy_testbed::programs::GpuPrograms;
+use divvy_testbed::scenario::{Cluster as _, Play, RunsGpuPrograms as _};
+use serde_json::{Value, json};
+
+use crate::cluster::{Quiet, programs};
+use crate::demo::has_guard;
+
+/// One shared GPU from Hopper on, so that there is everything that NVML measures.
+const MACHINES: &str = "v = 1
+[[node]]
+name = \"n1\"
+driver = \"580.159.03\"
+[[node.gpu]]
+model = \"NVIDIA H100 80GB HBM3\"
+cc = \"9.0\"
+memory_mib = 81559
+";
+
+/// How long Prometheus may take until an expression has data: a rate needs two scrapes, which come once a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Prometheus, which ends with this value.
+struct Prometheus {
+    child: Child,
+    address: String,
+    _directory: tempfile::TempDir,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Prometheus {
+    /// Start it with jobs: the name, the path, and the addresses. `None` if it is not installed.
+    fn start(jobs: &[(&str, &str, Vec<String>)]) -> Option<Prometheus> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let jobs: Vec<Value> = jobs
+            .iter()
+            .map(
+                |(name, path, targets)| json!({"job_name": name, "metrics_path": path, "static_configs": [{"targets": targets}]}),
+            )
+            .collect();
+        let config = json!({"global": {"scrape_interval": "1s", "scrape_timeout": "1s"}, "scrape_configs": jobs});
+        let file = directory.path().join("prometheus.yml");
+        // JSON is YAML, too.
+        std::fs::write(&file, config.to_string()).expect("written");
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+        let address = format!("127.0.0.1:{}", port.expect("a port").port());
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", directory.path().join("data").display()))
+            .arg(format!("--web.listen-address={address}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let child = match child {
+            Ok(child) => child,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                divvy_skip::skipped("prometheus is not installed");
+                return None;
+            }
+            Err(error) => panic!("prometheus: {error}"),
+        };
+        Some(Prometheus {
+            child,
+            address,
+            _directory: directory,
+        })
+    }
+
+    /// Ask an expression. The error is what Prometheus says.
+    fn ask(&self, expression: &str) -> Result<Vec<Value>, String> {
+        let output = Command::new("curl")
+            .args(["-sS", "-G", "--max-time", "10", "--data-urlencode"])
+            .arg(format!("query={expression}"))
+            .arg(format!("http://{}/api/v1/query", self.address))
+            .output()
+            .expect("curl");
+        let answer: Value = serde_json::from_slice(&output.stdout).map_err(|error| format!("{error}: {output:?}"))?;
+        match answer["status"].as_str() {
+            Some("success") => Ok(answer["data"]["result"].as_array().cloned().unwrap_or_default()),
+            _ => Err(answer.to_string()),
+        }
+    }
+
+    /// Wait until an expression returns data, and return the values.
+    async fn data(&self, expression: &str) -> Vec<f64> {
+        let began = Instant::now();
+        loop {
+            let said = self.ask(expression);
+            match &said {
+                Ok(samples) if !samples.is_empty() => {
+                    let value = |sample: &Value| sample["value"][1].as_str().and_then(|text| text.parse().ok());
+                    return samples.iter().filter_map(value).collect();
+                }
+                // It is still starting, or has not scraped often enough.
+                Ok(_) | Err(_) if began.elapsed() < PATIENCE => tokio::time::sleep(Duration::from_millis(200)).await,
+                other => panic!("{expression}: {other:?}"),
+            }
+        }
+    }
+}
+
+/// Return the expressions of a dashboard as Grafana sends them, by the panel's title.
+fn expressions(dashboard: &str) -> BTreeMap<String, Vec<String>> {
+    let path = format!(
+        "{}/../../deploy/helm/divvy/files/dashboards/{dashboard}.json",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let text = std::fs::read_to_string(Path::new(&path)).expect("the dashboard");
+    let dashboard: Value = serde_json::from_str(&text).expect("JSON");
+    let mut all = BTreeMap::new();
+    for panel in dashboard["panels"].as_array().expect("panels") {
+        let targets = panel["targets"].as_array().expect("targets").iter();
+        let filled = targets.map(|target| {
+            let mut expression = target["expr"].as_str().expect("an expression").to_owned();
+            for (variable, value) in [
+                ("$__rate_interval", "10s"),
+                ("$instance", ".*"),
+                ("$namespace", ".*"),
+                ("$pod", ".*"),
+                ("$gpu", ".*"),
+            ] {
+                expression = expression.replace(variable, value);
+            }
+            assert!(!expression.contains('$'), "{expression}");
+            expression
+        });
+        all.insert(panel["title"].as_str().expect("a title").to_owned(), filled.collect());
+    }
+    all
+}
+
+/// The expressions of the dashboard that NVIDIA publishes for dcgm-exporter (<https://grafana.com/grafana/dashboards/12239>), with all instances and GPUs.
+const OF_NVIDIA: [&str; 8] = [
+    "DCGM_FI_DEV_GPU_TEMP{instance=~\".*\", gpu=~\".*\"}",
+    "avg(DCGM_FI_DEV_GPU_TEMP{instance=~\".*\", gpu=~\".*\"})",
+    "DCGM_FI_DEV_POWER_USAGE{instance=~\".*\", gpu=~\".*\"}",
+    "sum(DCGM_FI_DEV_POWER_USAGE{instance=~\".*\", gpu=~\".*\"})",
+    "DCGM_FI_DEV_SM_CLOCK{instance=~\".*\", gpu=~\".*\"} * 1000000",
+    "DCGM_FI_DEV_GPU_UTIL{instance=~\".*\", gpu=~\".*\"}",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{instance=~\".*\", gpu=~\".*\"}",
+    "DCGM_FI_DEV_FB_USED{instance=~\".*\", gpu=~\".*\"}",
+];
+
+/// What has no data while nothing is wrong.
+const OF_TROUBLE: [&str; 2] = ["XIDs", "Programs that do not keep to their share"];
+
+#[tokio::test]
+async fn each_expression_of_the_dashboards_has_data_and_the_containers_memory_adds_up_to_the_drivers() {
+    if !has_guard() {
+        return;
+    }
+    let programs = programs();
+    let settings = Settings {
+        drivers: true,
+        gpu_programs: Some(GpuPrograms::beside(&programs.divvy).expect("built")),
+        ..Settings::new(MACHINES, programs)
+    };
+    let mut cluster = Embedded::start(settings).await.expect("the cluster comes up");
+    cluster.join("n1").await.expect("joined");
+    let mut quiet = Quiet::default();
+    let mut play = Play::new(&mut cluster, &mut quiet, Duration::ZERO);
+    for (name, gib) in [("one", 4), ("two", 8), ("waits", 70)] {
+        play.create(&pod(name).gpu_mem(gib), "asks for memory")
+            .await
+            .expect("created");
+    }
+    let mut running = Vec::new();
+    for name in ["one", "two"] {
+        let (object, _) = play.started("default", name).await.expect("it runs");
+        let uid = object.metadata.uid.expect("a UID");
+        let mut program = play
+            .cluster
+            .start_cuda_program(&uid, "main", "libcuda.so.1")
+            .await
+            .expect("it starts");
+        program.ask("start").await.expect("a context");
+        program.ask("allocate 1000").await.expect("memory");
+        running.push(program);
+    }
+    let refused = running[0].ask("allocate 10000").await.expect("an answer").refused;
+    assert!(refused.is_some(), "{refused:?}");
+
+    let agents: Vec<String> = cluster.metrics().map(|(_, address)| address.to_string()).collect();
+    let extender = cluster.extender_url();
+    let extender = extender
+        .trim_start_matches("http://")
+        .split('/')
+        .next()
+        .expect("an address")
+        .to_owned();
+    let jobs = [
+        ("divvy-agent", "/metrics", agents.clone()),
+        ("dcgm", "/metrics/dcgm", agents),
+        ("divvy-extender", "/metrics", vec![extender]),
+    ];
+    let Some(prometheus) = Prometheus::start(&jobs) else { return };
+    for dashboard in ["divvy-cluster", "divvy-pod"] {
+        for (title, expressions) in expressions(dashboard) {
+            for expression in expressions {
+                match OF_TROUBLE.contains(&title.as_str()) {
+                    true => drop(prometheus.ask(&expression).expect("understood")),
+                    false => drop(prometheus.data(&expression).await),
+                }
+            }
+        }
+    }
+    for expression in OF_NVIDIA {
+        prometheus.data(expression).await;
+    }
+    // Both programs have 1,000 MiB and a context each, and the driver takes nothing for itself.
+    let mib = f64::from(1 << 20);
+    let sum = prometheus.data("sum(divvy_container_gpu_memory_used_bytes)").await;
+    let used = prometheus.data("sum(divvy_gpu_memory_used_bytes)").await;
+    assert!(sum == used && sum[0] > 2000.0 * mib, "{sum:?} {used:?}");
+    assert_eq!(
+        prometheus.data("sum(divvy_container_gpu_memory_limit_bytes)").await,
+        [12.0 * 1024.0 * mib]
+    );
+    assert_eq!(prometheus.data("sum(DCGM_FI_DEV_FB_USED)").await, [sum[0] / mib]);
+    assert_eq!(
+        prometheus
+            .data("sum(divvy_container_gpu_denied_allocations_total{pod=\"one\"}) > 0")
+            .await
+            .len(),
+        1
+    );
+    assert_eq!(prometheus.data("max(sum by (instance) (divvy_pods_waiting))").await, [1.0]);
+    assert_eq!(prometheus.data("min(up)").await, [1.0]);
+    drop(prometheus);
+    for program in running {
+        program.end().await.expect("ended");
+    }
+    cluster.shutdown().await;
+}
