@@ -19,7 +19,9 @@ const INTRODUCTION: &str = "\
 
 Each program serves `/metrics` to every client and without a token. The client chooses the format by its `Accept` header: OpenMetrics 1.0.0, or the
 Prometheus text format 0.0.4, which a client without that header gets. Prometheus itself prefers OpenMetrics. No metric contains the name of a pod.
-A label's values are listed where all of them always exist. Memory is in MiB.
+A label's values are listed where all of them always exist. Memory is in the unit that the name says.
+
+The chart has objects for the Prometheus operator and alerts: `metrics.podMonitor`, `metrics.serviceMonitor`, and `metrics.prometheusRule` in its values.
 ";
 
 /// Return docs/reference/metrics.md.
