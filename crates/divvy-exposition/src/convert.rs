@@ -11,8 +11,7 @@
 pub(crate) fn to_text(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = "";
-    // Not `lines`, which also removes a carriage return.
-    for line in open_metrics.split_terminator('\n') {
+    for line in open_metrics.lines() {
         if let Some((_, found)) = described(line, "# HELP ") {
             help = found;
         } else if let Some((name, kind)) = described(line, "# TYPE ") {

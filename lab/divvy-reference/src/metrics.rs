@@ -21,7 +21,9 @@ const INTRODUCTION: &str = "\
 
 Each program serves `/metrics` to every client and without a token. The client chooses the format by its `Accept` header: OpenMetrics 1.0.0, or the
 Prometheus text format 0.0.4, which a client without that header gets. Prometheus itself prefers OpenMetrics. Only the agent's metrics about containers name pods.
-A label's values are listed where all of them always exist. Memory is in MiB.
+A label's values are listed where all of them always exist. Memory is in the unit that the name says.
+
+[metrics.md](../metrics.md) says how to let Prometheus and Grafana show them.
 ";
 
 /// Return docs/reference/metrics.md.

@@ -97,3 +97,27 @@ assert len(samples) >= 2, samples";
         accepts(python, &["-c", PARSE], &scrape);
     }
 }
+
+#[test]
+fn the_alerts_of_the_chart_fire_when_they_should_and_name_metrics_that_exist() {
+    let helm = repository().join("deploy/helm");
+    let alerts = std::fs::read_to_string(helm.join("divvy/files/alerts.yaml")).expect("there");
+    let reference = divvy_reference::metrics::markdown().expect("made");
+    let words = alerts.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let names: Vec<&str> = words.filter(|word| word.starts_with("divvy_")).collect();
+    assert!(names.len() >= 4, "{names:?}");
+    for name in names {
+        assert!(reference.contains(&format!("`{name}`")), "{name} is not a metric");
+    }
+    if !divvy_skip::program("promtool", "prometheus") {
+        return;
+    }
+    let mut promtool = Command::new("promtool");
+    promtool.current_dir(helm).args(["test", "rules", "alerts.test.yaml"]);
+    let output = promtool.output().expect("promtool");
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat())
+    );
+}

@@ -5,9 +5,9 @@ use divvy_placement::{Ask, WaitReason};
 
 use super::{Core, FilterAnswer, Now, OpId};
 
-/// The number of pods whose reason a sweep looks for. Each of them costs a look at every node.
-const GUESSES: usize = 8;
-/// The number of waiting pods among which a sweep looks for these.
+/// The number of different requests whose reason a sweep looks for. Each of them costs a look at every node.
+const GUESSES: usize = 4;
+/// The number of waiting pods that a sweep looks at.
 const LOOKED_AT: usize = 1000;
 
 /// The upper ends of the classes of [`Waits`], in seconds.
@@ -73,20 +73,30 @@ impl Core {
             return;
         }
         let ledger = self.index.ledger();
-        let mut guesses = Vec::new();
+        let mut guesses: Vec<(Ask, i32, WaitReason)> = Vec::new();
+        let mut found = Vec::new();
         let mut last = "";
         for (pod, is_answered) in ledger.waiting_after(&self.guessed).take(LOOKED_AT) {
-            last = &pod.uid;
             if !is_answered {
-                guesses.push((pod.uid.clone(), ledger.wait_reason(pod)));
+                let ask = Ask::of(&pod.request, ledger.unit());
+                let same = guesses
+                    .iter()
+                    .find(|(of, priority, _)| (of, *priority) == (&ask, pod.priority));
+                let reason = match same {
+                    Some((.., reason)) => *reason,
+                    None if guesses.len() == GUESSES => break,
+                    None => ledger.wait_reason(pod),
+                };
+                if same.is_none() {
+                    guesses.push((ask, pod.priority, reason));
+                }
+                found.push((pod.uid.clone(), reason));
             }
-            if guesses.len() == GUESSES {
-                break;
-            }
+            last = &pod.uid;
         }
         // If no pod is left, the next sweep begins with the first one again.
         self.guessed = last.to_owned();
-        for (uid, reason) in guesses {
+        for (uid, reason) in found {
             self.index.ledger_mut().guess_wait_reason(&uid, reason);
         }
     }

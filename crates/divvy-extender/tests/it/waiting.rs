@@ -71,8 +71,9 @@ fn a_pod_waits_for_what_may_change_soonest_on_any_node() {
 }
 
 #[test]
-fn a_replica_that_is_not_asked_finds_out_itself_for_some_pods_at_a_time() {
-    let pods: Vec<Pod> = (0..20).map(|number| pod(&format!("p{number:02}"), 8)).collect();
+fn a_replica_that_is_not_asked_finds_out_itself_for_some_requests_at_a_time() {
+    // Two pods for each request.
+    let pods: Vec<Pod> = (0..20).map(|number| pod(&format!("p{number:02}"), number / 2 + 1)).collect();
     let mut core = synced(&[node("full", &[16])], &pods);
     core.index_mut().apply_pod(gpushare_pod("c", "full", 0, 16));
     let mut known = Vec::new();
