@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey, kept};
 
+use crate::amounts::Amounts;
 use crate::ask::Ask;
 use crate::departed::Departed;
-use crate::fragmentation::Amounts;
 use crate::node::NodeState;
 use crate::node_account::NodeAccount;
 use crate::node_view::NodeView;
@@ -166,8 +166,8 @@ impl Ledger {
         self.pods.values()
     }
 
-    /// Return how many pods wait for GPUs, for each reason in the order of [`WaitReason::ALL`]. A pod whose reason nobody has set waits for
-    /// [`WaitReason::Other`].
+    /// Return how many pods wait for GPUs, for each reason in the order of [`WaitReason::ALL`]. The reason of a pod is
+    /// [`WaitReason::Other`] until it is set.
     pub fn waiting(&self) -> [u64; WaitReason::ALL.len()] {
         self.waiting.counts()
     }

@@ -19,7 +19,7 @@
 //! The modules form layers. A module uses only layers below its own, and within its layer only modules that are listed before it:
 //!
 //! 1. values that know nothing of the others: `hash`, `speed`, `topology`, `products`, `pods`, `departed`, `reservation`, `amount`,
-//!    `waiting`
+//!    `amounts`, `waiting`
 //! 2. a node's GPUs (`node`), a pod's request (`ask`, `taste`), and what a node answers to it (`refusal`, `choice`)
 //! 3. what is taken on one node: `parts` (what a pod holds there), `usage` (the sums), `node_account` (what is left)
 //! 4. what fits on one node: `one_gpu`, `multi_gpu`, `whole`, `choose`; which pods must go to make room: `fewest`; what is kept
@@ -34,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod amount;
+mod amounts;
 mod anomaly;
 mod ask;
 mod choice;

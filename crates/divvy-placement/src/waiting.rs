@@ -37,7 +37,7 @@ impl WaitReason {
     ];
 }
 
-/// Report whether a pod waits for GPUs: it requests some, has no node, has not ended, and nobody has asked to delete it.
+/// Report whether a pod waits for GPUs: it requests some, has no node, has not ended, and is not being deleted.
 fn waits(pod: &Pod) -> bool {
     pod.node.is_none() && pod.request.wants_gpus() && !pod.deleting && !pod.ended()
 }
