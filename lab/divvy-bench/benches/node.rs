@@ -9,15 +9,23 @@
 
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use divvy_testbed::builders::pod;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::Cluster as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, PostParams};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const ROUNDS: usize = 10;
+/// As many pods as a kubelet runs by default.
+const PODS: usize = 110;
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
@@ -82,23 +90,59 @@ async fn main() -> Result<()> {
 
     offered(&cluster, 640).await?;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let agent = cluster.agent_pid("dgx").context("the agent runs")?;
-    let probe = child_of(agent)?;
-    let (agent_kib, _) = resident(agent)?;
-    let (probe_kib, driver_kib) = resident(probe)?;
-    println!("{:<44} {:>8.1} MiB", "agent, idle, resident", agent_kib as f64 / 1024.0);
-    println!(
-        "{:<44} {:>8.1} MiB",
-        "probe, idle, resident less the driver's library",
-        (probe_kib - driver_kib) as f64 / 1024.0
-    );
-    println!(
-        "{:<44} {:>8.1} MiB  (budget 12 MiB)",
-        "both",
-        (agent_kib + probe_kib - driver_kib) as f64 / 1024.0
-    );
+    print_memory(&cluster, "idle", 12)?;
+    scrape(&cluster).await?;
     cluster.shutdown().await;
     Ok(())
+}
+
+/// Print the resident memory of agent and probe next to its budget in MiB.
+fn print_memory(cluster: &Embedded, state: &str, budget: u32) -> Result<()> {
+    let agent = cluster.agent_pid("dgx").context("the agent runs")?;
+    let (agent_kib, _) = resident(agent)?;
+    let (probe_kib, driver_kib) = resident(child_of(agent)?)?;
+    let probe_kib = probe_kib - driver_kib;
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    println!("{:<44} {:>8.1} MiB", format!("agent, {state}, resident"), mib(agent_kib));
+    println!("{:<44} {:>8.1} MiB  (less the driver's library)", format!("probe, {state}, resident"), mib(probe_kib));
+    println!("{:<44} {:>8.1} MiB  (budget {budget} MiB)", "both", mib(agent_kib + probe_kib));
+    Ok(())
+}
+
+/// Measure what it costs to read the metrics of a full node. In between the agent may measure again, as it does for Prometheus.
+async fn scrape(cluster: &Embedded) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
+    for number in 0..PODS {
+        let manifest = pod(&format!("worker-{number}")).gpu_mem(5).build();
+        pods.create(&PostParams::default(), &serde_json::from_value(manifest)?).await?;
+    }
+    let (_, address) = cluster.metrics().next().context("the agent serves metrics")?;
+    let limit = Instant::now() + Duration::from_secs(120);
+    while !get(address, "/metrics").await?.contains(&format!("\ndivvy_agent_grants {PODS}\n")) {
+        ensure!(Instant::now() < limit, "waited 120 s for {PODS} pods");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    for path in ["/metrics", "/metrics/dcgm"] {
+        let (mut times, mut bytes) = (Vec::new(), 0);
+        for _ in 0..ROUNDS {
+            tokio::time::sleep(Duration::from_millis(1100)).await;
+            let began = Instant::now();
+            bytes = get(address, path).await?.len();
+            times.push(began.elapsed());
+        }
+        report(&format!("{path}, 8 GPUs and {PODS} pods"), "5 ms and NVML", &mut times);
+        println!("{:<44} {:>8.1} KB  (budget 200 KB)", "its text", bytes as f64 / 1000.0);
+    }
+    print_memory(cluster, "scraped", 13)
+}
+
+async fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await?;
+    Ok(text)
 }
 
 fn report(what: &str, budget: &str, times: &mut [Duration]) {
