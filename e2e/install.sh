@@ -413,11 +413,15 @@ user_of() { # NAMESPACE: create a service account `ann` that may only view that 
 why_as() { "$DIVVY" why -n "$@"; } # NAMESPACE ARGS...
 namespace_user() {
   scene "A user who may see one namespace asks why a pod waits"
-  local ann bob said
+  local ann bob said agent
   ann=$(user_of team-a) bob=$(user_of team-b)
   check "that user may list no nodes" refused_with no kube auth can-i list nodes --as=system:serviceaccount:team-a:ann
   create holds 5 "" 0 n1
   started holds
+  agent=$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=agent --field-selector spec.nodeName=n1 -o 'jsonpath={.items[0].metadata.name}')
+  check "the agent's metrics have what the pod was granted, and the GPU's temperature" says \
+    "$(kube get --raw "/api/v1/namespaces/$NAMESPACE/pods/$agent:9400/proxy/metrics")" \
+    'divvy_container_gpu_memory_limit_bytes{namespace="default",pod="holds",' ' 5368709120' 'divvy_gpu_temperature_celsius{'
   pod waits 12 "" 0 n1 | kube create -n team-a -f - > /dev/null
   step created "pod team-a/waits: 12 GiB, on n1"
   # Wait until the API server has read the new roles and the ConfigMap has the certificate.
