@@ -6,14 +6,15 @@ mod gpus;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_exposition::Format;
 use divvy_hardware::{Fault, GpuGauges};
 use divvy_model::{Enforcement, Health, Inventory, MiB, Vendor};
-use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -124,33 +125,67 @@ pub struct Measured {
     pub escapes: BTreeMap<String, Vec<Escape>>,
 }
 
+/// A sample's labels. Many metrics have samples with the same ones.
+type Labels = Arc<Vec<(&'static str, String)>>;
+
 /// Samples of one metric with labels.
 #[derive(Debug, Default)]
 struct Floats {
-    samples: BTreeMap<Vec<(&'static str, String)>, f64>,
+    samples: BTreeMap<Labels, f64>,
 }
 
 impl Floats {
     fn set<const N: usize>(&mut self, labels: [(&'static str, String); N], value: f64) {
-        self.samples.insert(labels.into(), value);
+        self.samples.insert(Arc::new(labels.into()), value);
+    }
+
+    fn set_shared(&mut self, labels: &Labels, value: f64) {
+        self.samples.insert(labels.clone(), value);
     }
 
     /// Register the samples as a gauge.
-    fn gauge(self, registry: &mut Registry, name: &str, help: &str) {
-        let family: Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>> = Family::default();
-        for (labels, value) in self.samples {
-            family.get_or_create(&labels).set(value);
-        }
-        registry.register(name, help, family);
+    fn gauge(self, registry: &mut Registry, name: &'static str, help: &'static str) {
+        self.register(registry, name, help, MetricType::Gauge);
     }
 
     /// Register the samples as a counter. Its name gets the suffix `_total`.
-    fn counter(self, registry: &mut Registry, name: &str, help: &str) {
-        let family: Family<Vec<(&'static str, String)>, Counter<f64, AtomicU64>> = Family::default();
-        for (labels, value) in self.samples {
-            family.get_or_create(&labels).inc_by(value);
+    fn counter(self, registry: &mut Registry, name: &'static str, help: &'static str) {
+        self.register(registry, name, help, MetricType::Counter);
+    }
+
+    fn register(self, registry: &mut Registry, name: &'static str, help: &'static str, kind: MetricType) {
+        if !self.samples.is_empty() {
+            let samples = self.samples;
+            registry.register_collector(Box::new(Described {
+                name,
+                help,
+                kind,
+                samples,
+            }));
         }
-        registry.register(name, help, family);
+    }
+}
+
+/// A metric as it is written. A family of `prometheus-client` would be a copy of it.
+#[derive(Debug)]
+struct Described {
+    name: &'static str,
+    help: &'static str,
+    kind: MetricType,
+    samples: BTreeMap<Labels, f64>,
+}
+
+impl Collector for Described {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut family = encoder.encode_descriptor(self.name, self.help, None, self.kind)?;
+        for (labels, value) in &self.samples {
+            let mut sample = family.encode_family(&**labels)?;
+            match self.kind {
+                MetricType::Counter => sample.encode_counter::<NoLabelSet, _, u64>(value, None)?,
+                _ => sample.encode_gauge(value)?,
+            }
+        }
+        Ok(())
     }
 }
 

@@ -7,32 +7,61 @@
 //! - The text format has neither the types `info` and `unknown`, nor the lines `# UNIT` and `# EOF`.
 //! - In a help text, OpenMetrics also escapes quotation marks.
 
-/// Convert the output of `prometheus-client`, which describes each family by `# HELP`, then `# TYPE`.
-pub(crate) fn to_text(open_metrics: &str) -> String {
-    let mut text = String::with_capacity(open_metrics.len());
-    let mut help = "";
-    for line in open_metrics.lines() {
-        if let Some((_, found)) = described(line, "# HELP ") {
-            help = found;
-        } else if let Some((name, kind)) = described(line, "# TYPE ") {
+use std::fmt;
+
+/// Takes the output of `prometheus-client`, which describes each family by `# HELP`, then `# TYPE`, and keeps the same in the text format.
+#[derive(Debug, Default)]
+pub(crate) struct ToText {
+    text: String,
+    /// The beginning of a line whose end has not come yet.
+    line: String,
+    help: String,
+}
+
+impl ToText {
+    /// Return the text. What has no line end is not complete, and is left out.
+    pub(crate) fn finish(self) -> String {
+        self.text
+    }
+
+    fn take_line(&mut self) {
+        let line = std::mem::take(&mut self.line);
+        if let Some((_, found)) = described(&line, "# HELP ") {
+            found.clone_into(&mut self.help);
+        } else if let Some((name, kind)) = described(&line, "# TYPE ") {
             let (suffix, kind) = match kind {
                 "counter" => ("_total", kind),
                 "info" => ("_info", "gauge"),
                 "unknown" => ("", "untyped"),
                 _ => ("", kind),
             };
-            for part in ["# HELP ", name, suffix, " ", &plain_quotes(help), "\n"] {
-                text.push_str(part);
+            for part in ["# HELP ", name, suffix, " ", &plain_quotes(&self.help), "\n"] {
+                self.text.push_str(part);
             }
             for part in ["# TYPE ", name, suffix, " ", kind, "\n"] {
-                text.push_str(part);
+                self.text.push_str(part);
             }
         } else if !line.starts_with('#') {
-            text.push_str(line);
-            text.push('\n');
+            self.text.push_str(&line);
+            self.text.push('\n');
         }
+        // The same memory for the next line.
+        self.line = line;
+        self.line.clear();
     }
-    text
+}
+
+impl fmt::Write for ToText {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        let mut lines = part.split('\n');
+        // `split` returns at least one part.
+        self.line.push_str(lines.next().unwrap_or_default());
+        for line in lines {
+            self.take_line();
+            self.line.push_str(line);
+        }
+        Ok(())
+    }
 }
 
 fn described<'a>(line: &'a str, keyword: &str) -> Option<(&'a str, &'a str)> {
@@ -58,7 +87,22 @@ fn plain_quotes(help: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
     use super::*;
+
+    fn to_text(open_metrics: &str) -> String {
+        let mut converter = ToText::default();
+        // However the parts are cut.
+        for character in open_metrics.chars() {
+            converter.write_char(character).expect("written");
+        }
+        let mut whole = ToText::default();
+        whole.write_str(open_metrics).expect("written");
+        let text = converter.finish();
+        assert_eq!(text, whole.finish());
+        text
+    }
 
     #[test]
     fn descriptions_are_those_of_the_text_format_and_samples_are_unchanged() {

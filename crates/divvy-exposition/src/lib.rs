@@ -25,13 +25,19 @@ pub use write::{Decimal, Family, Kind, family};
 /// # Errors
 /// A value cannot be formatted.
 pub fn encode(registries: &[&Registry], format: Format) -> Result<String, fmt::Error> {
-    let mut text = String::new();
-    for registry in registries {
-        encode_registry(&mut text, registry)?;
-    }
     match format {
-        Format::Text => Ok(convert::to_text(&text)),
+        Format::Text => {
+            let mut text = convert::ToText::default();
+            for registry in registries {
+                encode_registry(&mut text, registry)?;
+            }
+            Ok(text.finish())
+        }
         Format::OpenMetrics => {
+            let mut text = String::new();
+            for registry in registries {
+                encode_registry(&mut text, registry)?;
+            }
             encode_eof(&mut text)?;
             Ok(text)
         }

@@ -1,6 +1,7 @@
 //! The metrics about containers: what each of them may use of a GPU, and what it uses.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use divvy_agent_core::{Account, Escape, Used};
 use prometheus_client::registry::Registry;
@@ -22,18 +23,18 @@ pub(super) fn describe(registry: &mut Registry, measured: &Measured) {
         ..
     } in &measured.containers
     {
-        let labels = labels(account, container, uuid);
-        limit.set(labels.clone(), account.limit as f64);
-        allocated.set(labels.clone(), account.allocated as f64 / 1000.0);
+        let labels = Arc::new(labels(account, container, uuid).into());
+        limit.set_shared(&labels, account.limit as f64);
+        allocated.set_shared(&labels, account.allocated as f64 / 1000.0);
         if let Some(bytes) = account.used {
-            used.set(labels.clone(), bytes as f64);
-            peak.set(labels.clone(), account.peak as f64);
+            used.set_shared(&labels, bytes as f64);
+            peak.set_shared(&labels, account.peak as f64);
         }
         if let Some(ns) = account.busy {
-            busy.set(labels.clone(), ns as f64 / 1e9);
+            busy.set_shared(&labels, ns as f64 / 1e9);
         }
         if let Some(seconds) = account.last_busy {
-            last_busy.set(labels, seconds as f64);
+            last_busy.set_shared(&labels, seconds as f64);
         }
     }
     limit.gauge(
@@ -82,7 +83,7 @@ fn describe_pods(registry: &mut Registry, measured: &Measured) {
         let name = if let [name] = names[..] { name } else { "" };
         let labels = labels(account, name, uuid);
         if let Some(count) = measured.denied.get(&((*uid).to_owned(), (*uuid).to_owned())) {
-            denied.set(labels.clone(), *count as f64);
+            denied.set(labels, *count as f64);
         }
     }
     for (uid, all) in &measured.escapes {

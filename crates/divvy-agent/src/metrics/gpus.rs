@@ -76,7 +76,7 @@ type Value = fn(&Gauges) -> Option<f64>;
 
 /// Describe what the driver measures. A value that it does not return has no series.
 fn describe_measured(registry: &mut Registry, measured: &Measured) {
-    let simple: [(&str, &str, Value); 7] = [
+    let simple: [(&'static str, &'static str, Value); 7] = [
         ("divvy_gpu_memory_bytes", "The GPU's memory, as the driver reports it", |of| {
             of.memory.map(|memory| float(memory.total))
         }),

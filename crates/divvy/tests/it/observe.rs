@@ -174,13 +174,11 @@ async fn each_expression_of_the_dashboards_has_data_and_the_containers_memory_ad
     cluster.join("n1").await.expect("joined");
     let mut quiet = Quiet::default();
     let mut play = Play::new(&mut cluster, &mut quiet, Duration::ZERO);
-    for (name, gib) in [("one", 4), ("two", 8), ("waits", 70)] {
+    let mut running = Vec::new();
+    for (name, gib) in [("one", 4), ("two", 8)] {
         play.create(&pod(name).gpu_mem(gib), "asks for memory")
             .await
             .expect("created");
-    }
-    let mut running = Vec::new();
-    for name in ["one", "two"] {
         let (object, _) = play.started("default", name).await.expect("it runs");
         let uid = object.metadata.uid.expect("a UID");
         let mut program = play
@@ -192,6 +190,9 @@ async fn each_expression_of_the_dashboards_has_data_and_the_containers_memory_ad
         program.ask("allocate 1000").await.expect("memory");
         running.push(program);
     }
+    play.create(&pod("waits").gpu_mem(70), "asks for more than is free")
+        .await
+        .expect("created");
     let refused = running[0].ask("allocate 10000").await.expect("an answer").refused;
     assert!(refused.is_some(), "{refused:?}");
 

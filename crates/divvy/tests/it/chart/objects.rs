@@ -65,7 +65,7 @@ fn each_is_an_object_of_its_own(objects: &[Value], count: usize) {
         let expected = match field("/kind").as_str() {
             _ if cluster_wide => "",
             "Role" | "RoleBinding" if field("/metadata/name").ends_with("-unhealthy-gpus") => "kube-system",
-            "ConfigMap" => "kube-public",
+            "ConfigMap" if !field("/metadata/name").ends_with("-dashboards") => "kube-public",
             "Role" | "RoleBinding" if ["divvy-explainer", "divvy-find-explainer"].contains(&field("/metadata/name").as_str()) => {
                 "kube-public"
             }
