@@ -3,6 +3,7 @@
 mod read_pod;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
 use divvy_model::limits::{NODE_GPUS, QUOTED_BYTES, shortened};
 use divvy_model::out_of_service::GpusOutOfService;
@@ -35,7 +36,10 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
         uid: meta.uid.clone().unwrap_or_default(),
         namespace: meta.namespace.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
-        created_s: meta.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+        created_s: meta.creation_timestamp.as_ref().and_then(|time| {
+            let seconds = u32::try_from(time.0.as_second()).ok()?;
+            NonZeroU32::new(seconds)
+        }),
         node: object.spec.node_name.clone().filter(|name| !name.is_empty()),
         phase: phase(status.and_then(|status| status.phase.as_deref())),
         deleting: meta.deletion_timestamp.is_some(),

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 
 use crate::legacy::LegacyAllocation;
 use crate::{Allocation, Error, PodRequest};
@@ -42,8 +43,9 @@ pub struct Pod {
     pub namespace: String,
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.creationTimestamp` in Unix seconds, from which the extender counts how long the pod waits.
-    pub created_s: Option<i64>,
+    /// `metadata.creationTimestamp` in Unix seconds, from which the extender counts how long the pod waits. `None` if it is missing, or not between 1970
+    /// and 2106. Every pod of a cluster has this field, so it is small.
+    pub created_s: Option<NonZeroU32>,
     /// `spec.nodeName`; `None` if the pod is not bound.
     pub node: Option<String>,
     /// `status.phase`.

@@ -104,8 +104,16 @@ fn print_memory(cluster: &Embedded, state: &str, budget: u32) -> Result<()> {
     let probe_kib = probe_kib - driver_kib;
     let mib = |kib: u64| kib as f64 / 1024.0;
     println!("{:<44} {:>8.1} MiB", format!("agent, {state}, resident"), mib(agent_kib));
-    println!("{:<44} {:>8.1} MiB  (less the driver's library)", format!("probe, {state}, resident"), mib(probe_kib));
-    println!("{:<44} {:>8.1} MiB  (budget {budget} MiB)", "both", mib(agent_kib + probe_kib));
+    println!(
+        "{:<44} {:>8.1} MiB  (less the driver's library)",
+        format!("probe, {state}, resident"),
+        mib(probe_kib)
+    );
+    println!(
+        "{:<44} {:>8.1} MiB  (budget {budget} MiB)",
+        "both",
+        mib(agent_kib + probe_kib)
+    );
     Ok(())
 }
 
@@ -114,11 +122,15 @@ async fn scrape(cluster: &Embedded) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
     for number in 0..PODS {
         let manifest = pod(&format!("worker-{number}")).gpu_mem(5).build();
-        pods.create(&PostParams::default(), &serde_json::from_value(manifest)?).await?;
+        pods.create(&PostParams::default(), &serde_json::from_value(manifest)?)
+            .await?;
     }
     let (_, address) = cluster.metrics().next().context("the agent serves metrics")?;
     let limit = Instant::now() + Duration::from_secs(120);
-    while !get(address, "/metrics").await?.contains(&format!("\ndivvy_agent_grants {PODS}\n")) {
+    while !get(address, "/metrics")
+        .await?
+        .contains(&format!("\ndivvy_agent_grants {PODS}\n"))
+    {
         ensure!(Instant::now() < limit, "waited 120 s for {PODS} pods");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

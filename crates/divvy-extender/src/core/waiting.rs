@@ -41,7 +41,7 @@ impl Core {
         let pod = self.ops.get(&id).and_then(|op| op.pod.as_ref());
         let created_s = pod.filter(|pod| pod.request.wants_gpus()).and_then(|pod| pod.created_s);
         if let Some(created_s) = created_s {
-            let created_ms = u64::try_from(created_s).unwrap_or(0).saturating_mul(1000);
+            let created_ms = u64::from(created_s.get()).saturating_mul(1000);
             self.waits.add((now.unix_ns / 1_000_000).saturating_sub(created_ms));
         }
     }

@@ -1,5 +1,7 @@
 //! Pods that wait: what is in their way, and how long they waited.
 
+use std::num::NonZeroU32;
+
 use divvy_exposition::Format;
 use divvy_extender::core::{Core, Got, Posted, WAITS_S};
 use divvy_extender::metrics::{Metrics, Scrape};
@@ -123,7 +125,9 @@ fn a_pod_does_not_wait_once_it_is_bound_deleted_or_gone() {
 #[test]
 fn the_time_from_creation_to_the_bind_is_counted_once_for_each_pod() {
     let created = |name: &str, units: u64, seconds_ago: u64| Pod {
-        created_s: Some((at(0).unix_ns / 1_000_000_000 - seconds_ago).cast_signed()),
+        created_s: u32::try_from(at(0).unix_ns / 1_000_000_000 - seconds_ago)
+            .ok()
+            .and_then(NonZeroU32::new),
         ..pod(name, units)
     };
     let pods = [
@@ -133,11 +137,11 @@ fn the_time_from_creation_to_the_bind_is_counted_once_for_each_pod() {
         created("web", 0, 90),
         pod("unknown", 1),
         Pod {
-            created_s: Some(i64::MAX),
+            created_s: Some(NonZeroU32::MAX),
             ..pod("future", 1)
         },
         Pod {
-            created_s: Some(-1),
+            created_s: Some(NonZeroU32::MIN),
             ..pod("past", 1)
         },
     ];
@@ -161,7 +165,7 @@ fn the_time_from_creation_to_the_bind_is_counted_once_for_each_pod() {
     let waits = core.waits();
     let ends: Vec<(u16, u64)> = WAITS_S.into_iter().zip(waits.pods).filter(|(_, pods)| *pods > 0).collect();
     assert_eq!(ends, [(1, 2), (120, 1)], "a and the one from the future, and b");
-    assert_eq!(waits.pods[WAITS_S.len()], 2, "c and the one from before 1970");
+    assert_eq!(waits.pods[WAITS_S.len()], 2, "c and the one from 1970");
     let text = Metrics::default()
         .text(&Scrape::of(&core, None, true), Format::Text)
         .expect("formatted");
