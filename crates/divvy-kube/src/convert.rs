@@ -44,7 +44,7 @@ pub fn pod(object: &PodObject) -> Result<Pod, divvy_model::Error> {
         phase: phase(status.and_then(|status| status.phase.as_deref())),
         deleting: meta.deletion_timestamp.is_some(),
         container_running: running,
-        cpu_milli: cpu.saturating_add(overhead(object, "cpu", quantity_milli)?),
+        cpu_milli: u32::try_from(cpu.saturating_add(overhead(object, "cpu", quantity_milli)?)).unwrap_or(u32::MAX),
         memory_bytes: memory.saturating_add(overhead(object, "memory", quantity_value)?),
         priority: object.spec.priority.unwrap_or(0),
         nominated: nominated(object),

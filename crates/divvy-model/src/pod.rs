@@ -57,8 +57,8 @@ pub struct Pod {
     pub container_running: bool,
     /// The pod's request for GPU memory.
     pub request: PodRequest,
-    /// Effective CPU request in thousandths of a core.
-    pub cpu_milli: u64,
+    /// Effective CPU request in thousandths of a core. No machine has so many cores that more would make a difference.
+    pub cpu_milli: u32,
     /// Effective request for main memory in bytes.
     pub memory_bytes: u64,
     /// `spec.priority`: kube-scheduler may evict pods with a lower priority to make room for this pod.

@@ -10,7 +10,11 @@ use crate::node::{GpuState, NodeState};
 use crate::pods::ByUid;
 use crate::usage::Usage;
 
-/// Everything known about one node name.
+/// What is free on each healthy, shared GPU with anything free, in the order of the GPUs.
+#[derive(Debug, Clone)]
+pub(crate) struct FreePieces(Vec<MiB>);
+
+/// Everything known about one node name. Many nodes of a cluster have no GPU, so what only GPUs need is small without them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct NodeAccount {
     pub(crate) state: Option<NodeState>,
@@ -23,8 +27,8 @@ pub(crate) struct NodeAccount {
     /// The GPUs kept for the nominated pods, highest priority first.
     pub(crate) nominated_to: Vec<Nominated>,
     pub(crate) usage: Usage,
-    /// What is free on each healthy, shared GPU with anything free, in the order of the GPUs.
-    pub(crate) free_pieces: Box<[MiB]>,
+    /// What is free on its GPUs. `None` if nothing is.
+    pub(crate) free_pieces: Option<Box<FreePieces>>,
     pub(crate) version: u64,
 }
 
@@ -90,13 +94,19 @@ impl NodeAccount {
         self.state.as_ref().and_then(|state| state.gpus.get(position))
     }
 
+    /// Return the memory in [`NodeAccount::free_pieces`].
+    pub(crate) fn each_free_piece(&self) -> impl Iterator<Item = MiB> {
+        self.free_pieces.iter().flat_map(|pieces| &pieces.0).copied()
+    }
+
     /// Compute [`NodeAccount::free_pieces`].
-    pub(crate) fn count_free_pieces(&self) -> Box<[MiB]> {
+    pub(crate) fn count_free_pieces(&self) -> Option<Box<FreePieces>> {
         let state = self.state.as_ref().filter(|state| state.unusable(None).is_none());
         let gpus = state.iter().flat_map(|state| state.gpus.iter().enumerate());
         let shared = gpus.filter(|(_, gpu)| gpu.health == Health::Ok && gpu.is_shared());
         let free = shared.map(|(position, _)| self.free(position));
-        free.filter(|free| *free > MiB::ZERO).collect()
+        let pieces: Vec<MiB> = free.filter(|free| *free > MiB::ZERO).collect();
+        (!pieces.is_empty()).then(|| Box::new(FreePieces(pieces)))
     }
 
     /// Compute the most memory that a share can have on any one healthy GPU.

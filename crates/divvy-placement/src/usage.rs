@@ -51,7 +51,7 @@ impl Usage {
     /// Add what a pod requests besides GPUs.
     pub(crate) fn add_pod(&mut self, pod: &Pod) {
         self.pods = self.pods.saturating_add(1);
-        self.cpu_milli = self.cpu_milli.saturating_add(pod.cpu_milli);
+        self.cpu_milli = self.cpu_milli.saturating_add(u64::from(pod.cpu_milli));
         self.memory_bytes = self.memory_bytes.saturating_add(pod.memory_bytes);
     }
 

@@ -90,7 +90,7 @@ impl Sums {
     fn without(view: &NodeView<'_>, pod: &Pod, gone: &[&Pod]) -> Sums {
         let (cpu_milli, memory_bytes, pods) = view.requested();
         let mut sums = Sums {
-            cpu_milli: cpu_milli.saturating_add(pod.cpu_milli),
+            cpu_milli: cpu_milli.saturating_add(pod.cpu_milli.into()),
             memory_bytes: memory_bytes.saturating_add(pod.memory_bytes),
             pods: pods.saturating_add(1),
         };
@@ -99,7 +99,7 @@ impl Sums {
     }
 
     fn free(&mut self, gone: &Pod) {
-        self.cpu_milli = self.cpu_milli.saturating_sub(gone.cpu_milli);
+        self.cpu_milli = self.cpu_milli.saturating_sub(gone.cpu_milli.into());
         self.memory_bytes = self.memory_bytes.saturating_sub(gone.memory_bytes);
         self.pods = self.pods.saturating_sub(1);
     }

@@ -92,7 +92,7 @@ pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
         None => Share::Memory(u32::try_from(ask.memory?.0).ok()?),
     };
     Some(Demand {
-        cpu_milli: clamp(pod.cpu_milli),
+        cpu_milli: pod.cpu_milli,
         // Rounded up, because free memory is rounded down.
         memory_mib: clamp(pod.memory_bytes.div_ceil(1 << 20)),
         gpus: match share {

@@ -23,7 +23,7 @@ impl Ledger {
             let unused = entry.pods.is_empty() && entry.reserved.is_empty() && entry.departed.is_empty();
             if entry.state.is_none() && unused && entry.nominated.is_empty() {
                 if let Some(gone) = self.nodes.remove(&name) {
-                    gone.free_pieces.iter().for_each(|free| self.free_pieces.remove(*free));
+                    gone.each_free_piece().for_each(|free| self.free_pieces.remove(free));
                 }
                 self.last_version += 1;
                 self.last_gone = self.last_version;
@@ -37,9 +37,9 @@ impl Ledger {
                 entry.version = version;
                 entry.usage.most_free = entry.count_most_free();
                 let free = entry.count_free_pieces();
-                entry.free_pieces.iter().for_each(|free| self.free_pieces.remove(*free));
-                free.iter().for_each(|free| self.free_pieces.add(*free));
+                entry.each_free_piece().for_each(|free| self.free_pieces.remove(free));
                 entry.free_pieces = free;
+                entry.each_free_piece().for_each(|free| self.free_pieces.add(free));
                 let gpus = entry.state.iter().flat_map(|state| &state.gpus);
                 if gpus.zip(&entry.usage.gpus).any(|(gpu, used)| *used > gpu.capacity) {
                     self.overbooked.insert((version, name.clone()));

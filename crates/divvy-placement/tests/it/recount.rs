@@ -50,7 +50,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
                 _ => divvy_pod(&format!("p{name}"), &on, index, units),
             };
             pod.uid = format!("u{name}-{generation}");
-            pod.cpu_milli = units;
+            pod.cpu_milli = units as u32;
             if node.is_none() {
                 pod.held = Held::Nothing;
             }

@@ -41,7 +41,7 @@ fn node(at: usize, kind: usize) -> Node {
 
 fn asking(number: usize, units: u64) -> Pod {
     Pod {
-        cpu_milli: 500 * (1 + number as u64 % 4),
+        cpu_milli: 500 * (1 + number as u32 % 4),
         memory_bytes: 1 << 30,
         ..pending(&format!("p{number}"), units)
     }
@@ -413,7 +413,7 @@ fn as_many_kinds_of_pods_as_pods_make_no_table_grow() {
         ledger.apply_node(&published("n", &[80; 8], |_| "A100".to_owned()));
         for number in 0..pods {
             let mut pod = asking_several(number as usize, 1 + number % 900, 1 + (number % 3) as u32);
-            pod.cpu_milli = 100 + number * 10;
+            pod.cpu_milli = 100 + number as u32 * 10;
             ledger.apply_pod(pod);
         }
         allocation_counter::measure(|| {
