@@ -12,7 +12,7 @@ pub(crate) enum Edition {
     R535,
     /// 91 columns.
     R550,
-    /// Other heads for MIG devices. The branch 555 did not publish tables with MIG devices.
+    /// Other heads for MIG devices. No table with MIG devices from the branch 555 was found.
     R560,
     /// Longer PIDs.
     R570,

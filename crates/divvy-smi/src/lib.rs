@@ -20,7 +20,7 @@ mod pods;
 mod processes;
 mod value;
 
-pub use value::{ComputeMode, Ecc, Gpu, Kind, Memory, MigDevice, Owner, Process, Reading, Smi};
+pub use value::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Owner, Process, Reading, Smi};
 
 use edition::Edition;
 

@@ -3,7 +3,7 @@
 use crate::cell::{double_rule, line, row};
 use crate::edition::Edition;
 use crate::gpus::word;
-use crate::value::{Memory, MigDevice, Reading, Smi};
+use crate::value::{Engines, Memory, MigDevice, Reading, Smi};
 
 /// Add the MIG devices, if MIG is enabled on a GPU.
 pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
@@ -44,7 +44,7 @@ fn heads(edition: Edition) -> [[&'static str; 4]; 3] {
         _ => ["                     Memory-Usage ", "                       BAR1-Usage "],
     };
     let engines = match edition {
-        Edition::R450 => ["         Shared         ", " CE  ENC  DEC  OFA  JPG"],
+        Edition::R450 => ["         Shared        ", " CE  ENC  DEC  OFA  JPG"],
         Edition::R530 | Edition::R535 | Edition::R550 => ["      Shared           ", " CE ENC DEC OFA JPG    "],
         _ => ["        Shared         ", " CE ENC  DEC  OFA  JPG "],
     };
@@ -60,7 +60,16 @@ fn rows(gpu: u32, device: &MigDevice, edition: Edition) -> [[String; 4]; 2] {
     let sms = word(&device.multiprocessors, u32::to_string);
     let errors = word(&device.uncorrected_ecc, u64::to_string);
     let engines = match &device.engines {
-        Reading::Value([ce, enc, dec, ofa, jpg]) => format!("{ce:>3}{enc:>4}{dec:>5}{ofa:>5}{jpg:>5}"),
+        Reading::Value(of) => {
+            let Engines {
+                copy,
+                encoders,
+                decoders,
+                ofa,
+                jpeg,
+            } = of;
+            format!("{copy:>3}{encoders:>4}{decoders:>5}{ofa:>5}{jpeg:>5}")
+        }
         none => format!(" {}", word(none, |_| String::new())),
     };
     let wide = if edition == Edition::R450 { 10 } else { 19 };

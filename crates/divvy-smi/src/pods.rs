@@ -37,9 +37,9 @@ pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
 }
 
 fn name(owner: &Owner) -> String {
-    match &owner.pod {
-        Some((namespace, pod)) if owner.containers.is_empty() => format!("{namespace}/{pod}"),
-        Some((namespace, pod)) => format!("{namespace}/{pod}/{}", owner.containers.join(",")),
-        None => format!("UID {}", owner.uid),
+    match (&owner.namespace, &owner.name) {
+        (Some(namespace), Some(pod)) if owner.containers.is_empty() => format!("{namespace}/{pod}"),
+        (Some(namespace), Some(pod)) => format!("{namespace}/{pod}/{}", owner.containers.join(",")),
+        _ => format!("UID {}", owner.uid),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::cell::{double_rule, keep_end, line, row};
 use crate::edition::Edition;
-use crate::value::{Kind, Process, Smi};
+use crate::value::{Instances, Kind, Process, Smi};
 
 pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
     let inner = edition.inner();
@@ -45,7 +45,7 @@ fn heads(edition: Edition) -> [&'static str; 2] {
 /// Return the columns GPU, GI, CI, and PID, which the list of pods has as well.
 pub(crate) fn place(process: &Process, edition: Edition) -> String {
     let (gi, ci) = match process.instances {
-        Some((gi, ci)) => (format!("{gi:>2} "), format!("{ci:>2} ")),
+        Some(Instances { gi, ci }) => (format!("{gi:>2} "), format!("{ci:>2} ")),
         None => ("N/A".to_owned(), "N/A".to_owned()),
     };
     let wide = if edition < Edition::R570 { 10 } else { 16 };

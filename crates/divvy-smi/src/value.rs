@@ -88,7 +88,7 @@ pub struct Gpu {
     pub memory: Reading<Memory>,
     /// Percent of the last sample period in which a kernel was running.
     pub utilization: Reading<u32>,
-    /// Who may use the GPU.
+    /// Which processes may use the GPU.
     pub compute_mode: Reading<ComputeMode>,
     /// Whether MIG is enabled.
     pub mig: Reading<bool>,
@@ -121,7 +121,7 @@ pub struct Memory {
     pub total: u64,
 }
 
-/// Who may use a GPU.
+/// Which processes may use a GPU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ComputeMode {
@@ -156,8 +156,33 @@ pub struct MigDevice {
     pub multiprocessors: Reading<u32>,
     /// The number of errors of the memory that could not be corrected.
     pub uncorrected_ecc: Reading<u64>,
-    /// The number of copy engines, video encoders, video decoders, optical flow accelerators, and JPEG decoders.
-    pub engines: Reading<[u32; 5]>,
+    /// The engines, which the MIG devices of a GPU instance share.
+    pub engines: Reading<Engines>,
+}
+
+/// The numbers of the engines of a MIG device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Engines {
+    /// Copy engines.
+    pub copy: u32,
+    /// Video encoders.
+    pub encoders: u32,
+    /// Video decoders.
+    pub decoders: u32,
+    /// Optical flow accelerators.
+    pub ofa: u32,
+    /// JPEG decoders.
+    pub jpeg: u32,
+}
+
+/// The numbers of a GPU instance and of a compute instance in it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Instances {
+    /// The GPU instance.
+    pub gi: u32,
+    /// The compute instance.
+    pub ci: u32,
 }
 
 /// A process on a GPU.
@@ -166,8 +191,8 @@ pub struct MigDevice {
 pub struct Process {
     /// The index of the GPU.
     pub gpu: u32,
-    /// The numbers of the GPU instance and of the compute instance, if the process runs on a MIG device.
-    pub instances: Option<(u32, u32)>,
+    /// The MIG device, if the process runs on one.
+    pub instances: Option<Instances>,
     /// The PID on the machine.
     pub pid: u32,
     /// What the process uses the GPU for.
@@ -205,8 +230,10 @@ pub enum Kind {
 pub struct Owner {
     /// The pod's UID.
     pub uid: String,
-    /// The pod's namespace and name. `None` if the machine has no record of the pod.
-    pub pod: Option<(String, String)>,
+    /// The pod's namespace. `None` if the machine has no record of the pod.
+    pub namespace: Option<String>,
+    /// The pod's name. `None` if the machine has no record of the pod.
+    pub name: Option<String>,
     /// The names of the pod's containers that have a share of a GPU. The process may belong to any container of the pod.
     pub containers: Vec<String>,
 }

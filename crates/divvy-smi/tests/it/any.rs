@@ -1,6 +1,6 @@
 //! What any values do to the table.
 
-use divvy_smi::{ComputeMode, Ecc, Gpu, Kind, Memory, MigDevice, Owner, Process, Reading, Smi, table};
+use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Owner, Process, Reading, Smi, table};
 use proptest::prelude::*;
 
 fn reading<T: std::fmt::Debug + Clone + 'static>(value: impl Strategy<Value = T> + 'static) -> impl Strategy<Value = Reading<T>> {
@@ -18,7 +18,13 @@ fn mig_device() -> impl Strategy<Value = MigDevice> {
         memory(),
         reading(any::<u32>()),
         reading(any::<u64>()),
-        reading(any::<[u32; 5]>()),
+        reading(any::<[u32; 5]>().prop_map(|[copy, encoders, decoders, ofa, jpeg]| Engines {
+            copy,
+            encoders,
+            decoders,
+            ofa,
+            jpeg,
+        })),
     );
     (numbers, values).prop_map(
         |((index, gi, ci), (memory, bar1, multiprocessors, uncorrected_ecc, engines))| MigDevice {
@@ -82,9 +88,16 @@ fn gpu() -> impl Strategy<Value = Gpu> {
 
 fn process() -> impl Strategy<Value = Process> {
     let kind = prop_oneof![Just(Kind::Compute), Just(Kind::Graphics), Just(Kind::Both), Just(Kind::Mps)];
-    let owner = (".*", prop::option::of((".*", ".*")), prop::collection::vec(".*", 0..3));
-    let owner = owner.prop_map(|(uid, pod, containers)| Owner { uid, pod, containers });
-    let numbers = (any::<u32>(), prop::option::of(any::<(u32, u32)>()), any::<u32>());
+    let text = || prop::option::of(".*");
+    let owner = (".*", text(), text(), prop::collection::vec(".*", 0..3));
+    let owner = owner.prop_map(|(uid, namespace, name, containers)| Owner {
+        uid,
+        namespace,
+        name,
+        containers,
+    });
+    let instances = any::<(u32, u32)>().prop_map(|(gi, ci)| Instances { gi, ci });
+    let numbers = (any::<u32>(), prop::option::of(instances), any::<u32>());
     let values = (kind, ".*", prop::option::of(any::<u64>()), prop::option::of(owner));
     (numbers, values).prop_map(|((gpu, instances, pid), (kind, name, memory, pod))| Process {
         gpu,
@@ -133,7 +146,8 @@ fn owned(pid: u32, pod: Option<(&str, &str)>, containers: &[&str]) -> Process {
         memory: Some(1),
         pod: Some(Owner {
             uid: "0b1f6d3e-5a4c-4f52-9d4e-1c2b3a495867".to_owned(),
-            pod: pod.map(|(namespace, name)| (namespace.to_owned(), name.to_owned())),
+            namespace: pod.map(|(namespace, _)| namespace.to_owned()),
+            name: pod.map(|(_, name)| name.to_owned()),
             containers: containers.iter().map(|name| (*name).to_owned()).collect(),
         }),
         ..Process::default()

@@ -3,7 +3,7 @@
 //! `tables/` has what nvidia-smi printed on their machines, found in public repositories. Some publications lack the time or the spaces at the end of
 //! lines; the comparison of those leaves both out.
 
-use divvy_smi::{ComputeMode, Ecc, Gpu, Kind, Memory, MigDevice, Process, Reading, Smi, table};
+use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Process, Reading, Smi, table};
 
 use Reading::{Absent, Failed, Value};
 
@@ -77,7 +77,13 @@ fn part(index: u32, gi: u32, memory: [u64; 2], bar1: [u64; 2], multiprocessors: 
         bar1: memory_of(bar1),
         multiprocessors: Value(multiprocessors),
         uncorrected_ecc: Value(0),
-        engines: Value(engines),
+        engines: Value(Engines {
+            copy: engines[0],
+            encoders: engines[1],
+            decoders: engines[2],
+            ofa: engines[3],
+            jpeg: engines[4],
+        }),
         ..MigDevice::default()
     }
 }
@@ -95,7 +101,7 @@ fn process(gpu: u32, pid: u32, kind: Kind, name: &str, mib: u64) -> Process {
 
 fn on_part(gi: u32, process: Process) -> Process {
     Process {
-        instances: Some((gi, 0)),
+        instances: Some(Instances { gi, ci: 0 }),
         ..process
     }
 }
