@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 18] = [
+const PURE: [&str; 19] = [
     "divvy-model",
     "divvy-share",
     "divvy-agent-core",
@@ -17,6 +17,7 @@ const PURE: [&str; 18] = [
     "divvy-policy",
     "divvy-audit",
     "divvy-simulator",
+    "divvy-smi",
     "divvy-smoke-report",
     "divvy-cdi",
     "divvy-oci",

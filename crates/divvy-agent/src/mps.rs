@@ -60,6 +60,8 @@ mod tests {
             pod: pod.map(str::to_owned),
             container: None,
             own_pid: None,
+            kind: None,
+            program: None,
         };
         let mut gpus = [GpuProcesses {
             uuid: "GPU-0".to_owned(),

@@ -178,6 +178,8 @@ impl Backend for Amd {
                 pod: None,
                 container: None,
                 own_pid: None,
+                kind: None,
+                program: None,
             });
             GpuProcesses {
                 uuid: facts.uuid.clone(),
@@ -204,6 +206,7 @@ impl Backend for Amd {
             GpuGauges {
                 uuid: facts.uuid.clone(),
                 values: gauges::read(device),
+                parts: Vec::new(),
                 error: facts.error.clone().filter(|_| facts.lost),
             }
         });

@@ -227,17 +227,39 @@ pub struct Process {
     /// The process's PID as it sees it itself, in the innermost PID namespace (`NSpid` in proc_pid_status(5)). `None` if it could not be read.
     #[serde(default, rename = "ownPid", skip_serializing_if = "Option::is_none")]
     pub own_pid: Option<u32>,
+    /// What the process uses the GPU for. `None` if the driver does not report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<ProcessKind>,
+    /// The first word of the process's command line, which the process itself can change, or the end of it. `None` if it could not be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
+}
+
+/// What a process uses a GPU for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProcessKind {
+    /// Computing.
+    Compute,
+    /// Rendering.
+    Graphics,
+    /// Computing and rendering.
+    ComputeAndGraphics,
+    /// Computing as a client of CUDA's Multi-Process Service (MPS).
+    MpsClient,
 }
 
 /// The maximum number of GPUs in input from outside the process. No machine has so many GPUs.
 pub(crate) const MAX_GPUS: usize = 256;
 /// The maximum number of MIG devices of a GPU. NVIDIA's GPUs have at most 7 GPU instances with 7 compute instances each.
-const MAX_MIG_DEVICES: usize = 64;
+pub(crate) const MAX_MIG_DEVICES: usize = 64;
 /// The maximum number of device nodes of a GPU. A GPU has one or two of its own.
 const MAX_NODES: usize = 8;
 /// The maximum size in bytes of a name, and of an error.
 const NAME_BYTES: usize = divvy_model::limits::DEVICE_TEXT_BYTES;
 pub(crate) const ERROR_BYTES: usize = 1024;
+/// The maximum size in bytes of a process's name. nvidia-smi shows fewer.
+pub(crate) const PROGRAM_BYTES: usize = 256;
 
 impl Snapshot {
     /// Return the version of a vendor's driver; empty if it is unknown, or if the driver does not answer.
@@ -357,6 +379,12 @@ impl GpuProcesses {
                     return refuse(format!(
                         "process {} on GPU {} claims to use {}",
                         process.pid, gpu.uuid, process.used
+                    ));
+                }
+                if process.program.as_ref().is_some_and(|text| !is_text(text, PROGRAM_BYTES)) {
+                    return refuse(format!(
+                        "the program of process {} on GPU {} is not printable text",
+                        process.pid, gpu.uuid
                     ));
                 }
                 // The UUID check also accepts every valid pod UID and container ID.
@@ -660,6 +688,8 @@ mod tests {
                 pod: pod.map(str::to_owned),
                 container: None,
                 own_pid: None,
+                kind: None,
+                program: None,
             }],
             error: None,
         };
@@ -668,6 +698,12 @@ mod tests {
             gpu.processes[0].container = Some(id.to_owned());
             gpu
         };
+        let named = |name: &str| {
+            let mut gpu = gpu("GPU-a", 1, None);
+            gpu.processes[0].program = Some(name.to_owned());
+            gpu
+        };
+        GpuProcesses::validate(&[named("python3")]).expect("ordinary");
         GpuProcesses::validate(&[in_container("0123abcd")]).expect("ordinary");
         GpuProcesses::validate(&[gpu("GPU-a", 10, None), gpu("GPU-b", 0, Some("0a-1b"))]).expect("ordinary");
         for (name, all) in [
@@ -676,6 +712,8 @@ mod tests {
             ("a path for a pod", vec![gpu("GPU-a", 1, Some("../x"))]),
             ("a pod without a UID", vec![gpu("GPU-a", 1, Some(""))]),
             ("a path for a container", vec![in_container("../x")]),
+            ("a program of two lines", vec![named("a\nb")]),
+            ("a long program", vec![named(&"a".repeat(PROGRAM_BYTES + 1))]),
             ("more memory than exists", vec![gpu("GPU-a", u64::MAX, None)]),
             ("too many GPUs", (0..300).map(|i| gpu(&format!("GPU-{i}"), 1, None)).collect()),
         ] {

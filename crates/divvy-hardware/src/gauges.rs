@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{ERROR_BYTES, MAX_GPUS, is_text, is_uuid, make_text};
+use crate::facts::{ERROR_BYTES, MAX_GPUS, MAX_MIG_DEVICES, is_text, is_uuid, make_text};
 use crate::{Error, RemappedRows};
 
 /// All of something, in the unit of the ratios in [`Gpm`].
@@ -10,18 +10,55 @@ const PARTS: u32 = 1_000_000;
 /// The number of bytes that no GPU has, and that no bus transfers in a second.
 pub(crate) const TOO_MANY_BYTES: u64 = 1 << 60;
 
+/// The slowest performance state (nvml.h, `nvmlPstates_t`).
+const SLOWEST_STATE: u32 = 15;
+
 /// What a driver measures and counts of one GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuGauges {
-    /// The GPU's UUID. MIG devices have no entry of their own.
+    /// The GPU's UUID.
     pub uuid: String,
     /// What the driver returned.
     #[serde(default)]
     pub values: Gauges,
+    /// The MIG devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PartGauges>,
     /// Why the driver returned nothing, for example because the GPU is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// The values of one MIG device. A value that the driver does not return is `None`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PartGauges {
+    /// The UUID of the MIG device.
+    pub uuid: String,
+    /// The memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<GpuMemory>,
+    /// The memory that is mapped into the PCI address space (BAR1).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bar1: Option<GpuMemory>,
+    /// Errors of the memory that ECC found and could not correct, since the driver was loaded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uncorrected_ecc: Option<u64>,
+}
+
+/// Which processes may use a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ComputeMode {
+    /// Any number of processes.
+    Default,
+    /// One thread of one process. Drivers no longer have this mode.
+    ExclusiveThread,
+    /// No process.
+    Prohibited,
+    /// One process.
+    ExclusiveProcess,
 }
 
 /// The values of one GPU. A value that the driver does not return is `None`, and never 0 or another number in its place.
@@ -82,6 +119,27 @@ pub struct Gauges {
     /// Why the clocks are lower than possible, as bits (nvml.h, `nvmlClocksEventReason…`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clocks_event_reasons: Option<u64>,
+    /// The speed of the first fan in percent of its highest. It can be above 100 (nvml.h, `nvmlDeviceGetFanSpeed_v2`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fan_percent: Option<u32>,
+    /// The performance state, from 0, which is the fastest, to 15.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub performance_state: Option<u32>,
+    /// The limit of the power draw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limit_milliwatts: Option<u64>,
+    /// Whether a display is initialized on the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub display_active: Option<bool>,
+    /// Whether ECC is switched on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ecc_enabled: Option<bool>,
+    /// Whether the driver stays initialized without clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub persistence: Option<bool>,
+    /// Which processes may use the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute_mode: Option<ComputeMode>,
     /// What only GPUs from Hopper on measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpm: Option<Gpm>,
@@ -157,7 +215,18 @@ impl Gauges {
             memory_percent: percent(self.memory_percent),
             encoder_percent: percent(self.encoder_percent),
             decoder_percent: percent(self.decoder_percent),
+            performance_state: self.performance_state.filter(|state| *state <= SLOWEST_STATE),
             gpm: self.gpm.map(Gpm::possible),
+            ..self
+        }
+    }
+}
+
+impl PartGauges {
+    fn possible(self) -> PartGauges {
+        PartGauges {
+            memory: self.memory.filter(GpuMemory::is_possible),
+            bar1: self.bar1.filter(GpuMemory::is_possible),
             ..self
         }
     }
@@ -187,6 +256,9 @@ impl GpuGauges {
     #[must_use]
     pub(crate) fn possible(mut self) -> GpuGauges {
         self.values = self.values.possible();
+        for part in &mut self.parts {
+            *part = std::mem::take(part).possible();
+        }
         if let Some(error) = &mut self.error {
             make_text(error, ERROR_BYTES);
         }
@@ -209,7 +281,12 @@ impl GpuGauges {
             if gpu.error.as_ref().is_some_and(|text| !is_text(text, ERROR_BYTES)) {
                 return refuse(format!("the error of GPU {} is not printable text", gpu.uuid));
             }
-            if gpu.values != gpu.values.possible() {
+            let parts = &gpu.parts;
+            let is_twice = |at: usize| parts[..at].iter().any(|other| other.uuid == parts[at].uuid);
+            if parts.len() > MAX_MIG_DEVICES || (0..parts.len()).any(|at| !is_uuid(&parts[at].uuid) || is_twice(at)) {
+                return refuse(format!("GPU {} has malformed MIG devices", gpu.uuid));
+            }
+            if gpu.values != gpu.values.possible() || parts.iter().any(|part| *part != part.clone().possible()) {
                 return refuse(format!("GPU {} has a value that no GPU can have", gpu.uuid));
             }
         }
@@ -225,6 +302,7 @@ mod tests {
         GpuGauges {
             uuid: uuid.to_owned(),
             values,
+            parts: Vec::new(),
             error: None,
         }
     }
@@ -260,6 +338,13 @@ mod tests {
             uncorrected_ecc_aggregate: Some(1),
             remapped_rows: Some(RemappedRows::default()),
             clocks_event_reasons: Some(4),
+            fan_percent: Some(104),
+            performance_state: Some(15),
+            power_limit_milliwatts: Some(250_000),
+            display_active: Some(false),
+            ecc_enabled: Some(true),
+            persistence: Some(true),
+            compute_mode: Some(ComputeMode::ExclusiveProcess),
             gpm: Some(Gpm {
                 graphics_active: Some(PARTS),
                 sm_active: Some(0),
@@ -303,6 +388,13 @@ mod tests {
             *field(&mut gauges) = Some(101);
             all.push((name, gauges));
         }
+        all.push((
+            "performanceState",
+            Gauges {
+                performance_state: Some(32),
+                ..full()
+            },
+        ));
         let gpm = full().gpm.expect("set");
         let ratios: [Field<Gpm, u32>; 8] = [
             |of| &mut of.graphics_active,
@@ -348,7 +440,31 @@ mod tests {
             ..plain("GPU-a")
         };
         GpuGauges::validate(&[with_error("GPU is lost")]).expect("a lost GPU");
+        let part = |uuid: &str, memory| PartGauges {
+            uuid: uuid.to_owned(),
+            memory: Some(memory),
+            ..PartGauges::default()
+        };
+        let divided = |parts: Vec<PartGauges>| vec![GpuGauges { parts, ..plain("GPU-a") }];
+        GpuGauges::validate(&divided(vec![part("MIG-a", MEMORY), part("MIG-b", MEMORY)])).expect("a divided GPU");
+        let too_full = GpuMemory {
+            used: MEMORY.total + 1,
+            ..MEMORY
+        };
         let mut cases = vec![
+            (
+                "the same MIG device twice",
+                divided(vec![part("MIG-a", MEMORY), part("MIG-a", MEMORY)]),
+            ),
+            ("a path for a MIG device", divided(vec![part("../x", MEMORY)])),
+            (
+                "a MIG device that uses more than it has",
+                divided(vec![part("MIG-a", too_full)]),
+            ),
+            (
+                "too many MIG devices",
+                divided((0..65).map(|i| part(&format!("MIG-{i}"), MEMORY)).collect()),
+            ),
             ("the same GPU twice", vec![plain("GPU-a"), plain("GPU-a")]),
             ("a path for a GPU", vec![plain("../x")]),
             ("no UUID", vec![plain("")]),

@@ -32,8 +32,9 @@ mod vendors;
 
 pub use error::{Code, Error, Failure};
 pub use facts::{
-    Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, RemappedRows, SNAPSHOT_VERSION, Snapshot, Unreadable,
+    Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, ProcessKind, RemappedRows, SNAPSHOT_VERSION, Snapshot,
+    Unreadable,
 };
 pub use fault::Fault;
-pub use gauges::{Gauges, Gpm, GpuGauges, GpuMemory};
+pub use gauges::{ComputeMode, Gauges, Gpm, GpuGauges, GpuMemory, PartGauges};
 pub use utilization::{GpuSamples, Sample, SamplesSince};

@@ -184,11 +184,14 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
         options.sys_root.clone(),
         vendors(options, &calls),
     )?;
-    log(format_args!(
-        "{} listens at {}",
-        env!("CARGO_PKG_VERSION"),
-        options.listen.display()
-    ));
+    // The parent of a child chose the socket. For a command that starts a probe, the line would be noise.
+    if !options.exit_with_stdin {
+        log(format_args!(
+            "{} listens at {}",
+            env!("CARGO_PKG_VERSION"),
+            options.listen.display()
+        ));
+    }
     let driver = Arc::new(driver_files::Driver {
         sys_root: options.sys_root.clone(),
         nvidia: nvidia_options(options),

@@ -9,6 +9,7 @@ mod nvidia_ctk;
 pub mod output;
 pub mod runtime_config;
 pub mod simulate;
+pub mod smi;
 pub mod smoke;
 pub mod system;
 pub mod uninstall;
@@ -54,6 +55,7 @@ Examples:
   divvy doctor
       find problems on this machine, from the driver to the kubelet
   divvy smoke --all-nodes          prove that every GPU of the cluster computes
+  divvy smi                        nvidia-smi's table, with the pods of the processes
   divvy labels                     node labels that describe this machine's GPUs
   divvy cdi generate
       a CDI spec of this machine's GPUs, for Docker, Podman, and containerd
@@ -99,6 +101,7 @@ pub enum Command {
     Configure(Box<configure::ConfigureArgs>),
     RuntimeConfig(runtime_config::RuntimeConfigArgs),
     Doctor(Box<doctor::DoctorArgs>),
+    Smi(Box<smi::SmiArgs>),
     Smoke(Box<smoke::SmokeArgs>),
     /// Remove what a run of `divvy smoke` left when it was killed; the run itself starts this
     #[command(hide = true)]

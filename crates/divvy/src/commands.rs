@@ -16,6 +16,7 @@ mod progress;
 pub mod runtime_config;
 pub mod scheduler_config;
 pub mod simulate;
+pub mod smi;
 pub mod smoke;
 pub mod system;
 pub mod uninstall;
@@ -33,6 +34,7 @@ use crate::cli::{Cli, Command, InspectCommand};
 pub async fn run(cli: Cli) -> anyhow::Result<u8> {
     let well = match cli.command {
         Command::Doctor(args) => return doctor::run(*args).await,
+        Command::Smi(args) => smi::run(*args).await.map(|()| true),
         Command::Smoke(args) => return smoke::run(*args).await,
         Command::CleanUpAfterSmoke => smoke::clean_up().await.map(|()| true),
         Command::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),

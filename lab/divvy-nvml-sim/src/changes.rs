@@ -47,6 +47,8 @@ pub(crate) struct GpuChanges {
     pub(crate) mig_of: BTreeMap<u32, u32>,
     /// The PIDs of processes that are clients of MPS.
     pub(crate) mps: BTreeSet<u32>,
+    /// The PIDs of processes that render, and whether they compute as well.
+    pub(crate) graphics: BTreeMap<u32, bool>,
     /// The temperature in °C.
     pub(crate) temperature: Option<u32>,
     /// The utilization in percent.
@@ -89,6 +91,15 @@ pub(crate) struct Gauges {
     pub(crate) sm_clock_mhz: Option<u32>,
     pub(crate) memory_clock_mhz: Option<u32>,
     pub(crate) pcie_replays: u32,
+    /// Without a value, the GPU has no fan.
+    pub(crate) fan_percent: Option<u32>,
+    pub(crate) performance_state: Option<u32>,
+    pub(crate) power_limit_milliwatts: Option<u32>,
+    pub(crate) display_active: bool,
+    pub(crate) ecc_off: bool,
+    pub(crate) persistence_off: bool,
+    /// `NVML_COMPUTEMODE_…`.
+    pub(crate) compute_mode: u32,
     /// Errors of the memory over the GPU's lifetime: those that ECC corrected, and the others.
     pub(crate) ecc_aggregate: Option<(u64, u64)>,
     /// Values of GPU Performance Monitoring in percent or MiB/s, by the number of the metric. `None` is not a number (NaN).

@@ -40,6 +40,8 @@ enum Request {
         /// Whether the process is a client of MPS.
         #[serde(default)]
         mps: bool,
+        /// Whether the process computes as well as it renders. Without a value, it does not render.
+        graphics: Option<bool>,
     },
     #[serde(rename = "mig_mode")]
     MigMode {
@@ -194,6 +196,7 @@ fn perform(request: Request) -> Result<Value, String> {
             used_mib,
             mig,
             mps,
+            graphics,
         } => sim().change(|changes, machine| {
             let total = machine.cards.get(gpu as usize).map_or(0, |card| card.described.memory_mib);
             if used_mib > total {
@@ -208,6 +211,10 @@ fn perform(request: Request) -> Result<Value, String> {
             match mps {
                 true => changed.mps.insert(pid),
                 false => changed.mps.remove(&pid),
+            };
+            match graphics {
+                Some(computes) => changed.graphics.insert(pid, computes),
+                None => changed.graphics.remove(&pid),
             };
             Ok(())
         })?,

@@ -24,6 +24,18 @@ pub(crate) fn power(card: &Card, changes: Option<&GpuChanges>) -> u32 {
     })
 }
 
+/// Return the limit of the power in mW: without a set value, what a busy GPU draws.
+pub(crate) fn power_limit(card: &Card, changes: Option<&GpuChanges>) -> u32 {
+    let set = changes.and_then(|changes| changes.gauges.power_limit_milliwatts);
+    set.unwrap_or_else(|| card.described.sms.saturating_mul(3000))
+}
+
+/// Return the performance state. An idle GPU is in the state 8.
+pub(crate) fn performance_state(card: &Card, changes: Option<&GpuChanges>) -> u32 {
+    let set = changes.and_then(|changes| changes.gauges.performance_state);
+    set.unwrap_or(if utilization(card, changes) > 0 { 0 } else { 8 })
+}
+
 /// Return the energy in mJ: the integral of the power since the machine was started, when its driver was loaded.
 pub(crate) fn energy(card: &Card, changes: Option<&GpuChanges>, now: Duration) -> u64 {
     let set = changes.and_then(|changes| changes.gauges.energy_millijoules);

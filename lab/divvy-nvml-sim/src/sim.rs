@@ -414,6 +414,11 @@ impl Inner {
         self.gpu(index).is_some_and(|changes| changes.mps.contains(&pid))
     }
 
+    /// Return whether a process that renders computes as well; `None` for a process that does not render.
+    pub(crate) fn renders(&self, index: usize, pid: u32) -> Option<bool> {
+        self.gpu(index).and_then(|changes| changes.graphics.get(&pid).copied())
+    }
+
     /// Return the temperature in °C.
     pub(crate) fn temperature(&self, card: &Card, index: usize) -> u32 {
         self.gpu(index)

@@ -143,6 +143,7 @@ fn measured() -> Measured {
     let gpu = GpuGauges {
         uuid: "GPU-0".to_owned(),
         values,
+        parts: Vec::new(),
         error: None,
     };
     let account = Account {

@@ -221,6 +221,8 @@ mod tests {
                 pod: Some("a".to_owned()),
                 container: None,
                 own_pid: Some(*own_pid),
+                kind: None,
+                program: None,
             };
             GpuProcesses {
                 uuid: GPU.to_owned(),
@@ -272,6 +274,8 @@ mod tests {
                 pod: Some(pod.to_owned()),
                 container: None,
                 own_pid: Some(7),
+                kind: None,
+                program: None,
             }],
             error: None,
         };

@@ -98,6 +98,15 @@ fn text(buffer: &[c_char]) -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
+/// Return the number of the performance state. The wrapper has a name for each number.
+pub(super) fn performance_state(device: &Device<'_>) -> Result<u32, NvmlError> {
+    let call = nvml_sym(device.nvml().lib().nvmlDeviceGetPerformanceState.as_ref())?;
+    let mut state = sys::nvmlPStates_enum_NVML_PSTATE_UNKNOWN;
+    // SAFETY: the handle belongs to this NVML, which `device` borrows; `state` is valid for writes.
+    nvml_try(unsafe { call(device.handle(), &raw mut state) })?;
+    Ok(state)
+}
+
 /// Return the numbers of a MIG device's GPU instance and compute instance.
 pub(super) fn mig_instances(mig: &Device<'_>) -> Result<(u32, u32), NvmlError> {
     let gpu_instance = nvml_sym(mig.nvml().lib().nvmlDeviceGetGpuInstanceId.as_ref())?;

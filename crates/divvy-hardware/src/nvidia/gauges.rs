@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use divvy_model::Vendor;
-use nvml_wrapper::enum_wrappers::device::{Clock, EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{self as wrapped, Clock, EccCounter, MemoryError, TemperatureSensor};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
@@ -16,7 +16,7 @@ use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_MEMORY_TEMP;
 use super::condition::known as returned;
 use super::{failure, ffi, read};
 use crate::backend::Calls;
-use crate::{Failure, Gauges, GpuGauges, GpuMemory, Known};
+use crate::{ComputeMode, Failure, Gauges, GpuGauges, GpuMemory, Known, PartGauges};
 
 /// The latest sample of GPU Performance Monitoring of each GPU.
 pub(super) type Samples = gpm::Samples<ffi::GpmSample>;
@@ -41,7 +41,7 @@ pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut
                     let compare =
                         |before: &_, after: &_| Ok(returned(ffi::gpm_values(before, after, gpm::METRICS))?.map(gpm::of_values));
                     let gpm = samples.gpm(&uuid, Instant::now(), take, compare)?;
-                    Ok(Gauges { gpm, ..values })
+                    Ok((Gauges { gpm, ..values }, parts(&device)?))
                 }),
             ),
             // A device without a UUID is only reported under its last known UUID.
@@ -51,11 +51,16 @@ pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut
         let Some(uuid) = uuid.filter(|uuid| all.iter().all(|gpu| gpu.uuid != *uuid)) else {
             continue;
         };
-        let (values, error) = match values {
-            Ok(values) => (values, None),
-            Err(error) => (Gauges::default(), Some(error.to_string())),
+        let ((values, parts), error) = match values {
+            Ok(read) => (read, None),
+            Err(error) => (<(Gauges, Vec<PartGauges>)>::default(), Some(error.to_string())),
         };
-        all.push(GpuGauges { uuid, values, error });
+        all.push(GpuGauges {
+            uuid,
+            values,
+            parts,
+            error,
+        });
     }
     Ok(all)
 }
@@ -83,8 +88,50 @@ fn measure(device: &Device<'_>) -> Result<Gauges, NvmlError> {
         uncorrected_ecc_aggregate: ecc(MemoryError::Uncorrected, EccCounter::Aggregate)?,
         remapped_rows: returned(ffi::remapped_rows(device))?,
         clocks_event_reasons: returned(ffi::clocks_event_reasons(device))?,
+        fan_percent: returned(device.fan_speed(0))?,
+        performance_state: returned(ffi::performance_state(device))?,
+        power_limit_milliwatts: returned(device.power_management_limit())?.map(u64::from),
+        display_active: returned(device.is_display_active())?,
+        ecc_enabled: returned(device.is_ecc_enabled())?.map(|mode| mode.currently_enabled),
+        persistence: returned(device.is_in_persistent_mode())?,
+        compute_mode: returned(device.compute_mode())?.map(|mode| match mode {
+            wrapped::ComputeMode::Default => ComputeMode::Default,
+            wrapped::ComputeMode::ExclusiveThread => ComputeMode::ExclusiveThread,
+            wrapped::ComputeMode::Prohibited => ComputeMode::Prohibited,
+            wrapped::ComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
+        }),
         gpm: None,
     })
+}
+
+/// Read the MIG devices of a GPU. One that was destroyed a moment ago has no values.
+fn parts(device: &Device<'_>) -> Result<Vec<PartGauges>, NvmlError> {
+    let is_divided = returned(device.mig_mode())?.is_some_and(|mode| mode.current == 1);
+    let count = match is_divided {
+        true => returned(device.mig_device_count())?.unwrap_or(0),
+        false => 0,
+    };
+    let mut parts: Vec<PartGauges> = Vec::new();
+    for index in 0..count {
+        let Some(part) = returned(device.mig_device_by_index(index))? else {
+            continue;
+        };
+        let Some(uuid) = returned(part.uuid())?.filter(|uuid| parts.iter().all(|part| part.uuid != *uuid)) else {
+            continue;
+        };
+        parts.push(PartGauges {
+            uuid,
+            memory: memory(&part)?,
+            bar1: returned(part.bar1_memory_info())?.map(|bar1| GpuMemory {
+                total: bar1.total,
+                used: bar1.used,
+                reserved: None,
+                free: bar1.free,
+            }),
+            uncorrected_ecc: returned(part.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))?,
+        });
+    }
+    Ok(parts)
 }
 
 fn memory(device: &Device<'_>) -> Result<Option<GpuMemory>, NvmlError> {

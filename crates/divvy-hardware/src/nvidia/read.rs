@@ -12,7 +12,7 @@ use nvml_wrapper::{Device, Nvml};
 
 use super::{failure, ffi};
 use crate::backend::Calls;
-use crate::{Driver, Failure, GpuFacts, GpuProcesses, Known, Process, SNAPSHOT_VERSION, Snapshot, Unreadable};
+use crate::{Driver, Failure, GpuFacts, GpuProcesses, Known, Process, ProcessKind, SNAPSHOT_VERSION, Snapshot, Unreadable};
 
 /// An upper bound on the NVLinks of a GPU. A GPU has fewer, and the driver reports when there are no more.
 const MAX_NVLINKS: u32 = 36;
@@ -391,18 +391,21 @@ fn processes_of_parts(device: &Device<'_>, uuid: String) -> Vec<GpuProcesses> {
 }
 
 fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
-    let mut used: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut used: BTreeMap<u32, (u64, ProcessKind)> = BTreeMap::new();
     let lists = [
-        device.running_compute_processes(),
-        device.running_graphics_processes(),
-        // Clients of MPS. Drivers before R510 lack this list.
-        match device.mps_running_compute_processes() {
-            Err(NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
-            list => list,
-        },
+        (ProcessKind::Compute, device.running_compute_processes()),
+        (ProcessKind::Graphics, device.running_graphics_processes()),
+        // Drivers before R510 lack this list.
+        (
+            ProcessKind::MpsClient,
+            match device.mps_running_compute_processes() {
+                Err(NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
+                list => list,
+            },
+        ),
     ];
     let mut error = None;
-    for list in lists {
+    for (kind, list) in lists {
         match list {
             Ok(list) => {
                 for ProcessInfo {
@@ -414,25 +417,36 @@ fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
                         UsedGpuMemory::Unavailable => 0,
                     };
                     // A process can be in several lists, with the same amount: one that computes and renders, or a client of MPS.
-                    let entry = used.entry(pid).or_default();
-                    *entry = bytes.max(*entry);
+                    let (before, kind_before) = used.entry(pid).or_insert((bytes, kind));
+                    *before = bytes.max(*before);
+                    *kind_before = both(*kind_before, kind);
                 }
             }
             Err(NvmlError::NotSupported) => {}
             Err(found) => error = Some(found.to_string()),
         }
     }
-    let processes = used.into_iter().map(|(pid, bytes)| Process {
+    let processes = used.into_iter().map(|(pid, (bytes, kind))| Process {
         pid,
         used: MiB::from_bytes(bytes),
         pod: None,
         container: None,
         own_pid: None,
+        kind: Some(kind),
+        program: None,
     });
     GpuProcesses {
         uuid,
         processes: processes.collect(),
         error,
+    }
+}
+
+/// Return what a process in two lists uses the GPU for. The driver may also list the clients of MPS as compute processes.
+fn both(first: ProcessKind, second: ProcessKind) -> ProcessKind {
+    match (first, second) {
+        (ProcessKind::Compute, ProcessKind::Graphics) => ProcessKind::ComputeAndGraphics,
+        _ => second,
     }
 }
 

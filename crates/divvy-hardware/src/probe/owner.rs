@@ -189,6 +189,7 @@ mod tests {
                     temperature_celsius: Some(35),
                     ..Gauges::default()
                 },
+                parts: Vec::new(),
                 error: None,
             }])
         }

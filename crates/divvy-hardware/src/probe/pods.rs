@@ -1,21 +1,28 @@
 //! Maps processes to pods: the driver returns PIDs, and the processes' cgroups name the pods and the containers.
 
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 
 use divvy_model::cgroup::{Owner, owner_of_process};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::facts::PROGRAM_BYTES;
 use crate::protocol::Kill;
 use crate::{Code, Failure, GpuProcesses, GpuSamples};
 
-/// Fill in the pods, the containers, and the PIDs that processes see themselves. A process that has ended, or whose files cannot be read, gets none of
+/// A limit for what is read of a command line.
+const COMMAND_LINE_BYTES: u64 = 4096;
+
+/// Fill in the pods, the containers, the PIDs that processes see themselves, and their programs. A process that has ended, or whose files cannot be read, gets none of
 /// them.
 pub(super) fn name(proc_root: &Path, gpus: &mut [GpuProcesses]) {
     for process in gpus.iter_mut().flat_map(|gpu| &mut gpu.processes) {
         let owner = owner(proc_root, process.pid);
         (process.pod, process.container) = owner.map_or((None, None), |owner| (Some(owner.pod), owner.container));
         process.own_pid = own_pid(proc_root, process.pid);
+        process.program = program(proc_root, process.pid);
     }
 }
 
@@ -63,7 +70,45 @@ fn own_pid(proc_root: &Path, pid: u32) -> Option<u32> {
     line.split_whitespace().next_back()?.parse().ok()
 }
 
+/// Return the first word of the process's command line, as text without control characters. Of a long word, the end tells more.
+fn program(proc_root: &Path, pid: u32) -> Option<String> {
+    let mut bytes = Vec::new();
+    let file = File::open(proc_root.join(pid.to_string()).join("cmdline")).ok()?;
+    file.take(COMMAND_LINE_BYTES).read_to_end(&mut bytes).ok()?;
+    let word = bytes.split(|byte| *byte == 0).next().filter(|word| !word.is_empty())?;
+    let text = String::from_utf8_lossy(word).replace(char::is_control, "?");
+    let from = text.ceil_char_boundary(text.len().saturating_sub(PROGRAM_BYTES));
+    Some(text[from..].to_owned())
+}
+
 fn owner(proc_root: &Path, pid: u32) -> Option<Owner> {
     let text = std::fs::read_to_string(proc_root.join(pid.to_string()).join("cgroup")).ok()?;
     owner_of_process(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_program_is_the_end_of_the_first_word_whatever_its_bytes_are() {
+        let root = tempfile::tempdir().expect("a directory");
+        let dir = root.path().join("7");
+        std::fs::create_dir(&dir).expect("created");
+        let long = format!("/{}/python3", "\u{e4}".repeat(200));
+        for (bytes, expected) in [
+            (
+                b"/usr/bin/python3\0train.py\0".as_slice(),
+                Some("/usr/bin/python3".to_owned()),
+            ),
+            (b"a\n\x1b[31m\xff".as_slice(), Some("a??[31m\u{fffd}".to_owned())),
+            (b"\0\0".as_slice(), None),
+            (b"".as_slice(), None),
+            (long.as_bytes(), Some(format!("{}/python3", "\u{e4}".repeat(124)))),
+        ] {
+            std::fs::write(dir.join("cmdline"), bytes).expect("written");
+            assert_eq!(program(root.path(), 7), expected, "{bytes:?}");
+        }
+        assert_eq!(program(root.path(), 8), None, "no such process");
+    }
 }

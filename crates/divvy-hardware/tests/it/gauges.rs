@@ -27,7 +27,8 @@ fn first() -> Map<String, Value> {
         "smClockMHz": 1980, "memoryClockMHz": 1215, "pcieReplays": 0,
         "correctedEcc": 7, "uncorrectedEcc": 3, "correctedEccAggregate": 7, "uncorrectedEccAggregate": 3,
         "remappedRows": {"correctable": 1, "uncorrectable": 2, "pending": true, "failure": false},
-        "clocksEventReasons": 72,
+        "clocksEventReasons": 72, "performanceState": 0, "powerLimitMilliwatts": 132 * 3000, "displayActive": false, "eccEnabled": true,
+        "persistence": true, "computeMode": "default",
     });
     values.as_object().expect("an object").clone()
 }
@@ -108,14 +109,16 @@ fn the_probe_answers_what_the_driver_measures() {
         "memory": {"total": 15360_u64 << 20, "used": 0, "reserved": 0, "free": 15360_u64 << 20},
         "gpuPercent": 90, "memoryPercent": 0, "encoderPercent": 0, "decoderPercent": 0,
         "powerMilliwatts": 40 * (400 + 26 * 90), "energyMillijoules": energy, "temperatureCelsius": 60,
-        "smClockMHz": 1590, "pcieReplays": 0,
+        "smClockMHz": 1590, "pcieReplays": 0, "performanceState": 0, "powerLimitMilliwatts": 40 * 3000, "displayActive": false,
+        "persistence": true, "computeMode": "default",
     });
     assert_eq!(other, json!({"uuid": GPU1, "values": expected}));
 
     bed.set(&json!({
         "reserved_mib": 450, "memory_percent": 21, "encoder_percent": 22, "decoder_percent": 23, "power_milliwatts": 654_321,
         "energy_millijoules": u64::MAX, "memory_celsius": 61, "sm_clock_mhz": 1755, "memory_clock_mhz": 2619, "pcie_replays": 5,
-        "ecc_aggregate": [70, 30],
+        "ecc_aggregate": [70, 30], "fan_percent": 104, "performance_state": 12, "power_limit_milliwatts": 700_000,
+        "display_active": true, "ecc_off": true, "persistence_off": true, "compute_mode": 3,
     }));
     let gpu = bed.ask().swap_remove(0);
     assert_eq!(gpu["values"]["energyMillijoules"], u64::MAX);
@@ -124,6 +127,8 @@ fn the_probe_answers_what_the_driver_measures() {
         "memory": {"total": 40960_u64 << 20, "used": 510 << 20, "reserved": 450 << 20, "free": 40000_u64 << 20},
         "memoryPercent": 21, "encoderPercent": 22, "decoderPercent": 23, "powerMilliwatts": 654_321, "memoryTemperatureCelsius": 61,
         "smClockMHz": 1755, "memoryClockMHz": 2619, "pcieReplays": 5, "correctedEccAggregate": 70, "uncorrectedEccAggregate": 30,
+        "fanPercent": 104, "performanceState": 12, "powerLimitMilliwatts": 700_000, "displayActive": true, "eccEnabled": false,
+        "persistence": false, "computeMode": "exclusive-process",
     });
     expected.extend(changed.as_object().expect("an object").clone());
     assert_eq!(Value::from(bed.values()), Value::from(expected));
@@ -163,7 +168,7 @@ fn gpu_performance_monitoring_compares_two_samples_and_keeps_one() {
 }
 
 /// What is absent if one of these functions is missing.
-const FUNCTIONS: [(&str, &[&str]); 16] = [
+const FUNCTIONS: [(&str, &[&str]); 23] = [
     ("nvmlDeviceGetUtilizationRates", &["gpuPercent", "memoryPercent"]),
     ("nvmlDeviceGetEncoderUtilization", &["encoderPercent"]),
     ("nvmlDeviceGetDecoderUtilization", &["decoderPercent"]),
@@ -185,6 +190,14 @@ const FUNCTIONS: [(&str, &[&str]); 16] = [
     ("nvmlDeviceGetRemappedRows", &["remappedRows"]),
     // The older name of the same function is enough.
     ("nvmlDeviceGetCurrentClocksEventReasons", &[]),
+    // The GPU has no fan.
+    ("nvmlDeviceGetFanSpeed_v2", &[]),
+    ("nvmlDeviceGetPerformanceState", &["performanceState"]),
+    ("nvmlDeviceGetPowerManagementLimit", &["powerLimitMilliwatts"]),
+    ("nvmlDeviceGetDisplayActive", &["displayActive"]),
+    ("nvmlDeviceGetEccMode", &["eccEnabled"]),
+    ("nvmlDeviceGetPersistenceMode", &["persistence"]),
+    ("nvmlDeviceGetComputeMode", &["computeMode"]),
     ("nvmlGpmSampleAlloc", &[]),
     ("nvmlGpmSampleGet", &[]),
     ("nvmlGpmSampleFree", &[]),
@@ -301,19 +314,25 @@ fn gpus_that_are_divided_have_what_nvml_measures_of_them() {
     );
     let mut bed = Bed::new(&format!("v = 1\n[[node]]\nname = \"n\"\n{}", gpu.repeat(8)));
     let gpus = bed.ask();
-    assert_eq!(gpus.len(), 8, "the MIG devices have no entries");
+    assert_eq!(gpus.len(), 8, "the MIG devices have no entries of their own");
     for gpu in gpus {
         assert!(gpu["uuid"].as_str().is_some_and(|uuid| uuid.starts_with("GPU-")), "{gpu}");
         assert_eq!(gpu.get("error"), None);
         let names: Vec<&String> = gpu["values"].as_object().expect("values").keys().collect();
         // nvml.h: the utilization of the GPU, of its encoders and decoders, and the remapped rows are not supported on GPUs with MIG.
         let expected = [
+            "computeMode",
             "correctedEcc",
             "correctedEccAggregate",
+            "displayActive",
+            "eccEnabled",
             "energyMillijoules",
             "memory",
             "memoryTemperatureCelsius",
             "pcieReplays",
+            "performanceState",
+            "persistence",
+            "powerLimitMilliwatts",
             "powerMilliwatts",
             "smClockMHz",
             "temperatureCelsius",
@@ -324,6 +343,17 @@ fn gpus_that_are_divided_have_what_nvml_measures_of_them() {
         names.sort_unstable();
         assert_eq!(names, expected);
     }
+    bed.machine
+        .control(&json!({"op": "memory", "gpu": 1, "pid": 7, "used_mib": 100, "mig": 2}));
+    let parts = bed.ask()[1]["parts"].clone();
+    let of = |at: usize| (parts[at]["memory"]["used"].clone(), parts[at]["memory"]["total"].clone());
+    let total = 9728_u64 << 20;
+    assert_eq!((of(1), of(2)), ((0.into(), total.into()), ((100 << 20).into(), total.into())));
+    assert_eq!(
+        (&parts[2]["bar1"]["total"], &parts[2]["uncorrectedEcc"]),
+        (&json!(16384_u64 << 20), &json!(0))
+    );
+    assert_eq!(parts.as_array().map(Vec::len), Some(7));
 }
 
 #[tokio::test]

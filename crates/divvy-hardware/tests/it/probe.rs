@@ -319,8 +319,8 @@ fn processes_are_listed_with_the_mig_device_that_they_use() {
     machine.control(&json!({"op": "memory", "gpu": 0, "pid": 7, "used_mib": 100, "mig": 1}));
     machine.control(&json!({"op": "memory", "gpu": 0, "pid": 8, "used_mib": 50, "mig": 0}));
     let processes = json!([
-        {"uuid": "MIG-1", "processes": [{"pid": 8, "usedMiB": 50}]},
-        {"uuid": "MIG-2", "processes": [{"pid": 7, "usedMiB": 100}]},
+        {"uuid": "MIG-1", "processes": [{"pid": 8, "usedMiB": 50, "kind": "compute"}]},
+        {"uuid": "MIG-2", "processes": [{"pid": 7, "usedMiB": 100, "kind": "compute"}]},
     ]);
     let answer = client.ask("{\"v\":1,\"id\":2,\"op\":\"processes\"}");
     assert_eq!(answer["ok"], processes, "{answer}");
@@ -407,15 +407,22 @@ fn a_gpu_without_samples_says_why_and_the_others_have_theirs() {
 }
 
 #[test]
-fn clients_of_mps_are_listed_with_the_other_processes() {
+fn processes_are_listed_with_what_they_use_the_gpu_for() {
     let machine = Machine::new(TWO);
     let _probe = machine.listening("s", &[]);
     let mut client = Lines::new(connect(&machine.path("s")));
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     machine.control(&json!({"op": "memory", "gpu": 1, "pid": 7, "used_mib": 100, "mps": true}));
     machine.control(&json!({"op": "memory", "gpu": 1, "pid": 8, "used_mib": 50}));
+    machine.control(&json!({"op": "memory", "gpu": 1, "pid": 9, "used_mib": 30, "graphics": false}));
+    machine.control(&json!({"op": "memory", "gpu": 1, "pid": 10, "used_mib": 20, "graphics": true}));
     let answer = client.ask("{\"v\":1,\"id\":2,\"op\":\"processes\"}");
-    let processes = json!([{"pid": 7, "usedMiB": 100}, {"pid": 8, "usedMiB": 50}]);
+    let processes = json!([
+        {"pid": 7, "usedMiB": 100, "kind": "mps-client"},
+        {"pid": 8, "usedMiB": 50, "kind": "compute"},
+        {"pid": 9, "usedMiB": 30, "kind": "graphics"},
+        {"pid": 10, "usedMiB": 20, "kind": "compute-and-graphics"},
+    ]);
     assert_eq!(answer["ok"][1]["processes"], processes, "{answer}");
 }
 
@@ -512,7 +519,9 @@ fn questions_are_answered_in_their_order_by_number() {
     );
     assert_eq!(client.next(), Some(json!({"id": 4, "ok": {}})));
     let processes = json!([
-        {"uuid": GPU0, "processes": [{"pid": 1, "usedMiB": 10}, {"pid": 7, "usedMiB": 500}]},
+        {"uuid": GPU0, "processes": [
+            {"pid": 1, "usedMiB": 10, "kind": "compute"}, {"pid": 7, "usedMiB": 500, "kind": "compute"}
+        ]},
         {"uuid": GPU1, "processes": []},
     ]);
     assert_eq!(client.next(), Some(json!({"id": 9, "ok": processes})));

@@ -73,6 +73,7 @@ fn every_help_teaches_by_example() {
         &["scheduler-config", "--help"],
         &["uninstall", "--help"],
         &["doctor", "--help"],
+        &["smi", "--help"],
         &["labels", "--help"],
         &["cdi", "generate", "--help"],
         &["cdi", "list", "--help"],

@@ -27,6 +27,7 @@ mod races;
 mod replicas;
 mod scheduler_config;
 mod simulate;
+mod smi;
 mod smoke;
 mod suggestions;
 mod uninstall;

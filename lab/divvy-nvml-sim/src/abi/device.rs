@@ -6,8 +6,8 @@ use std::mem::size_of;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{
-    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, field, get_text, handle_of, machine_call,
-    mig, put, put_text,
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, field, get_text, handle_of, instance,
+    machine_call, mig, put, put_text,
 };
 use crate::machine::Pci;
 use crate::sim::sim;
@@ -196,11 +196,14 @@ unsafe extern "C" fn nvmlDeviceGetPciInfo_v3(device: ffi::nvmlDevice_t, pci: *mu
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: ffi::nvmlDevice_t, memory: *mut ffi::nvmlMemory_t) -> ffi::nvmlReturn_t {
     answer(|| {
-        device_call(device, |inner, card, index| {
+        mig::call_with_part(device, |inner, card, index, part| {
             inner.memory_is_readable(index, 1)?;
-            let used: u64 = inner.processes(card, index, None)?.values().sum();
-            let used = used.saturating_add(inner.reserved(index));
-            let (total, used) = (card.described.memory_mib.saturating_mul(MIB), used.saturating_mul(MIB));
+            let used: u64 = inner.processes(card, index, part)?.values().sum();
+            let (total, used) = match part {
+                Some(part) => (instance::memory_of(card, &card.mig[part])?, used),
+                None => (card.described.memory_mib, used.saturating_add(inner.reserved(index))),
+            };
+            let (total, used) = (total.saturating_mul(MIB), used.saturating_mul(MIB));
             let free = total.saturating_sub(used);
             // SAFETY: the caller's out parameter.
             unsafe { put(memory, ffi::nvmlMemory_t { total, free, used }) }
@@ -224,13 +227,20 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
         if version != expected {
             return Err(VERSION_MISMATCH);
         }
-        device_call(device, |inner, card, index| {
+        mig::call_with_part(device, |inner, card, index, part| {
             inner.memory_is_readable(index, 2)?;
-            let (total, used, reserved) = match super::limits::own(inner, card, index)? {
-                Some((total, used)) => (total, used, 0),
-                None => {
-                    let used: u64 = inner.processes(card, index, None)?.values().sum();
-                    let bytes = |mib: u64| mib.saturating_mul(MIB);
+            let bytes = |mib: u64| mib.saturating_mul(MIB);
+            let processes = |part| inner.processes(card, index, part).map(|used| used.values().sum::<u64>());
+            let own = if part.is_none() {
+                super::limits::own(inner, card, index)?
+            } else {
+                None
+            };
+            let (total, used, reserved) = match (part, own) {
+                (Some(at), _) => (bytes(instance::memory_of(card, &card.mig[at])?), bytes(processes(part)?), 0),
+                (None, Some((total, used))) => (total, used, 0),
+                (None, None) => {
+                    let used = processes(None)?;
                     (bytes(card.described.memory_mib), bytes(used), bytes(inner.reserved(index)))
                 }
             };
@@ -240,6 +250,31 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
                 reserved,
                 free: total.saturating_sub(used).saturating_sub(reserved),
                 used,
+            };
+            // SAFETY: the caller's out parameter.
+            unsafe { put(memory, info) }
+        })
+    })
+}
+
+/// The memory that is mapped into the PCI address space is as large as the GPU's or the MIG device's memory, rounded up to a power of two, and none of
+/// it is used.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetBAR1MemoryInfo(
+    device: ffi::nvmlDevice_t,
+    memory: *mut ffi::nvmlBAR1Memory_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        mig::call_with_part(device, |_, card, _, part| {
+            let mib = match part {
+                Some(part) => instance::memory_of(card, &card.mig[part])?,
+                None => card.described.memory_mib,
+            };
+            let total = mib.checked_next_power_of_two().ok_or(INVALID_ARGUMENT)?.saturating_mul(MIB);
+            let info = ffi::nvmlBAR1Memory_t {
+                bar1Total: total,
+                bar1Free: total,
+                bar1Used: 0,
             };
             // SAFETY: the caller's out parameter.
             unsafe { put(memory, info) }
@@ -384,29 +419,6 @@ unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
                 unsafe { nodes.add(i).write(bits) };
             }
             Ok(())
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetPersistenceMode(
-    device: ffi::nvmlDevice_t,
-    mode: *mut ffi::nvmlEnableState_t,
-) -> ffi::nvmlReturn_t {
-    answer(|| {
-        device_call(device, |_, _, _| {
-            // SAFETY: the caller's out parameter.
-            unsafe { put(mode, ffi::nvmlEnableState_enum_NVML_FEATURE_ENABLED) }
-        })
-    })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetComputeMode(device: ffi::nvmlDevice_t, mode: *mut ffi::nvmlComputeMode_t) -> ffi::nvmlReturn_t {
-    answer(|| {
-        device_call(device, |_, _, _| {
-            // SAFETY: the caller's out parameter.
-            unsafe { put(mode, ffi::nvmlComputeMode_enum_NVML_COMPUTEMODE_DEFAULT) }
         })
     })
 }

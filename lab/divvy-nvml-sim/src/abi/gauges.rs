@@ -135,6 +135,118 @@ unsafe fn put_codec(
     })
 }
 
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPowerManagementLimit(device: ffi::nvmlDevice_t, milliwatts: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, "nvmlDeviceGetPowerManagementLimit", |inner, card, index| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(milliwatts, gauges::power_limit(card, inner.gpu(index))) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPerformanceState(
+    device: ffi::nvmlDevice_t,
+    state: *mut ffi::nvmlPstates_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, "nvmlDeviceGetPerformanceState", |inner, card, index| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(state, gauges::performance_state(card, inner.gpu(index))) }
+        })
+    })
+}
+
+fn fan(device: ffi::nvmlDevice_t, name: &str) -> Result<u32, Code> {
+    call(device, name, |inner, _, index| {
+        let set = inner.gpu(index).and_then(|changes| changes.gauges.fan_percent);
+        set.ok_or(NOT_SUPPORTED)
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetFanSpeed(device: ffi::nvmlDevice_t, percent: *mut c_uint) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's out parameter.
+    answer(|| unsafe { put(percent, fan(device, "nvmlDeviceGetFanSpeed")?) })
+}
+
+/// Every simulated GPU has at most one fan.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetFanSpeed_v2(
+    device: ffi::nvmlDevice_t,
+    index: c_uint,
+    percent: *mut c_uint,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        let speed = fan(device, "nvmlDeviceGetFanSpeed_v2")?;
+        if index > 0 {
+            return Err(INVALID_ARGUMENT);
+        }
+        // SAFETY: the caller's out parameter.
+        unsafe { put(percent, speed) }
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetDisplayActive(
+    device: ffi::nvmlDevice_t,
+    active: *mut ffi::nvmlEnableState_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, "nvmlDeviceGetDisplayActive", |inner, _, index| {
+            let is_active = inner.gpu(index).is_some_and(|changes| changes.gauges.display_active);
+            // SAFETY: the caller's out parameter.
+            unsafe { put(active, is_active.into()) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetPersistenceMode(
+    device: ffi::nvmlDevice_t,
+    mode: *mut ffi::nvmlEnableState_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, "nvmlDeviceGetPersistenceMode", |inner, _, index| {
+            let is_off = inner.gpu(index).is_some_and(|changes| changes.gauges.persistence_off);
+            // SAFETY: the caller's out parameter.
+            unsafe { put(mode, (!is_off).into()) }
+        })
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetComputeMode(device: ffi::nvmlDevice_t, mode: *mut ffi::nvmlComputeMode_t) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, "nvmlDeviceGetComputeMode", |inner, _, index| {
+            let set = inner.gpu(index).map_or(0, |changes| changes.gauges.compute_mode);
+            // SAFETY: the caller's out parameter.
+            unsafe { put(mode, set) }
+        })
+    })
+}
+
+/// A GPU whose errors are described has ECC.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetEccMode(
+    device: ffi::nvmlDevice_t,
+    current: *mut ffi::nvmlEnableState_t,
+    pending: *mut ffi::nvmlEnableState_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, "nvmlDeviceGetEccMode", |inner, card, index| {
+            inner.health(card, index).ecc_errors.ok_or(NOT_SUPPORTED)?;
+            let is_off = inner.gpu(index).is_some_and(|changes| changes.gauges.ecc_off);
+            // SAFETY: the caller's out parameters.
+            unsafe {
+                put(current, (!is_off).into())?;
+                put(pending, (!is_off).into())
+            }
+        })
+    })
+}
+
 /// The only field is the memory's temperature. A field that a GPU does not have has a code of its own, and the call succeeds.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetFieldValues(

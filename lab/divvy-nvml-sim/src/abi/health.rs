@@ -4,13 +4,13 @@ use std::ffi::{c_uint, c_ulonglong};
 
 use nvml_wrapper_sys::bindings as ffi;
 
-use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, put};
+use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, device_call, mig, put};
 
 /// The first compute capability of Ampere: "For Ampere or newer fully supported devices" (nvml.h).
 const AMPERE: u32 = 8;
 
 /// A GPU has ECC if its description or the control socket has its errors. Both counters, since the start of the driver and in all, are the same unless a
-/// test sets the latter.
+/// test sets the latter. No errors are those of a MIG device.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     device: ffi::nvmlDevice_t,
@@ -19,9 +19,10 @@ unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     count: *mut c_ulonglong,
 ) -> ffi::nvmlReturn_t {
     answer(|| {
-        device_call(device, |inner, card, index| {
+        mig::call_with_part(device, |inner, card, index, part| {
             let since_start = inner.health(card, index).ecc_errors.ok_or(NOT_SUPPORTED)?;
             let (corrected, uncorrected) = match counter {
+                _ if part.is_some() => (0, 0),
                 ffi::nvmlEccCounterType_enum_NVML_AGGREGATE_ECC => {
                     let set = inner.gpu(index).and_then(|changes| changes.gauges.ecc_aggregate);
                     set.unwrap_or(since_start)

@@ -64,6 +64,11 @@ fn memory(card: &Card, profile: Profile) -> u64 {
     profile.memory_mib(card.described.memory_mib)
 }
 
+/// Return the memory of a MIG device in MiB.
+pub(super) fn memory_of(card: &Card, device: &MigDevice) -> Result<u64, Code> {
+    Ok(memory(card, profile_of(card, device.gpu_instance)?))
+}
+
 /// Run a call that concerns an existing GPU instance.
 fn instance_call(instance: usize, work: impl FnOnce(&Card, usize, u32, Option<u32>) -> Result<(), Code>) -> Result<(), Code> {
     let (index, gpu_instance, compute_instance) = place_of(instance).ok_or(INVALID_ARGUMENT)?;

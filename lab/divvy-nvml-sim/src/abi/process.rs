@@ -39,7 +39,7 @@ fn compute<T>(device: ffi::nvmlDevice_t, mps: bool, layout: impl Fn(u32, u64) ->
     mig::call_with_part(device, |inner, card, index, mig| {
         let processes = inner.processes(card, index, mig)?.into_iter();
         Ok(processes
-            .filter(|(pid, _)| inner.is_mps_client(index, *pid) == mps)
+            .filter(|(pid, _)| inner.is_mps_client(index, *pid) == mps && inner.renders(index, *pid) != Some(false))
             .map(|(pid, used)| layout(pid, used.saturating_mul(MIB)))
             .collect())
     })
@@ -91,9 +91,15 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     answer(|| unsafe { put_list(count, infos, compute(device, false, v2)?) })
 }
 
-/// No process renders, so the list of graphics processes is empty.
-fn none<T>(device: ffi::nvmlDevice_t) -> Result<Vec<T>, ffi::nvmlReturn_t> {
-    mig::call_with_part(device, |_, _, _, _| Ok(Vec::new()))
+/// Return the processes that render.
+fn graphics<T>(device: ffi::nvmlDevice_t, layout: impl Fn(u32, u64) -> T) -> Result<Vec<T>, ffi::nvmlReturn_t> {
+    mig::call_with_part(device, |inner, card, index, mig| {
+        let processes = inner.processes(card, index, mig)?.into_iter();
+        Ok(processes
+            .filter(|(pid, _)| inner.renders(index, *pid).is_some())
+            .map(|(pid, used)| layout(pid, used.saturating_mul(MIB)))
+            .collect())
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -103,7 +109,7 @@ unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses(
     infos: *mut ffi::nvmlProcessInfo_v1_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, none(device)?) })
+    answer(|| unsafe { put_list(count, infos, graphics(device, v1)?) })
 }
 
 #[unsafe(no_mangle)]
@@ -113,7 +119,7 @@ unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v2(
     infos: *mut ffi::nvmlProcessInfo_v2_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, none(device)?) })
+    answer(|| unsafe { put_list(count, infos, graphics(device, v2)?) })
 }
 
 #[unsafe(no_mangle)]
@@ -123,7 +129,7 @@ unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     infos: *mut ffi::nvmlProcessInfo_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, none(device)?) })
+    answer(|| unsafe { put_list(count, infos, graphics(device, v2)?) })
 }
 
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
-//! Symbols for what the simulated GPUs do not have: limits of power, fans, displays, and the like. Programs that show GPUs ask for them, and must not take the driver
-//! for an old one.
+//! Symbols for what the simulated GPUs do not have: serial numbers, the traffic on the PCI bus, and the like. Programs that show GPUs ask for them,
+//! and must not take the driver for an old one.
 
 use std::ffi::{c_char, c_uint};
 
@@ -19,14 +19,9 @@ macro_rules! unsupported {
 
 // By nvml.h.
 unsupported! {
-    nvmlDeviceGetBAR1MemoryInfo(*mut ffi::nvmlBAR1Memory_t);
-    nvmlDeviceGetDisplayActive(*mut ffi::nvmlEnableState_t);
     nvmlDeviceGetDisplayMode(*mut ffi::nvmlEnableState_t);
     nvmlDeviceGetDriverModel(*mut ffi::nvmlDriverModel_t, *mut ffi::nvmlDriverModel_t);
     nvmlDeviceGetDriverModel_v2(*mut ffi::nvmlDriverModel_t, *mut ffi::nvmlDriverModel_t);
-    nvmlDeviceGetFanSpeed(*mut c_uint);
     nvmlDeviceGetPcieThroughput(ffi::nvmlPcieUtilCounter_t, *mut c_uint);
-    nvmlDeviceGetPerformanceState(*mut ffi::nvmlPstates_t);
-    nvmlDeviceGetPowerManagementLimit(*mut c_uint);
     nvmlDeviceGetSerial(*mut c_char, c_uint);
 }

@@ -1,0 +1,188 @@
+//! The table's head, and the GPUs.
+
+use crate::cell::{double_rule, keep_start, line, row, rule};
+use crate::edition::Edition;
+use crate::value::{ComputeMode, Ecc, Gpu, Memory, Reading, Smi};
+
+pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
+    let cells = edition.gpu_cells();
+    line(out, &[edition.inner()]);
+    row(out, &[(edition.inner(), versions(smi, edition))]);
+    let first = if edition == Edition::R580 { '+' } else { '|' };
+    rule(out, &cells, [first, '+', '+'], '-');
+    for heads in heads(edition) {
+        let [a, b, c] = cells;
+        row(
+            out,
+            &[(a, heads[0].to_owned()), (b, heads[1].to_owned()), (c, heads[2].to_owned())],
+        );
+    }
+    double_rule(out, &cells);
+    for gpu in &smi.gpus {
+        for [a, b, c] in rows(gpu, edition) {
+            row(out, &[(cells[0], a), (cells[1], b), (cells[2], c)]);
+        }
+        line(out, &cells);
+    }
+}
+
+fn versions(smi: &Smi, edition: Edition) -> String {
+    let (first, second) = match edition {
+        Edition::R450 => (13, 13),
+        Edition::R530 | Edition::R535 => (23, 13),
+        _ => (23, 15),
+    };
+    let cuda = smi.cuda.as_deref().unwrap_or("N/A");
+    let driver = &smi.driver;
+    format!(" NVIDIA-SMI {driver:<first$.first$}Driver Version: {driver:<second$.second$}CUDA Version: {cuda}")
+}
+
+fn heads(edition: Edition) -> [[&'static str; 3]; 3] {
+    match edition {
+        Edition::R450 => [
+            [
+                " GPU  Name        Persistence-M",
+                " Bus-Id        Disp.A ",
+                " Volatile Uncorr. ECC ",
+            ],
+            [
+                " Fan  Temp  Perf  Pwr:Usage/Cap",
+                "         Memory-Usage ",
+                " GPU-Util  Compute M. ",
+            ],
+            ["", "", "               MIG M. "],
+        ],
+        Edition::R530 => [
+            [
+                " GPU  Name                  Persistence-M",
+                " Bus-Id        Disp.A ",
+                " Volatile Uncorr. ECC ",
+            ],
+            [
+                " Fan  Temp  Perf            Pwr:Usage/Cap",
+                "         Memory-Usage ",
+                " GPU-Util  Compute M. ",
+            ],
+            ["", "", "               MIG M. "],
+        ],
+        Edition::R535 => [
+            [
+                " GPU  Name                 Persistence-M ",
+                " Bus-Id        Disp.A ",
+                " Volatile Uncorr. ECC ",
+            ],
+            [
+                " Fan  Temp   Perf          Pwr:Usage/Cap ",
+                "         Memory-Usage ",
+                " GPU-Util  Compute M. ",
+            ],
+            ["", "", "               MIG M. "],
+        ],
+        _ => [
+            [
+                " GPU  Name                 Persistence-M ",
+                " Bus-Id          Disp.A ",
+                " Volatile Uncorr. ECC ",
+            ],
+            [
+                " Fan  Temp   Perf          Pwr:Usage/Cap ",
+                "           Memory-Usage ",
+                " GPU-Util  Compute M. ",
+            ],
+            ["", "", "               MIG M. "],
+        ],
+    }
+}
+
+fn rows(gpu: &Gpu, edition: Edition) -> [[String; 3]; 3] {
+    let index = gpu.index;
+    let name = word(&gpu.name, Clone::clone);
+    let persistence = word(&gpu.persistence, |on| switch(*on));
+    let name_and_persistence = match edition {
+        Edition::R450 => format!("{index:>4}  {:<18}  {persistence}", keep_start(&name, 18)),
+        Edition::R530 => format!("{index:>4}  {:<32}{persistence}", keep_start(&name, 28)),
+        _ => format!("{index:>4}  {:<31}{persistence}", keep_start(&name, 27)),
+    };
+    let margin = if edition < Edition::R550 { " " } else { "   " };
+    let display = word(&gpu.display, |on| switch(*on));
+    let bus = format!("{margin}{:<16.16} {display:>3}", gpu.bus);
+    let ecc = word(&gpu.ecc, |ecc| match ecc {
+        Ecc::Off => "Off".to_owned(),
+        Ecc::On => "On".to_owned(),
+        Ecc::Uncorrected(errors) => errors.to_string(),
+    });
+    let fan = word(&gpu.fan, |percent| format!("{percent}%"));
+    let temperature = word(&gpu.temperature, |celsius| format!("{celsius}C"));
+    // A word stands one column further left than a state.
+    let performance = match &gpu.performance {
+        Reading::Value(state) => format!("{:>6}", format!("P{state}")),
+        none => format!("{:>5} ", word(none, |_| String::new())),
+    };
+    let utilization = word(&gpu.utilization, |percent| format!("{percent}%"));
+    let mode = word(&gpu.compute_mode, |mode| {
+        let text = match mode {
+            ComputeMode::Default => "Default",
+            ComputeMode::ExclusiveThread => "E. Thread",
+            ComputeMode::Prohibited => "Prohibited",
+            ComputeMode::ExclusiveProcess => "E. Process",
+        };
+        text.to_owned()
+    });
+    let mig = word(&gpu.mig, |on| if *on { "Enabled" } else { "Disabled" }.to_owned());
+    [
+        [name_and_persistence, bus, format!("{ecc:>21}")],
+        [
+            format!("{fan:>4}{temperature:>6}{performance}{}", power(gpu, edition)),
+            memory(&gpu.memory, edition),
+            format!("{utilization:>8}{mode:>13}"),
+        ],
+        [String::new(), String::new(), format!("{mig:>21}")],
+    ]
+}
+
+fn power(gpu: &Gpu, edition: Edition) -> String {
+    let usage = word(&gpu.power, |watts| format!("{watts}W"));
+    let limit = word(&gpu.power_limit, |watts| format!("{watts}W"));
+    // From the branch 550 on, a word stands one column further left than a number.
+    let padded = |of: &Reading<u32>, text: String| {
+        if matches!(of, Reading::Value(_)) {
+            text
+        } else {
+            format!("{text} ")
+        }
+    };
+    match edition {
+        Edition::R450 => format!("{usage:>7} / {limit:>4}"),
+        Edition::R530 => format!("{usage:>18} / {limit:>4}"),
+        Edition::R535 => format!("{usage:>17} / {limit:>4}"),
+        _ => format!("{:>16} / {:>5}", padded(&gpu.power, usage), padded(&gpu.power_limit, limit)),
+    }
+}
+
+fn memory(memory: &Reading<Memory>, edition: Edition) -> String {
+    match memory {
+        Reading::Value(Memory { used, total }) => {
+            let (used, total) = (format!("{used}MiB"), format!("{total}MiB"));
+            match edition < Edition::R550 {
+                true => format!("{used:>10} / {total:>8}"),
+                false => format!("{used:>11} / {total:>9}"),
+            }
+        }
+        // A GPU without memory of its own, such as the GB10.
+        Reading::Absent if edition == Edition::R580 => " Not Supported".to_owned(),
+        none => format!("{:>21}", word(none, |_| String::new())),
+    }
+}
+
+/// Return the text of a value, or the word in its place.
+pub(crate) fn word<T>(reading: &Reading<T>, text: impl FnOnce(&T) -> String) -> String {
+    match reading {
+        Reading::Value(value) => text(value),
+        Reading::Absent => "N/A".to_owned(),
+        Reading::Failed => "ERR!".to_owned(),
+    }
+}
+
+fn switch(on: bool) -> String {
+    if on { "On" } else { "Off" }.to_owned()
+}

@@ -1,0 +1,41 @@
+//! The table that nvidia-smi prints, as a pure function of what was read from a machine's GPUs ([`Smi`]), and a list of the pods of the processes.
+//!
+//! ```text
+//! Smi ── table() ──┬─ gpus.rs       the GPUs, by the driver's version in one of seven editions (edition.rs)
+//!                  ├─ mig.rs        the MIG devices, if a GPU has MIG enabled
+//!                  ├─ processes.rs  the processes
+//!                  └─ pods.rs       which pod each process belongs to; nvidia-smi does not have this list
+//! ```
+//!
+//! For the same values, the text up to the processes has the same bytes as nvidia-smi's. NVIDIA does not document the table: the tests compare it
+//! with tables that people published, from the drivers 460 to 595.
+
+#![forbid(unsafe_code)]
+
+mod cell;
+mod edition;
+mod gpus;
+mod mig;
+mod pods;
+mod processes;
+mod value;
+
+pub use value::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Owner, Process, Reading, Smi};
+
+use edition::Edition;
+
+/// Return the table. Each line ends with a newline.
+///
+/// Lines have the width of the driver's edition of the table, except for the time, which nvidia-smi prints above it, and empty lines.
+pub fn table(smi: &Smi) -> String {
+    let edition = Edition::of(&smi.driver);
+    let mut out = String::new();
+    // The time of asctime(3) and seven spaces.
+    out.push_str(&format!("{:<31}\n", cell::printable(&smi.time)));
+    gpus::draw(&mut out, smi, edition);
+    mig::draw(&mut out, smi, edition);
+    out.push_str(&edition.gap());
+    processes::draw(&mut out, smi, edition);
+    pods::draw(&mut out, smi, edition);
+    out
+}

@@ -1,0 +1,4 @@
+//! Tests of the table.
+
+mod any;
+mod published;

@@ -1,0 +1,502 @@
+//! The table has the bytes of tables that people published.
+//!
+//! `tables/` has what nvidia-smi printed on their machines, found in public repositories. Some publications lack the time or the spaces at the end of
+//! lines; the comparison of those leaves both out.
+
+use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Process, Reading, Smi, table};
+
+use Reading::{Absent, Failed, Value};
+
+fn smi(time: &str, driver: &str, cuda: &str, gpus: Vec<Gpu>) -> Smi {
+    Smi {
+        time: time.to_owned(),
+        driver: driver.to_owned(),
+        cuda: Some(cuda.to_owned()).filter(|cuda| !cuda.is_empty()),
+        gpus,
+        processes: Vec::new(),
+    }
+}
+
+/// A GPU: whether persistence mode is on; the temperature, performance state, power, and its limit; the memory and its total; the utilization.
+fn gpu(
+    index: u32,
+    name: &str,
+    bus: &str,
+    persistence: bool,
+    [celsius, state, watts, limit]: [u32; 4],
+    [used, total]: [u64; 2],
+) -> Gpu {
+    Gpu {
+        index,
+        name: Value(name.to_owned()),
+        persistence: Value(persistence),
+        bus: bus.to_owned(),
+        display: Value(false),
+        ecc: Value(Ecc::Uncorrected(0)),
+        fan: Absent,
+        temperature: Value(celsius),
+        performance: Value(state),
+        power: Value(watts),
+        power_limit: Value(limit),
+        memory: Value(Memory { used, total }),
+        utilization: Value(0),
+        compute_mode: Value(ComputeMode::Default),
+        mig: Value(false),
+        ..Gpu::default()
+    }
+}
+
+/// A GPU with MIG enabled.
+fn divided(gpu: Gpu, mig_devices: Vec<MigDevice>) -> Gpu {
+    Gpu {
+        ecc: Value(Ecc::On),
+        utilization: Absent,
+        mig: Value(true),
+        mig_devices,
+        ..gpu
+    }
+}
+
+/// A GPU without ECC, MIG, and so on, and with a fan.
+fn for_games(gpu: Gpu, fan: u32, utilization: u32) -> Gpu {
+    Gpu {
+        ecc: Absent,
+        fan: Value(fan),
+        utilization: Value(utilization),
+        mig: Absent,
+        ..gpu
+    }
+}
+
+fn part(index: u32, gi: u32, memory: [u64; 2], bar1: [u64; 2], multiprocessors: u32, engines: [u32; 5]) -> MigDevice {
+    let memory_of = |[used, total]: [u64; 2]| Value(Memory { used, total });
+    MigDevice {
+        index,
+        gi,
+        memory: memory_of(memory),
+        bar1: memory_of(bar1),
+        multiprocessors: Value(multiprocessors),
+        uncorrected_ecc: Value(0),
+        engines: Value(Engines {
+            copy: engines[0],
+            encoders: engines[1],
+            decoders: engines[2],
+            ofa: engines[3],
+            jpeg: engines[4],
+        }),
+        ..MigDevice::default()
+    }
+}
+
+fn process(gpu: u32, pid: u32, kind: Kind, name: &str, mib: u64) -> Process {
+    Process {
+        gpu,
+        pid,
+        kind,
+        name: name.to_owned(),
+        memory: Some(mib),
+        ..Process::default()
+    }
+}
+
+fn on_part(gi: u32, process: Process) -> Process {
+    Process {
+        instances: Some(Instances { gi, ci: 0 }),
+        ..process
+    }
+}
+
+/// The tables that were published as they were printed.
+fn exact() -> Vec<(&'static str, &'static str, Smi)> {
+    let a100 = gpu(
+        0,
+        "NVIDIA A100-PCIE-40GB",
+        "00000000:61:00.0",
+        true,
+        [66, 0, 44, 250],
+        [0, 40536],
+    );
+    let games = |index, name: &str, bus: &str, values, memory| gpu(index, name, bus, true, values, memory);
+    let mut x = for_games(
+        gpu(
+            0,
+            "NVIDIA GeForce GTX 1650",
+            "00000000:01:00.0",
+            false,
+            [43, 0, 0, 75],
+            [319, 4031],
+        ),
+        30,
+        0,
+    );
+    (x.display, x.power) = (Value(true), Absent);
+    let mut first = games(
+        0,
+        "NVIDIA GeForce GTX 1050 Ti",
+        "00000000:03:00.0",
+        [85, 0, 0, 75],
+        [2528, 4096],
+    );
+    first.power = Absent;
+    let second = games(
+        1,
+        "NVIDIA GeForce GTX 1060 6GB",
+        "00000000:04:00.0",
+        [52, 2, 49, 120],
+        [5226, 6144],
+    );
+    let a30 = gpu(0, "NVIDIA A30", "00000000:0B:00.0", false, [48, 0, 33, 165], [0, 24576]);
+    let t4 = |bus: &str, persistence, celsius, watts, used| Gpu {
+        mig: Absent,
+        ..gpu(0, "Tesla T4", bus, persistence, [celsius, 8, watts, 70], [used, 15360])
+    };
+    let mut gb10 = gpu(0, "NVIDIA GB10", "0000000F:01:00.0", true, [51, 0, 11, 0], [0, 0]);
+    (gb10.ecc, gb10.power_limit, gb10.memory, gb10.mig) = (Absent, Absent, Absent, Absent);
+    let a100_80 = |index, bus: &str, celsius, watts| {
+        gpu(
+            index,
+            "NVIDIA A100 80GB PCIe",
+            bus,
+            true,
+            [celsius, 0, watts, 300],
+            [0, 81920],
+        )
+    };
+    let failed = |index, bus: &str, celsius| Gpu {
+        display: Absent,
+        ecc: Absent,
+        fan: Failed,
+        power: Absent,
+        power_limit: Absent,
+        utilization: Absent,
+        mig: Failed,
+        ..a100_80(index, bus, celsius, 0)
+    };
+    let with = |smi: Smi, processes| Smi { processes, ..smi };
+    let (c, g) = (Kind::Compute, Kind::Graphics);
+    vec![
+        (
+            "470",
+            include_str!("tables/470.txt"),
+            smi("Fri Mar 11 12:53:49 2022", "470.82.01", "", vec![a100]),
+        ),
+        (
+            "470-processes",
+            include_str!("tables/470-processes.txt"),
+            with(
+                smi("Wed Dec  1 18:33:54 2021", "470.82.00", "11.4", vec![x]),
+                vec![
+                    process(0, 985, g, "/usr/lib/xorg/Xorg", 35),
+                    process(0, 3792, g, "/usr/lib/xorg/Xorg", 122),
+                    process(0, 3931, g, "/usr/bin/gnome-shell", 32),
+                    process(0, 6247, g, "/browser --token=AAAAAAAAAAAA= --shared-files", 39),
+                    process(0, 6942, g, "/browser --token=AAAAAAAAAAAA= --shared-files", 78),
+                ],
+            ),
+        ),
+        (
+            "535-processes",
+            include_str!("tables/535-processes.txt"),
+            with(
+                smi(
+                    "Fri Dec 13 18:25:30 2024",
+                    "535.183.01",
+                    "12.2",
+                    vec![for_games(first, 57, 93), for_games(second, 33, 100)],
+                ),
+                vec![
+                    process(0, 2421, g, "/usr/lib/xorg/Xorg", 30),
+                    process(0, 2767, g, "xfwm4", 1),
+                    process(0, 190_709, c, "/tmp/ollama/runners/cuda_v12/ollama_llama_server", 2492),
+                    process(1, 2421, g, "/usr/lib/xorg/Xorg", 4),
+                    process(1, 7699, c, "python", 5218),
+                ],
+            ),
+        ),
+        (
+            "535-mig-none",
+            include_str!("tables/535-mig-none.txt"),
+            smi("Thu Nov 21 06:50:36 2024", "535.183.01", "12.2", vec![divided(a30, vec![])]),
+        ),
+        (
+            "570",
+            include_str!("tables/570.txt"),
+            smi(
+                "Tue Jun  3 03:39:54 2025",
+                "570.86.15",
+                "12.8",
+                vec![t4("00000000:00:1D.0", true, 25, 13, 1)],
+            ),
+        ),
+        (
+            "580",
+            include_str!("tables/580.txt"),
+            smi(
+                "Mon Jun 22 04:00:43 2026",
+                "580.82.07",
+                "13.0",
+                vec![t4("00000000:00:04.0", false, 39, 10, 3)],
+            ),
+        ),
+        (
+            "580-processes",
+            include_str!("tables/580-processes.txt"),
+            with(
+                smi("Thu Sep 24 11:42:01 2026", "580.126.09", "13.0", vec![gb10]),
+                vec![
+                    process(0, 5459, c, "python3", 2079),
+                    process(0, 8099, g, "/usr/lib/xorg/Xorg", 338),
+                    process(0, 8320, g, "/usr/bin/gnome-shell", 206),
+                    process(0, 8856, g, "/usr/libexec/xdg-desktop-portal-gnome", 57),
+                    process(0, 10315, g, "/usr/bin/ghostty", 838),
+                    process(0, 147_875, g, "/browser --crash-track-uuid=3190708988185955192", 198),
+                    process(0, 3_239_403, c, "/home/me/llama.cpp/build/bin/llama-server", 829),
+                    process(0, 3_732_597, g, "/usr/bin/nautilus", 41),
+                    process(0, 3_733_171, g, "/snap/firefox/8862/usr/lib/firefox/firefox", 186),
+                    process(0, 3_734_121, g, "/usr/bin/gnome-text-editor", 42),
+                ],
+            ),
+        ),
+        (
+            "595-failed",
+            include_str!("tables/595-failed.txt"),
+            smi(
+                "Mon Sep 14 15:21:27 2026",
+                "595.71.05",
+                "13.2",
+                vec![
+                    a100_80(0, "00000000:17:00.0", 35, 52),
+                    a100_80(1, "00000000:65:00.0", 35, 54),
+                    failed(2, "00000000:CA:00.0", 43),
+                    failed(3, "00000000:E3:00.0", 45),
+                ],
+            ),
+        ),
+    ]
+}
+
+/// The tables that were published without the spaces at the end of lines, or without the time.
+fn trimmed() -> Vec<(&'static str, &'static str, Smi)> {
+    let mut a4500 = for_games(
+        gpu(
+            0,
+            "NVIDIA RTX A4500",
+            "00000000:01:00.0",
+            true,
+            [40, 8, 28, 200],
+            [1597, 20470],
+        ),
+        30,
+        1,
+    );
+    a4500.ecc = Value(Ecc::Off);
+    let a100 = gpu(
+        0,
+        "A100-SXM4-40GB",
+        "00000000:00:04.0",
+        false,
+        [47, 0, 194, 400],
+        [27254, 40536],
+    );
+    let mut vgpu = gpu(0, "GRID A100-2-10C", "00000000:02:00.0", true, [0, 0, 0, 0], [0, 0]);
+    (vgpu.temperature, vgpu.power, vgpu.power_limit, vgpu.memory) = (Absent, Absent, Absent, Absent);
+    let mut newer_vgpu = gpu(0, "NVIDIA H100L-1-12C", "00000000:00:06.0", true, [0, 0, 0, 0], [1, 12288]);
+    (newer_vgpu.temperature, newer_vgpu.power, newer_vgpu.power_limit) = (Absent, Absent, Absent);
+    let h100 = |index, bus: &str, celsius, watts| {
+        gpu(
+            index,
+            "NVIDIA H100 80GB HBM3",
+            bus,
+            true,
+            [celsius, 0, watts, 699],
+            [532, 81559],
+        )
+    };
+    let h100_mig = gpu(
+        0,
+        "NVIDIA H100 80GB HBM3",
+        "00000000:8B:00.0",
+        true,
+        [51, 0, 140, 700],
+        [1764, 81559],
+    );
+    let nvl = gpu(0, "NVIDIA H100 NVL", "00000001:00:00.0", true, [31, 0, 62, 400], [64, 95830]);
+    let pcie = |index, bus: &str, watts| gpu(index, "NVIDIA H100 PCIe", bus, true, [29, 0, watts, 350], [1, 81559]);
+    let mut h200 = gpu(0, "NVIDIA H200", "00000000:2A:00.0", false, [30, 0, 76, 700], [0, 0]);
+    h200.memory = Absent;
+    let quarter = |index, gi, used, bar1| part(index, gi, [used, 9984], [bar1, 16383], 28, [2, 0, 1, 0, 0]);
+    let c = Kind::Compute;
+    let with = |smi: Smi, processes| Smi { processes, ..smi };
+    let jacobi = |gpu| process(gpu, 3_658_480 + gpu, c, "/scratch/try2/h100/mpi/openacc/cray/./jacobi", 522);
+    vec![
+        (
+            "460-mig",
+            include_str!("tables/460-mig.txt"),
+            with(
+                smi(
+                    "",
+                    "460.91.03",
+                    "11.2",
+                    vec![divided(
+                        a100,
+                        vec![quarter(0, 3, 9118, 4), quarter(1, 4, 9118, 4), quarter(2, 5, 9016, 2)],
+                    )],
+                ),
+                vec![
+                    on_part(3, process(0, 142_213, c, "./quickstart", 9111)),
+                    on_part(4, process(0, 146_799, c, "./quickstart", 9111)),
+                    on_part(5, process(0, 132_219, c, "./quickstart", 9009)),
+                ],
+            ),
+        ),
+        (
+            "510-vgpu-mig",
+            include_str!("tables/510-vgpu-mig.txt"),
+            smi(
+                "Fri Sep  9 05:56:21 2022",
+                "510.73.08",
+                "11.6",
+                vec![divided(vgpu, vec![part(0, 0, [0, 9195], [0, 4096], 28, [2, 0, 1, 0, 0])])],
+            ),
+        ),
+        (
+            "530",
+            include_str!("tables/530.txt"),
+            smi("", "530.30.02", "12.1", vec![a4500]),
+        ),
+        (
+            "535-mig",
+            include_str!("tables/535-mig.txt"),
+            with(
+                smi(
+                    "",
+                    "535.104.12",
+                    "12.2",
+                    vec![divided(
+                        h100_mig,
+                        vec![
+                            part(0, 2, [37, 40320], [0, 65535], 60, [3, 0, 3, 0, 3]),
+                            part(1, 3, [25, 20096], [0, 32767], 32, [2, 0, 2, 0, 2]),
+                            part(2, 9, [12, 9984], [0, 16383], 16, [1, 0, 1, 0, 1]),
+                            part(3, 10, [1688, 9984], [2, 16383], 16, [1, 0, 1, 0, 1]),
+                        ],
+                    )],
+                ),
+                vec![on_part(10, process(0, 51445, c, "/usr/bin/python3", 1668))],
+            ),
+        ),
+        (
+            "550-processes",
+            include_str!("tables/550-processes.txt"),
+            with(
+                smi(
+                    "",
+                    "550.54.15",
+                    "12.4",
+                    vec![
+                        h100(0, "00000000:04:00.0", 42, 126),
+                        h100(1, "00000000:64:00.0", 42, 123),
+                        h100(2, "00000000:84:00.0", 42, 123),
+                        h100(3, "00000000:E4:00.0", 43, 119),
+                    ],
+                ),
+                (0..4).map(jacobi).collect(),
+            ),
+        ),
+        (
+            "560-mig",
+            include_str!("tables/560-mig.txt"),
+            smi(
+                "",
+                "560.35.03",
+                "12.6",
+                vec![divided(
+                    nvl,
+                    vec![
+                        part(0, 1, [38, 47488], [0, 65535], 60, [3, 0, 3, 0, 3]),
+                        part(1, 5, [13, 22144], [0, 32767], 26, [1, 0, 1, 0, 1]),
+                        part(2, 13, [13, 11008], [0, 16383], 16, [1, 0, 1, 0, 1]),
+                    ],
+                )],
+            ),
+        ),
+        (
+            "565",
+            include_str!("tables/565.txt"),
+            smi(
+                "Mon Jan 20 17:32:08 2025",
+                "565.57.01",
+                "12.7",
+                vec![pcie(0, "00000000:41:00.0", 46), pcie(1, "00000000:A1:00.0", 47)],
+            ),
+        ),
+        (
+            "570-mig",
+            include_str!("tables/570-mig.txt"),
+            smi(
+                "Mon Jul 28 01:58:33 2025",
+                "570.86.15",
+                "12.8",
+                vec![divided(h200, vec![part(0, 5, [29, 33280], [0, 65535], 32, [2, 0, 2, 0, 2])])],
+            ),
+        ),
+        (
+            "580-vgpu-mig",
+            include_str!("tables/580-vgpu-mig.txt"),
+            smi(
+                "Thu Apr  2 19:06:00 2026",
+                "580.105.08",
+                "13.0",
+                vec![divided(
+                    newer_vgpu,
+                    vec![part(0, 0, [1, 10565], [0, 4096], 16, [1, 0, 1, 0, 1])],
+                )],
+            ),
+        ),
+    ]
+}
+
+#[test]
+fn the_same_values_give_the_same_bytes() {
+    for (name, published, smi) in exact() {
+        let table = table(&smi);
+        assert!(
+            table == published,
+            "{name}: we print\n{table}\nnvidia-smi printed\n{published}"
+        );
+    }
+}
+
+#[test]
+fn the_same_values_give_the_same_text_where_the_publication_lacks_spaces() {
+    let trim = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
+    for (name, published, smi) in trimmed() {
+        let mut table = trim(&table(&smi));
+        if smi.time.is_empty() {
+            table = table.trim_start().to_owned();
+        }
+        let published = trim(published);
+        // The table of 530 ends before the processes, which were in another PID namespace.
+        let is_same = table == published || name == "530" && table.starts_with(&published);
+        assert!(is_same, "{name}: we print\n{table}\nnvidia-smi printed\n{published}");
+    }
+}
+
+#[test]
+fn a_gpu_and_mig_devices_have_the_rows_of_published_tables() {
+    let mut a40 = gpu(4, "", "00000000:83:00.0", true, [0, 0, 0, 0], [0, 46068]);
+    (a40.name, a40.ecc, a40.fan, a40.temperature, a40.performance) = (Failed, Failed, Failed, Failed, Failed);
+    (a40.power, a40.power_limit, a40.utilization, a40.mig) = (Failed, Failed, Failed, Failed);
+    let a30 = gpu(0, "NVIDIA A30", "00000000:CA:00.0", true, [30, 0, 37, 165], [51, 24576]);
+    let parts = vec![
+        part(0, 1, [26, 11968], [0, 16383], 28, [2, 0, 2, 0, 0]),
+        part(1, 5, [13, 5952], [0, 8191], 14, [1, 0, 1, 0, 0]),
+    ];
+    for (rows, driver, gpu) in [
+        (include_str!("tables/525-failed-gpu.txt"), "525.85.12", a40),
+        (include_str!("tables/550-mig-devices.txt"), "550.90.07", divided(a30, parts)),
+    ] {
+        let table = table(&smi("", driver, "12.0", vec![gpu]));
+        assert!(table.contains(rows), "{table}\nlacks\n{rows}");
+    }
+}

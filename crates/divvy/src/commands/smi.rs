@@ -1,0 +1,104 @@
+//! `divvy smi`: asks the probe, and prints nvidia-smi's table with the pods of the processes.
+
+mod grants;
+mod value;
+
+use std::path::{Path, PathBuf};
+
+use divvy_hardware::client::{Probe, ProbeClient, Spawn, Timing, Update};
+use divvy_hardware::{Code, Failure, GpuGauges, GpuProcesses, Snapshot};
+use divvy_model::Vendor;
+
+use super::{probe, say};
+use crate::cli::smi::{SmiArgs, SmiOutput};
+use crate::printer;
+
+/// What the probe answered.
+struct Answers {
+    snapshot: Snapshot,
+    gauges: Vec<GpuGauges>,
+    processes: Vec<GpuProcesses>,
+}
+
+/// Print the table.
+pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
+    // The directory of a started probe's socket. It is removed at the end.
+    let directory = tempfile::tempdir()?;
+    let asked = tokio::time::timeout(probe::PATIENCE, ask(which(&args, directory.path())?)).await;
+    let answers = asked
+        .unwrap_or_else(|_| {
+            let text = format!("the driver has not answered for {} s", probe::PATIENCE.as_secs());
+            Err(Failure::new(Code::Timeout, text))
+        })
+        .map_err(unread)?;
+    if answers.snapshot.gpus.is_empty() && answers.snapshot.unreadable.is_empty() {
+        anyhow::bail!("the driver lists no NVIDIA GPU, so there is no table; type divvy doctor to find the cause");
+    }
+    for gpu in &answers.processes {
+        if let Some(error) = &gpu.error {
+            say(&format!("note: the processes of {} could not be listed: {error}", gpu.uuid))?;
+        }
+    }
+    let is_in_pod = |gpu: &GpuProcesses| gpu.processes.iter().any(|process| process.pod.is_some());
+    let (pods, troubles) = match answers.processes.iter().any(is_in_pod) {
+        true => grants::read(&args.state_dir),
+        false => Default::default(),
+    };
+    for trouble in troubles {
+        say(&format!("note: {trouble}"))?;
+    }
+    let time = jiff::Zoned::now().strftime("%a %b %e %H:%M:%S %Y").to_string();
+    let smi = value::of(time, &answers, &pods);
+    match args.output {
+        Some(SmiOutput::Json) => printer::json(&smi)?,
+        None => printer::print(&divvy_smi::table(&smi))?,
+    }
+    Ok(())
+}
+
+/// Return the probe to ask: the one that `--probe` names, otherwise the one that runs for the agent, otherwise one to start.
+fn which(args: &SmiArgs, directory: &Path) -> anyhow::Result<Probe> {
+    let running = args.state_dir.join("probe/probe.sock");
+    if args.probe.is_none() && running.exists() {
+        return Ok(Probe::Socket(running));
+    }
+    let not_root = |root: &PathBuf| Some(root.clone()).filter(|root| root != Path::new("/"));
+    probe::named(args.probe.as_deref(), |program| Spawn {
+        program,
+        nvml_library: args.nvml_library.clone(),
+        driver_root: not_root(&args.driver_root),
+        sys_root: not_root(&args.sys_root),
+        watchdog: None,
+        env: Vec::new(),
+        dir: directory.to_owned(),
+    })
+}
+
+async fn ask(probe: Probe) -> Result<Answers, Failure> {
+    let mut client = ProbeClient::start(probe, Timing::default());
+    let snapshot = loop {
+        match client.next().await {
+            Some(Update::Snapshot(snapshot)) => break snapshot.only(Vendor::Nvidia),
+            Some(Update::Fault(_)) => {}
+            Some(Update::Unavailable(failure)) => return Err(failure),
+            None => return Err(Failure::new(Code::ProbeUnreachable, "the probe's client has ended")),
+        }
+    };
+    let handle = client.handle();
+    Ok(Answers {
+        snapshot,
+        gauges: handle.metrics().await?,
+        processes: handle.processes().await?,
+    })
+}
+
+fn unread(Failure { code, text }: Failure) -> anyhow::Error {
+    let hint = match code {
+        Code::ProbeUnreachable => "give the path of divvy-probe with --probe",
+        Code::Protocol => {
+            "the probe may be of another version than this program; give the path of one of this version with --probe"
+        }
+        _ => "type divvy doctor to find the cause",
+    };
+    anyhow::anyhow!("the GPUs could not be read, so there is no table: {text}; {hint}")
+}
