@@ -18,6 +18,8 @@ pub mod scheduler_config;
 pub mod simulate;
 pub mod smoke;
 pub mod system;
+#[cfg(feature = "top")]
+pub mod top;
 pub mod uninstall;
 pub mod version;
 mod watch;
@@ -39,6 +41,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
+        #[cfg(feature = "top")]
+        Command::Top(args) => top::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Version(args) => version::run(args).await.map(|()| true),
         Command::Audit(args) => audit::run(*args).await,
