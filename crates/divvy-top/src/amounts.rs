@@ -51,7 +51,7 @@ pub(crate) fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Optio
     let mut used = measured.reduce(u64::saturating_add);
     let busy = entries(usage, pod, uuid).filter_map(|of| of.busy_percent);
     let mut busy = busy.reduce(u32::saturating_add).map(|percent| percent.min(100));
-    // Nobody else is on the GPU of a pod that has it as a whole.
+    // No other pod is on the GPU of a pod that has it as a whole.
     if let Some(measured) = of_gpu_itself(gpu, usage).filter(|_| pod.whole) {
         used = used.or(measured.used_bytes);
         busy = busy.or(measured.busy_percent);

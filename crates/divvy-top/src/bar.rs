@@ -17,7 +17,7 @@ pub(crate) fn bar(of: &Amounts, width: usize, ascii: bool) -> String {
     };
     let used = eighths(of.within);
     let over = eighths(of.within.saturating_add(of.over));
-    // Whatever is over a share is shown, however little it is.
+    // Memory beyond a share is shown, however little it is.
     let over = if of.over > 0 { over.max(used / 8 * 8 + 8) } else { used };
     let allocated = eighths(of.allocated);
     let [full, idle, free] = if ascii { ['#', '=', '.'] } else { ['█', '▒', '░'] };

@@ -71,7 +71,7 @@ pub fn draw(state: &State, style: Style, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// Return the header and all rows as text, where nobody presses keys.
+/// Return the header and all rows as text, for output that takes no keys.
 pub fn lines(state: &State, style: Style, columns: u16) -> Vec<String> {
     let area = Rect::new(0, 0, columns, 1);
     let widths = widths(usize::from(columns));

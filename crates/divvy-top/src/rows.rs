@@ -19,7 +19,7 @@ pub(crate) enum Of {
     Pod(String, usize),
     /// A container of a pod, and the GPU's position.
     Container(String, usize),
-    /// A pod on the node that has no GPU yet, or of which nobody knows the GPU: namespace and name.
+    /// A pod on the node that has no GPU yet, or whose GPU the kubelet chose: namespace and name.
     Elsewhere(String),
 }
 

@@ -11,7 +11,6 @@ pub mod runtime_config;
 pub mod simulate;
 pub mod smoke;
 pub mod system;
-#[cfg(feature = "top")]
 pub mod top;
 pub mod uninstall;
 
@@ -92,7 +91,6 @@ pub enum Command {
     /// Show how much memory of each GPU each pod uses
     #[command(subcommand)]
     Inspect(InspectCommand),
-    #[cfg(feature = "top")]
     Top(top::TopArgs),
     Why(WhyArgs),
     Audit(Box<AuditArgs>),

@@ -43,6 +43,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         #[cfg(feature = "top")]
         Command::Top(args) => top::run(args).await.map(|()| true),
+        #[cfg(not(feature = "top"))]
+        Command::Top(_) => anyhow::bail!(
+            "this divvy was built for the node image, without the screens of `divvy top`; use a divvy built with `cargo build --release`"
+        ),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Version(args) => version::run(args).await.map(|()| true),
         Command::Audit(args) => audit::run(*args).await,

@@ -21,7 +21,7 @@ use crate::cli::top::{TopArgs, TopOutput};
 use crate::printer;
 use agents::{Agents, Failure};
 
-/// The columns of the table where nobody knows how wide the output is.
+/// The columns of the table if the output is not a terminal.
 const COLUMNS: u16 = 120;
 
 /// Show the screens until the user leaves, or print everything once.

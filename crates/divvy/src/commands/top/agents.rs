@@ -263,7 +263,7 @@ mod tests {
             assert!(text.contains(expected) && text.len() < 200, "{text}");
             assert_eq!(failure.notice(), None);
         }
-        let nobody = agents(|_| Box::pin(async { panic!("nobody is there") }));
+        let nobody = agents(|_| Box::pin(async { panic!("no agent runs") }));
         let text = ask(&nobody, "bare").await.expect_err("no agent").to_string();
         assert_eq!(text, "no agent runs");
     }

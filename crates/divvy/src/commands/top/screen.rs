@@ -87,7 +87,7 @@ fn read_keys(events: mpsc::Sender<Event>) {
                 return;
             }
         }
-        // Nobody can press a key any more. If the program has ended, nobody waits for this either.
+        // No more keys come, so the program ends. If it has ended, the channel is closed.
         drop(events.blocking_send(Event::Key(Key::Interrupt)));
     });
 }
