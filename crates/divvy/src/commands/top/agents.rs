@@ -193,6 +193,8 @@ mod tests {
 
     use super::*;
 
+    const TAG: &str = "\"a-1\"";
+
     type Asked = Request<axum::body::Body>;
 
     /// Return the agents of a cluster in which every node but `bare` has one. `agent` answers for them.
