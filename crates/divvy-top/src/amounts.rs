@@ -117,3 +117,22 @@ pub(crate) fn of_node(node: &NodeView, usage: Option<&Usage>) -> Amounts {
     sum.busy = percent.checked_div(measured);
     sum
 }
+
+/// Format an amount of memory in 9 columns or less: `4.2 GiB`, `300 MiB`.
+pub(crate) fn memory(bytes: u64) -> String {
+    let tenths = |shift: u32| {
+        let unit = 1_u64 << shift;
+        (bytes >> shift, u128::from(bytes % unit) * 10 / u128::from(unit))
+    };
+    match bytes >> 20 {
+        0..1024 => format!("{} MiB", bytes >> 20),
+        1024..1_024_000 => {
+            let (whole, rest) = tenths(30);
+            format!("{whole}.{rest} GiB")
+        }
+        _ => {
+            let (whole, rest) = tenths(40);
+            format!("{whole}.{rest} TiB")
+        }
+    }
+}

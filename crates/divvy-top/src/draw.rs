@@ -5,10 +5,11 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
-use crate::amounts::Amounts;
+use crate::amounts::{Amounts, memory};
 use crate::bar::bar;
 use crate::rows::{Row, rows};
-use crate::state::{Screen, State};
+use crate::seen::Screen;
+use crate::state::State;
 
 /// How the terminal shows text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub fn draw(state: &State, style: Style, area: Rect, buffer: &mut Buffer) {
     }
     let widths = widths(usize::from(area.width));
     page.cells(1, &widths, HEADERS.map(str::to_owned), None, Modifier::UNDERLINED);
-    let rows = rows(state);
+    let rows = rows(&state.seen);
     let bottom = area.height.saturating_sub(1);
     let height = state.height();
     for (line, (at, row)) in (2_u16..bottom).zip(rows.iter().enumerate().skip(state.above).take(height)) {
@@ -87,38 +88,43 @@ pub fn lines(state: &State, style: Style, columns: u16) -> Vec<String> {
         cells.collect::<String>().trim_end().to_owned()
     };
     let header = line(&|page| page.cells(0, &widths, HEADERS.map(str::to_owned), None, Modifier::empty()));
-    let rows = rows(state);
+    let rows = rows(&state.seen);
     let rows = rows.iter().map(|row| line(&|page| page.row(0, &widths, row, false)));
     [header].into_iter().chain(rows).collect()
 }
 
 fn title(state: &State) -> String {
-    let about = match state.screen() {
+    let about = match state.seen.screen() {
         Screen::Cluster => "cluster".to_owned(),
         Screen::Pods => "pods".to_owned(),
         Screen::Node(name) => format!("node {name}"),
         Screen::Pod(uid) => {
-            let pods = state.view.iter().flat_map(|view| &view.nodes).flat_map(|node| &node.gpus);
+            let pods = state
+                .seen
+                .view
+                .iter()
+                .flat_map(|view| &view.nodes)
+                .flat_map(|node| &node.gpus);
             let mut pods = pods.flat_map(|gpu| &gpu.pods).filter(|pod| pod.uid == *uid);
             pods.next()
                 .map_or_else(|| "pod".to_owned(), |pod| format!("pod {}/{}", pod.namespace, pod.name))
         }
     };
     let mut title = format!("divvy top  {about}");
-    if let (Screen::Cluster, Some(view)) = (state.screen(), &state.view) {
+    if let (Screen::Cluster, Some(view)) = (state.seen.screen(), &state.seen.view) {
         title = format!("{title}  {}/{} {} allocated", view.allocated, view.total, view.unit);
     }
-    title = format!("{title}  sort: {}", state.sort.word());
-    if !state.filter.is_empty() && !state.typing {
-        title = format!("{title}  filter: {}", state.filter);
+    title = format!("{title}  sort: {}", state.seen.sort.word());
+    if !state.seen.filter.is_empty() && !state.typing {
+        title = format!("{title}  filter: {}", state.seen.filter);
     }
     title
 }
 
 fn empty(state: &State) -> &'static str {
-    match &state.view {
+    match &state.seen.view {
         None => "The cluster is being read.",
-        Some(_) if !state.filter.is_empty() => "No name has this text. Esc removes the filter.",
+        Some(_) if !state.seen.filter.is_empty() => "No name has this text. Esc removes the filter.",
         Some(view) if view.nodes.is_empty() => "No node offers GPUs through Divvy.",
         Some(_) => "There is no pod with a GPU.",
     }
@@ -126,7 +132,7 @@ fn empty(state: &State) -> &'static str {
 
 fn keys(state: &State) -> String {
     match state.typing {
-        true => format!("/{}", state.filter),
+        true => format!("/{}", state.seen.filter),
         false => "Enter open  Esc back  / filter  s sort  p pods  t tree  ? help  q quit".to_owned(),
     }
 }
@@ -151,25 +157,6 @@ fn widths(columns: usize) -> Vec<usize> {
         fitting.push(left);
     }
     fitting
-}
-
-/// Format an amount of memory in 9 columns or less: `4.2 GiB`, `300 MiB`.
-pub(crate) fn memory(bytes: u64) -> String {
-    let tenths = |shift: u32| {
-        let unit = 1_u64 << shift;
-        (bytes >> shift, u128::from(bytes % unit) * 10 / u128::from(unit))
-    };
-    match bytes >> 20 {
-        0..1024 => format!("{} MiB", bytes >> 20),
-        1024..1_024_000 => {
-            let (whole, rest) = tenths(30);
-            format!("{whole}.{rest} GiB")
-        }
-        _ => {
-            let (whole, rest) = tenths(40);
-            format!("{whole}.{rest} TiB")
-        }
-    }
 }
 
 /// Format a part of an amount: `3/16 GiB`.

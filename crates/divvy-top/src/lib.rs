@@ -9,6 +9,7 @@ mod amounts;
 mod bar;
 mod draw;
 mod rows;
+mod seen;
 mod state;
 
 pub use draw::{Style, draw, lines};

@@ -7,7 +7,7 @@ use divvy_model::usage::Usage;
 use divvy_view::{GpuView, NodeView, PodView};
 
 use crate::amounts::{self, Amounts};
-use crate::state::{Screen, Sort, State};
+use crate::seen::{Screen, Seen, Sort};
 
 /// What a row is about. It stays the same when the cluster is read again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,30 +37,30 @@ pub(crate) struct Row {
     pub(crate) alarm: bool,
 }
 
-/// Return the rows of the state's screen, filtered and sorted.
-pub(crate) fn rows(state: &State) -> Vec<Row> {
-    let Some(view) = &state.view else {
+/// Return the rows of the current screen, filtered and sorted.
+pub(crate) fn rows(seen: &Seen) -> Vec<Row> {
+    let Some(view) = &seen.view else {
         return Vec::new();
     };
-    let mut groups: Vec<Vec<Row>> = match state.screen() {
-        Screen::Cluster => view.nodes.iter().map(|node| of_node(state, node)).collect(),
+    let mut groups: Vec<Vec<Row>> = match seen.screen() {
+        Screen::Cluster => view.nodes.iter().map(|node| of_node(seen, node)).collect(),
         Screen::Pods => view
             .nodes
             .iter()
-            .flat_map(|node| pods(state, node))
+            .flat_map(|node| pods(seen, node))
             .map(|row| vec![row])
             .collect(),
         Screen::Node(name) => match view.nodes.iter().find(|node| node.name == *name) {
-            Some(node) => gpus(state, node),
+            Some(node) => gpus(seen, node),
             None => Vec::new(),
         },
-        Screen::Pod(uid) => view.nodes.iter().map(|node| containers(state, node, uid)).collect(),
+        Screen::Pod(uid) => view.nodes.iter().map(|node| containers(seen, node, uid)).collect(),
     };
-    if !state.filter.is_empty() {
-        groups.retain(|group| group.iter().any(|row| row.name.contains(&state.filter)));
+    if !seen.filter.is_empty() {
+        groups.retain(|group| group.iter().any(|row| row.name.contains(&seen.filter)));
     }
     let key = |group: &Vec<Row>| group.first().and_then(|row| row.amounts).unwrap_or_default();
-    match state.sort {
+    match seen.sort {
         Sort::Name => {}
         Sort::Allocated => groups.sort_by_key(|group| Reverse(key(group).allocated)),
         Sort::Used => groups.sort_by_key(|group| Reverse(key(group).used)),
@@ -71,19 +71,19 @@ pub(crate) fn rows(state: &State) -> Vec<Row> {
 }
 
 /// Return the row of a node, and in the tree those of what is on it.
-fn of_node(state: &State, node: &NodeView) -> Vec<Row> {
-    let (text, alarm) = node_text(state, node);
+fn of_node(seen: &Seen, node: &NodeView) -> Vec<Row> {
+    let (text, alarm) = node_text(seen, node);
     let mut group = vec![Row {
         node: node.name.clone(),
         of: Of::Node,
         indent: 0,
         name: node.name.clone(),
-        amounts: Some(amounts::of_node(node, state.usage(&node.name))),
+        amounts: Some(amounts::of_node(node, seen.usage(&node.name))),
         text,
         alarm,
     }];
-    if state.tree {
-        group.extend(gpus(state, node).into_iter().flatten().map(|row| Row {
+    if seen.tree {
+        group.extend(gpus(seen, node).into_iter().flatten().map(|row| Row {
             indent: row.indent + 1,
             ..row
         }));
@@ -91,14 +91,14 @@ fn of_node(state: &State, node: &NodeView) -> Vec<Row> {
     group
 }
 
-fn node_text(state: &State, node: &NodeView) -> (String, bool) {
+fn node_text(seen: &Seen, node: &NodeView) -> (String, bool) {
     let failed = node.gpus.iter().filter(|gpu| gpu.message.is_some()).count();
     let alarm = failed > 0 || node.driver_trouble.is_some();
     let mut parts: Vec<String> = node.driver_trouble.iter().cloned().collect();
     if failed > 0 {
         parts.push(format!("{failed} not ok"));
     }
-    match state.failure(&node.name) {
+    match seen.failure(&node.name) {
         Some(error) => parts.push(error.to_owned()),
         None => {
             let pods = node.gpus.iter().flat_map(|gpu| &gpu.pods);
@@ -107,7 +107,7 @@ fn node_text(state: &State, node: &NodeView) -> (String, bool) {
             parts.push(counted(pods.len(), "pod"));
         }
     }
-    parts.extend(state.usage(&node.name).and_then(Usage::note));
+    parts.extend(seen.usage(&node.name).and_then(Usage::note));
     (parts.join(", "), alarm)
 }
 
@@ -116,8 +116,8 @@ fn counted(count: usize, of: &str) -> String {
 }
 
 /// Return the rows of a node's GPUs, each with its pods, and of the pods that are on none.
-fn gpus(state: &State, node: &NodeView) -> Vec<Vec<Row>> {
-    let usage = state.usage(&node.name);
+fn gpus(seen: &Seen, node: &NodeView) -> Vec<Vec<Row>> {
+    let usage = seen.usage(&node.name);
     let mut groups = Vec::new();
     for (at, gpu) in node.gpus.iter().enumerate() {
         let model = gpu.model.as_deref().unwrap_or("GPU");
@@ -133,7 +133,7 @@ fn gpus(state: &State, node: &NodeView) -> Vec<Vec<Row>> {
         group.extend(
             gpu.pods
                 .iter()
-                .map(|pod| of_pod(state, node, at, pod))
+                .map(|pod| of_pod(seen, node, at, pod))
                 .map(|row| Row { indent: 1, ..row }),
         );
         groups.push(group);
@@ -161,13 +161,13 @@ fn gpu_text(gpu: &GpuView, usage: Option<&Usage>) -> String {
 }
 
 /// Return the rows of all pods on a node.
-fn pods(state: &State, node: &NodeView) -> Vec<Row> {
+fn pods(seen: &Seen, node: &NodeView) -> Vec<Row> {
     let on_gpus = node
         .gpus
         .iter()
         .enumerate()
         .flat_map(|(at, gpu)| gpu.pods.iter().map(move |pod| (at, pod)));
-    let on_gpus = on_gpus.map(|(at, pod)| of_pod(state, node, at, pod));
+    let on_gpus = on_gpus.map(|(at, pod)| of_pod(seen, node, at, pod));
     on_gpus.chain(elsewhere(node)).collect()
 }
 
@@ -191,9 +191,9 @@ fn elsewhere(node: &NodeView) -> impl Iterator<Item = Row> {
     })
 }
 
-fn of_pod(state: &State, node: &NodeView, at: usize, pod: &PodView) -> Row {
+fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
     let gpu = &node.gpus[at];
-    let usage = state.usage(&node.name);
+    let usage = seen.usage(&node.name);
     let amounts = amounts::of_pod(node, gpu, pod, usage);
     let mut text = Vec::new();
     let mut escapes = BTreeSet::new();
@@ -210,7 +210,7 @@ fn of_pod(state: &State, node: &NodeView, at: usize, pod: &PodView) -> Row {
     if denied > 0 {
         text.push(format!("{denied} refused"));
     }
-    text.extend(idle(state, node, amounts.busy, last));
+    text.extend(idle(seen, node, amounts.busy, last));
     if pod.cores > 0 {
         text.push(format!("{} % of the time", pod.cores));
     }
@@ -226,8 +226,8 @@ fn of_pod(state: &State, node: &NodeView, at: usize, pod: &PodView) -> Row {
 }
 
 /// Return for how long a container has not kept the GPU busy, if it does not now.
-fn idle(state: &State, node: &NodeView, busy: Option<u32>, last: Option<u64>) -> Option<String> {
-    let passed = state.measured_at(&node.name)?.saturating_sub(last?);
+fn idle(seen: &Seen, node: &NodeView, busy: Option<u32>, last: Option<u64>) -> Option<String> {
+    let passed = seen.measured_at(&node.name)?.saturating_sub(last?);
     (busy.is_none_or(|percent| percent == 0) && passed >= 60).then(|| format!("idle {}", time(passed)))
 }
 
@@ -242,12 +242,12 @@ fn time(seconds: u64) -> String {
 }
 
 /// Return the rows of a pod on a node: one for each GPU, and below it its containers.
-fn containers(state: &State, node: &NodeView, uid: &str) -> Vec<Row> {
-    let usage = state.usage(&node.name);
+fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
+    let usage = seen.usage(&node.name);
     let mut rows = Vec::new();
     for (at, gpu) in node.gpus.iter().enumerate() {
         for pod in gpu.pods.iter().filter(|pod| pod.uid == uid) {
-            let row = of_pod(state, node, at, pod);
+            let row = of_pod(seen, node, at, pod);
             let text = if row.text.is_empty() {
                 node.name.clone()
             } else {
@@ -262,8 +262,8 @@ fn containers(state: &State, node: &NodeView, uid: &str) -> Vec<Row> {
                 let Some(container) = &entry.container else { continue };
                 let limit = entry.limit_bytes.unwrap_or(0);
                 let used = entry.used_bytes.unwrap_or(0);
-                let peak = entry.peak_bytes.map(|bytes| format!("peak {}", crate::draw::memory(bytes)));
-                let idle = idle(state, node, entry.busy_percent, entry.last_busy);
+                let peak = entry.peak_bytes.map(|bytes| format!("peak {}", amounts::memory(bytes)));
+                let idle = idle(seen, node, entry.busy_percent, entry.last_busy);
                 rows.push(Row {
                     node: node.name.clone(),
                     of: Of::Container(container.clone(), at),

@@ -1,11 +1,12 @@
 //! What the screen depends on, and what an event changes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use divvy_model::usage::Usage;
 use divvy_view::View;
 
 use crate::rows::{Of, Row, rows};
+use crate::seen::{Answer, Screen, Seen};
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,72 +59,16 @@ pub enum Key {
     Interrupt,
 }
 
-/// What a screen is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Screen {
-    Cluster,
-    Pods,
-    Node(String),
-    /// A pod, by its UID.
-    Pod(String),
-}
-
-/// The order of the rows. Except by name, the largest comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sort {
-    Name,
-    Allocated,
-    Used,
-    Busy,
-    Waste,
-}
-
-impl Sort {
-    fn next(self) -> Sort {
-        match self {
-            Sort::Name => Sort::Allocated,
-            Sort::Allocated => Sort::Used,
-            Sort::Used => Sort::Busy,
-            Sort::Busy => Sort::Waste,
-            Sort::Waste => Sort::Name,
-        }
-    }
-
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Sort::Name => "name",
-            Sort::Allocated => "alloc",
-            Sort::Used => "used",
-            Sort::Busy => "busy",
-            Sort::Waste => "waste",
-        }
-    }
-}
-
-/// What an agent answered last, and when.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Answer {
-    at: u64,
-    usage: Result<Usage, String>,
-}
-
 /// All that the screen depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// `None` until the cluster was read.
-    pub(crate) view: Option<View>,
-    answers: BTreeMap<String, Answer>,
-    /// The screens from the first one to the current one.
-    screens: Vec<Screen>,
+    pub(crate) seen: Seen,
     /// The rows that the cursor was on when the screens before the current one were left.
     left: Vec<usize>,
     pub(crate) cursor: usize,
     /// The number of rows above the first one that is shown.
     pub(crate) above: usize,
-    pub(crate) filter: String,
     pub(crate) typing: bool,
-    pub(crate) sort: Sort,
-    pub(crate) tree: bool,
     pub(crate) help: bool,
     refused: Option<String>,
     trouble: Option<String>,
@@ -134,16 +79,11 @@ pub struct State {
 impl Default for State {
     fn default() -> State {
         State {
-            view: None,
-            answers: BTreeMap::new(),
-            screens: vec![Screen::Cluster],
+            seen: Seen::default(),
             left: Vec::new(),
             cursor: 0,
             above: 0,
-            filter: String::new(),
             typing: false,
-            sort: Sort::Name,
-            tree: false,
             help: false,
             refused: None,
             trouble: None,
@@ -165,8 +105,8 @@ impl State {
             Event::Cluster(view) => self.read(view),
             Event::Usage { node, at, answer } => {
                 // The node may have gone while its agent was asked.
-                if self.has(&node) {
-                    self.answers.insert(node, Answer { at, usage: answer });
+                if self.seen.has(&node) {
+                    self.seen.answers.insert(node, Answer { at, usage: answer });
                 }
             }
             Event::Refused(text) => self.refused = Some(text),
@@ -183,26 +123,8 @@ impl State {
 
     /// Return the nodes whose usage the screen shows.
     pub fn wanted(&self) -> BTreeSet<String> {
-        let shown = rows(self).into_iter().skip(self.above).take(self.height());
+        let shown = rows(&self.seen).into_iter().skip(self.above).take(self.height());
         shown.map(|row| row.node).collect()
-    }
-
-    pub(crate) fn screen(&self) -> &Screen {
-        self.screens.last().unwrap_or(&Screen::Cluster)
-    }
-
-    pub(crate) fn usage(&self, node: &str) -> Option<&Usage> {
-        self.answers.get(node)?.usage.as_ref().ok()
-    }
-
-    /// Return why a node's usage could not be read.
-    pub(crate) fn failure(&self, node: &str) -> Option<&str> {
-        self.answers.get(node)?.usage.as_ref().err().map(String::as_str)
-    }
-
-    /// Return when a node's usage was read.
-    pub(crate) fn measured_at(&self, node: &str) -> Option<u64> {
-        self.answers.get(node).map(|answer| answer.at)
     }
 
     /// Return what the user should know.
@@ -216,25 +138,23 @@ impl State {
         usize::from(self.size.1).saturating_sub(others)
     }
 
-    fn has(&self, node: &str) -> bool {
-        self.view
-            .as_ref()
-            .is_some_and(|view| view.nodes.binary_search_by(|of| of.name.as_str().cmp(node)).is_ok())
-    }
-
     fn read(&mut self, view: View) {
-        self.view = Some(view);
-        let mut answers = std::mem::take(&mut self.answers);
-        answers.retain(|node, _| self.has(node));
-        self.answers = answers;
+        self.seen.view = Some(view);
+        let mut answers = std::mem::take(&mut self.seen.answers);
+        answers.retain(|node, _| self.seen.has(node));
+        self.seen.answers = answers;
         // A node or pod that has gone has no screen.
-        while self.screens.len() > 1 && self.filter.is_empty() && rows(self).is_empty() && *self.screen() != Screen::Pods {
+        while self.seen.screens.len() > 1
+            && self.seen.filter.is_empty()
+            && rows(&self.seen).is_empty()
+            && *self.seen.screen() != Screen::Pods
+        {
             self.leave();
         }
     }
 
     fn selected(&self) -> Option<Row> {
-        rows(self).into_iter().nth(self.cursor)
+        rows(&self.seen).into_iter().nth(self.cursor)
     }
 
     fn press(&mut self, key: Key, selected: Option<&Row>) {
@@ -248,12 +168,12 @@ impl State {
         }
         if self.typing {
             match key {
-                Key::Char(character) if self.filter.len() < 64 => self.filter.push(character),
-                Key::Backspace => drop(self.filter.pop()),
+                Key::Char(character) if self.seen.filter.len() < 64 => self.seen.filter.push(character),
+                Key::Backspace => drop(self.seen.filter.pop()),
                 Key::Enter => self.typing = false,
                 Key::Esc => {
                     self.typing = false;
-                    self.filter.clear();
+                    self.seen.filter.clear();
                 }
                 _ => {}
             }
@@ -265,9 +185,9 @@ impl State {
             Key::Char('q') => self.done = true,
             Key::Char('?') => self.help = true,
             Key::Char('/') => self.typing = true,
-            Key::Char('s') => self.sort = self.sort.next(),
-            Key::Char('t') => self.tree = !self.tree,
-            Key::Char('p') if *self.screen() != Screen::Pods => self.enter(Screen::Pods),
+            Key::Char('s') => self.seen.sort = self.seen.sort.next(),
+            Key::Char('t') => self.seen.tree = !self.seen.tree,
+            Key::Char('p') if *self.seen.screen() != Screen::Pods => self.enter(Screen::Pods),
             Key::Up | Key::Char('k') => self.cursor = self.cursor.saturating_sub(1),
             Key::Down | Key::Char('j') => self.cursor = self.cursor.saturating_add(1),
             Key::PageUp => self.cursor = self.cursor.saturating_sub(page),
@@ -278,15 +198,15 @@ impl State {
                 Some(Row { of: Of::Node, node, .. }) => self.enter(Screen::Node(node.clone())),
                 Some(Row {
                     of: Of::Gpu(_), node, ..
-                }) if *self.screen() == Screen::Cluster => {
+                }) if *self.seen.screen() == Screen::Cluster => {
                     self.enter(Screen::Node(node.clone()));
                 }
-                Some(Row { of: Of::Pod(uid, _), .. }) if !matches!(self.screen(), Screen::Pod(_)) => {
+                Some(Row { of: Of::Pod(uid, _), .. }) if !matches!(self.seen.screen(), Screen::Pod(_)) => {
                     self.enter(Screen::Pod(uid.clone()));
                 }
                 _ => {}
             },
-            Key::Esc if !self.filter.is_empty() => self.filter.clear(),
+            Key::Esc if !self.seen.filter.is_empty() => self.seen.filter.clear(),
             Key::Esc => self.leave(),
             _ => {}
         }
@@ -294,22 +214,22 @@ impl State {
 
     fn enter(&mut self, screen: Screen) {
         self.left.push(self.cursor);
-        self.screens.push(screen);
-        self.filter.clear();
+        self.seen.screens.push(screen);
+        self.seen.filter.clear();
         (self.cursor, self.above) = (0, 0);
     }
 
     fn leave(&mut self) {
-        if self.screens.len() > 1 {
-            self.screens.pop();
-            self.filter.clear();
+        if self.seen.screens.len() > 1 {
+            self.seen.screens.pop();
+            self.seen.filter.clear();
             (self.cursor, self.above) = (self.left.pop().unwrap_or(0), 0);
         }
     }
 
     /// Put the cursor on an existing row, and show it. `selected` is the row that it was on, which may be elsewhere now.
     fn settle(&mut self, selected: Option<&Row>) {
-        let rows = rows(self);
+        let rows = rows(&self.seen);
         let same = |a: &Row, b: &Row| (&a.node, &a.of) == (&b.node, &b.of);
         let found = selected.and_then(|selected| rows.iter().position(|row| same(row, selected)));
         self.cursor = found.unwrap_or(self.cursor).min(rows.len().saturating_sub(1));
