@@ -114,7 +114,7 @@ fn build(rust: &str) -> Result<PathBuf> {
             "divvy",
             "--no-default-features",
         ])
-        .args(["--features", "completions", "--target", &target])
+        .args(["--features", "completions,top", "--target", &target])
         .env("CARGO_TARGET_DIR", &directory)
         .env(format!("CC_{}", target.replace('-', "_")), "musl-gcc")
         .status()

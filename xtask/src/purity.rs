@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 19] = [
+const PURE: [&str; 21] = [
     "divvy-model",
     "divvy-share",
     "divvy-agent-core",
@@ -26,6 +26,8 @@ const PURE: [&str; 19] = [
     "divvy-why",
     "divvy-smoke-run",
     "divvy-exposition",
+    "divvy-view",
+    "divvy-top",
 ];
 /// Programs that containers wait for. They may do I/O, but must stay small and fast, so the same dependencies are forbidden.
 const SMALL: [&str; 2] = ["divvy-runtime", "divvy-hook"];

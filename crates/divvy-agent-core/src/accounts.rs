@@ -176,13 +176,22 @@ impl Accounts {
         let open = self.open.iter().map(|(key, account)| (key.clone(), account.clone()));
         // What has ended is not open.
         let all: BTreeMap<Key, Account> = ended.into_iter().chain(open).collect();
-        let used = all.into_iter().map(|((uid, container, uuid), account)| Used {
-            uid,
-            container,
-            uuid,
-            account,
-        });
-        used.collect()
+        all.into_iter().map(used).collect()
+    }
+
+    /// Return the accounts of the containers that have a grant, in the order of their keys.
+    pub fn open(&self) -> Vec<Used> {
+        let open = self.open.iter().map(|(key, account)| (key.clone(), account.clone()));
+        open.map(used).collect()
+    }
+}
+
+fn used(((uid, container, uuid), account): (Key, Account)) -> Used {
+    Used {
+        uid,
+        container,
+        uuid,
+        account,
     }
 }
 
@@ -363,6 +372,8 @@ mod tests {
                         total_busy += busy.iter().zip(&granted).filter(|(_, is)| **is).map(|(ns, _)| u64::from(*ns)).sum::<u64>();
                     }
                     Step::Read => {
+                        let open = accounts.open();
+                        prop_assert_eq!(open.len(), granted.iter().filter(|is| **is).count());
                         prop_assert!(accounts.read().len() >= granted.iter().filter(|is| **is).count());
                         prop_assert!(accounts.ended.is_empty());
                     }

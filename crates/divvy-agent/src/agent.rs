@@ -29,7 +29,7 @@ use crate::limits;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::{Counts, Measured, Metrics};
 use crate::mps;
-use crate::observed::Observed;
+use crate::observed::{Observed, Shown};
 use crate::pending_event::PendingEvent;
 use crate::readiness::Readiness;
 use crate::store::Store;
@@ -138,12 +138,13 @@ impl Observed for Agent {
     }
 
     fn metrics(&self, format: divvy_exposition::Format) -> Result<String, std::fmt::Error> {
-        let measured = Measured {
-            denied: self.shares.denied(),
-            escapes: self.escapes(),
-            ..self.usage.measured()
-        };
+        let measured = self.with_signs(self.usage.measured());
         self.metrics.text(&self.core(), &measured, format)
+    }
+
+    fn usage(&self) -> Option<Shown> {
+        let (usage, tag) = self.usage.sample(&self.with_signs(self.usage.measured_now()));
+        Some(Shown { tag, usage })
     }
 
     fn measure(&self) -> BoxFuture<'_, ()> {
@@ -154,6 +155,17 @@ impl Observed for Agent {
         let node = self.dcgm_names_of.as_deref()?;
         let measured = self.usage.measured();
         Some(self.metrics.dcgm(node, &self.core(), &measured))
+    }
+}
+
+impl Agent {
+    /// Add what the guard has found.
+    fn with_signs(&self, measured: Measured) -> Measured {
+        Measured {
+            denied: self.shares.denied(),
+            escapes: self.escapes(),
+            ..measured
+        }
     }
 }
 

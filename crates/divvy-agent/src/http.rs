@@ -1,4 +1,4 @@
-//! The HTTP endpoints `/healthz`, `/readyz`, `/metrics`, and `/metrics/dcgm`.
+//! The HTTP endpoints `/healthz`, `/readyz`, `/metrics`, `/metrics/dcgm`, and `/v1/usage`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::Error;
-use crate::observed::Observed;
+use crate::observed::{Observed, Shown};
 
 /// Limits for an endpoint that any pod may reach. The callers that matter are the kubelet and a metrics collector, which fetch
 /// three small pages.
@@ -56,6 +56,7 @@ pub(crate) async fn serve(listener: TcpListener, observed: Arc<dyn Observed>, st
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/metrics/dcgm", get(dcgm))
+        .route("/v1/usage", get(usage))
         .with_state(observed);
     divvy_serve::serve(listener, Plain { known: false }, router, LIMITS, stop).await;
 }
@@ -90,5 +91,50 @@ async fn dcgm(State(observed): State<Arc<dyn Observed>>) -> Response {
             "these metrics are not served; divvy agent --dcgm-metrics (agent.metrics.dcgm=true in the chart) serves them\n",
         )
             .into_response(),
+    }
+}
+
+async fn usage(State(observed): State<Arc<dyn Observed>>, headers: HeaderMap) -> Response {
+    observed.measure().await;
+    let Some(Shown { tag, usage }) = observed.usage() else {
+        return (StatusCode::NOT_FOUND, "this program does not measure what containers use\n").into_response();
+    };
+    let has = headers.get_all(header::IF_NONE_MATCH).iter();
+    let is_known = has.filter_map(|value| value.to_str().ok()).any(|value| matches(value, &tag));
+    if is_known {
+        return (StatusCode::NOT_MODIFIED, [(header::ETAG, tag)]).into_response();
+    }
+    match serde_json::to_string(&usage) {
+        Ok(text) => {
+            let kind = "application/json".to_owned();
+            ([(header::CONTENT_TYPE, kind), (header::ETAG, tag)], text).into_response()
+        }
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Report whether a value of If-None-Match names the tag: a list, compared weakly (RFC 9110, section 13.1.2).
+fn matches(value: &str, tag: &str) -> bool {
+    let mut tags = value.split(',').map(str::trim);
+    tags.any(|of| of == "*" || of.strip_prefix("W/").unwrap_or(of) == tag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_is_found_in_a_list_and_a_weak_one_counts() {
+        for (value, expected) in [
+            ("\"a-1\"", true),
+            ("W/\"a-1\"", true),
+            ("\"b-1\", \"a-1\"", true),
+            ("*", true),
+            ("", false),
+            ("\"a-11\"", false),
+            ("a-1", false),
+        ] {
+            assert_eq!(matches(value, "\"a-1\""), expected, "{value}");
+        }
     }
 }

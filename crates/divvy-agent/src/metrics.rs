@@ -3,6 +3,7 @@
 mod containers;
 mod dcgm;
 mod gpus;
+mod usage;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,6 +23,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use divvy_agent_core::{Class, Core, Escape, Reconciled, Used};
+
+pub(crate) use usage::usage;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Outcome {

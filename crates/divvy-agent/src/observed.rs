@@ -1,4 +1,4 @@
-//! What a program that serves device plugins shows at `/readyz` and `/metrics`.
+//! What a program that serves device plugins shows at `/readyz`, `/metrics`, and `/v1/usage`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use divvy_exposition::Format;
 use divvy_kubelet::plugin::Status;
+use divvy_model::usage::Usage;
 use futures::future::BoxFuture;
 use tokio::sync::watch;
 
@@ -13,6 +14,12 @@ use crate::metrics::Counts;
 use crate::readiness::Readiness;
 
 pub(crate) const NOT_REGISTERED: &str = "not registered yet";
+
+/// What the node's GPUs and containers use, and a tag that stays the same while that does.
+pub(crate) struct Shown {
+    pub(crate) tag: String,
+    pub(crate) usage: Usage,
+}
 
 /// A program whose readiness and metrics can be asked for.
 pub(crate) trait Observed: Send + Sync {
@@ -27,6 +34,11 @@ pub(crate) trait Observed: Send + Sync {
 
     /// Return the text of `/metrics/dcgm`. `None` if it is not served.
     fn dcgm(&self) -> Option<String> {
+        None
+    }
+
+    /// Return what `/v1/usage` says. `None` if it is not served.
+    fn usage(&self) -> Option<Shown> {
         None
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_agent_core::{Accounts, Owner};
 use divvy_hardware::{GpuGauges, GpuProcesses};
@@ -11,7 +11,7 @@ use divvy_model::GrantRecord;
 use tokio::time::Instant;
 
 use crate::busy;
-use crate::metrics::Measured;
+use crate::metrics::{self, Measured};
 
 /// Values that are older are not shown.
 const OLDEST: Duration = Duration::from_secs(5);
@@ -29,6 +29,10 @@ pub(crate) struct Usage {
     /// When the driver was asked last for what metrics show.
     pub(crate) asked: tokio::sync::Mutex<Option<Instant>>,
     began: Instant,
+    /// The last sample that `/v1/usage` has shown.
+    shown: Mutex<divvy_model::usage::Usage>,
+    /// Tells this agent's samples from those of an agent before, whose numbers began at 1 as well.
+    origin: u128,
 }
 
 impl Default for Usage {
@@ -39,6 +43,10 @@ impl Default for Usage {
             gauges: Mutex::default(),
             asked: tokio::sync::Mutex::default(),
             began: Instant::now(),
+            shown: Mutex::default(),
+            origin: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .map_or(0, |since| since.as_nanos()),
         }
     }
 }
@@ -130,14 +138,73 @@ impl Usage {
 
     /// Return what metrics show: what containers use, and what the driver measured of the GPUs, unless that is too long ago.
     pub(crate) fn measured(&self) -> Measured {
-        let gpus = match &*lock(&self.gauges) {
-            Some((at, gauges)) if at.elapsed() <= OLDEST => gauges.clone(),
-            _ => Vec::new(),
-        };
         Measured {
-            gpus,
+            gpus: self.gauges(),
             containers: lock(&self.accounts).read(),
             ..Measured::default()
         }
+    }
+
+    /// Return the same without the containers that have ended. The metrics show those once more, and a reader of something else must not take that away.
+    pub(crate) fn measured_now(&self) -> Measured {
+        Measured {
+            gpus: self.gauges(),
+            containers: lock(&self.accounts).open(),
+            ..Measured::default()
+        }
+    }
+
+    fn gauges(&self) -> Vec<GpuGauges> {
+        match &*lock(&self.gauges) {
+            Some((at, gauges)) if at.elapsed() <= OLDEST => gauges.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Return a sample of these values, and its entity tag. Its number grows when a value has changed.
+    pub(crate) fn sample(&self, measured: &Measured) -> (divvy_model::usage::Usage, String) {
+        let mut shown = lock(&self.shown);
+        let sample = shown.sample;
+        let now = divvy_model::usage::Usage {
+            sample,
+            ..metrics::usage(measured)
+        };
+        if now != *shown {
+            *shown = now;
+            shown.sample = sample.saturating_add(1);
+        }
+        (shown.clone(), format!("\"{:x}-{}\"", self.origin, shown.sample))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_hardware::Gauges;
+
+    use super::*;
+
+    #[test]
+    fn the_same_values_are_the_same_sample_and_others_are_another() {
+        let usage = Usage::default();
+        let with = |percent| Measured {
+            gpus: vec![GpuGauges {
+                uuid: "GPU-0".to_owned(),
+                values: Gauges {
+                    gpu_percent: Some(percent),
+                    ..Gauges::default()
+                },
+                error: None,
+            }],
+            ..Measured::default()
+        };
+        let (first, tag) = usage.sample(&with(1));
+        assert_eq!(usage.sample(&with(1)), (first.clone(), tag.clone()));
+        let (second, other) = usage.sample(&with(2));
+        assert_eq!((first.sample, second.sample), (1, 2));
+        assert_ne!(tag, other);
+        let (third, again) = usage.sample(&with(1));
+        assert_eq!(third.sample, 3, "the numbers grow");
+        assert_ne!(tag, again);
+        assert_ne!(Usage::default().sample(&with(1)).1, tag, "another start of the agent");
     }
 }

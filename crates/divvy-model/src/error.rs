@@ -36,6 +36,7 @@ pub enum Error {
 fn versions(newest: u64) -> String {
     match newest {
         1 => "version 1".to_owned(),
+        u64::MAX => "version 1 and newer ones".to_owned(),
         _ => format!("versions 1 to {newest}"),
     }
 }

@@ -32,6 +32,7 @@ mod request;
 mod rules;
 pub mod runtime;
 pub mod scores;
+pub mod usage;
 mod vendor;
 mod whole;
 

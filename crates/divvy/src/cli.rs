@@ -12,6 +12,7 @@ pub mod simulate;
 pub mod smi;
 pub mod smoke;
 pub mod system;
+pub mod top;
 pub mod uninstall;
 
 use std::path::PathBuf;
@@ -44,6 +45,7 @@ use output::{Output, OutputParser};
 Examples:
   divvy demo                       a cluster in one process, with simulated GPUs
   divvy inspect gpushare           how much of each GPU each pod uses
+  divvy top                        what pods have of each GPU and what they use of it
   divvy why my-pod                 why a pod waits, or where it runs
   divvy audit
       find overcommitted GPUs, pods on the wrong GPU, and leaked memory
@@ -91,6 +93,7 @@ pub enum Command {
     /// Show how much memory of each GPU each pod uses
     #[command(subcommand)]
     Inspect(InspectCommand),
+    Top(top::TopArgs),
     Why(WhyArgs),
     Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),

@@ -19,6 +19,8 @@ pub mod simulate;
 pub mod smi;
 pub mod smoke;
 pub mod system;
+#[cfg(feature = "top")]
+pub mod top;
 pub mod uninstall;
 pub mod version;
 mod watch;
@@ -41,6 +43,12 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
+        #[cfg(feature = "top")]
+        Command::Top(args) => top::run(args).await.map(|()| true),
+        #[cfg(not(feature = "top"))]
+        Command::Top(_) => anyhow::bail!(
+            "this divvy was built for the node image, without the screens of `divvy top`; use a divvy built with `cargo build --release`"
+        ),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Version(args) => version::run(args).await.map(|()| true),
         Command::Audit(args) => audit::run(*args).await,

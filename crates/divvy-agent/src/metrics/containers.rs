@@ -1,12 +1,11 @@
 //! The metrics about containers: what each of them may use of a GPU, and what it uses.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_agent_core::{Account, Escape, Used};
+use divvy_model::usage::ContainerUsage;
 use prometheus_client::registry::Registry;
 
-use super::{Floats, Measured};
+use super::{Floats, Measured, usage};
 
 /// Describe what containers use. A value that the driver does not return has no series.
 #[expect(
@@ -16,26 +15,35 @@ use super::{Floats, Measured};
 pub(super) fn describe(registry: &mut Registry, measured: &Measured) {
     let (mut limit, mut used, mut peak) = (Floats::default(), Floats::default(), Floats::default());
     let (mut busy, mut last_busy, mut allocated) = (Floats::default(), Floats::default(), Floats::default());
-    for Used {
-        container,
-        uuid,
-        account,
-        ..
-    } in &measured.containers
-    {
-        let labels = Arc::new(labels(account, container, uuid).into());
-        limit.set_shared(&labels, account.limit as f64);
-        allocated.set_shared(&labels, account.allocated as f64 / 1000.0);
-        if let Some(bytes) = account.used {
-            used.set_shared(&labels, bytes as f64);
-            peak.set_shared(&labels, account.peak as f64);
+    let (mut denied, mut escapes) = (Floats::default(), Floats::default());
+    for of in usage::containers(measured) {
+        let shared = Arc::new(labels(&of).into());
+        let values = [
+            (&mut limit, of.limit_bytes.map(|bytes| bytes as f64)),
+            (&mut used, of.used_bytes.map(|bytes| bytes as f64)),
+            (&mut peak, of.peak_bytes.map(|bytes| bytes as f64)),
+            (&mut busy, of.busy_ns.map(|ns| ns as f64 / 1e9)),
+            (&mut last_busy, of.last_busy.map(|seconds| seconds as f64)),
+            (&mut denied, of.denied.map(|count| count as f64)),
+        ];
+        for (floats, value) in values {
+            if let Some(value) = value {
+                floats.set_shared(&shared, value);
+            }
         }
-        if let Some(ns) = account.busy {
-            busy.set_shared(&labels, ns as f64 / 1e9);
+        for kind in &of.escapes {
+            let [namespace, pod, container, uuid] = labels(&of);
+            escapes.set([namespace, pod, container, uuid, ("kind", kind.word().to_owned())], 1.0);
         }
-        if let Some(seconds) = account.last_busy {
-            last_busy.set_shared(&labels, seconds as f64);
-        }
+    }
+    for of in &measured.containers {
+        let labels = [
+            ("namespace", of.account.namespace.clone()),
+            ("pod", of.account.pod.clone()),
+            ("container", of.container.clone()),
+            ("uuid", of.uuid.clone()),
+        ];
+        allocated.set(labels, of.account.allocated as f64 / 1000.0);
     }
     limit.gauge(
         registry,
@@ -67,44 +75,6 @@ pub(super) fn describe(registry: &mut Registry, measured: &Measured) {
         "divvy_container_gpu_allocated_byte_seconds",
         "Granted memory times the time for which it was granted",
     );
-    describe_pods(registry, measured);
-}
-
-/// Describe what is known of pods and not of their containers. If a pod has one container on the GPU, it is that container's.
-#[expect(clippy::cast_precision_loss, reason = "no program makes so many allocations")]
-fn describe_pods(registry: &mut Registry, measured: &Measured) {
-    let mut pods: BTreeMap<(&str, &str), (&Account, Vec<&str>)> = BTreeMap::new();
-    for of in &measured.containers {
-        let (_, names) = pods.entry((&of.uid, &of.uuid)).or_insert_with(|| (&of.account, Vec::new()));
-        names.push(&of.container);
-    }
-    let (mut denied, mut escapes) = (Floats::default(), Floats::default());
-    for ((uid, uuid), (account, names)) in &pods {
-        let name = if let [name] = names[..] { name } else { "" };
-        let labels = labels(account, name, uuid);
-        if let Some(count) = measured.denied.get(&((*uid).to_owned(), (*uuid).to_owned())) {
-            denied.set(labels, *count as f64);
-        }
-    }
-    for (uid, all) in &measured.escapes {
-        // Any of the pod's accounts has its name, also for a GPU that was not granted to it.
-        let Some((_, (account, names))) = pods.range((uid.as_str(), "")..).find(|((of, _), _)| of == uid) else {
-            continue;
-        };
-        let name = if let [name] = names[..] { name } else { "" };
-        for escape in all {
-            let (kind, uuid) = match escape {
-                Escape::Unguarded { uuid, .. } => ("unguarded", uuid),
-                Escape::NotGranted { uuid, .. } => ("foreign_gpu", uuid),
-                Escape::Exceeded { uuid, .. } => ("over", uuid),
-                Escape::Tampered { uuid, .. } => ("tampered", uuid),
-                // No program avoids anything: the limit itself does not work.
-                Escape::Crowded { .. } | Escape::Untimed { .. } => continue,
-            };
-            let [namespace, pod, container, uuid] = labels(account, name, uuid);
-            escapes.set([namespace, pod, container, uuid, ("kind", kind.to_owned())], 1.0);
-        }
-    }
     denied.counter(
         registry,
         "divvy_container_gpu_denied_allocations",
@@ -118,11 +88,11 @@ fn describe_pods(registry: &mut Registry, measured: &Measured) {
     );
 }
 
-fn labels(account: &Account, container: &str, uuid: &str) -> [(&'static str, String); 4] {
+fn labels(of: &ContainerUsage) -> [(&'static str, String); 4] {
     [
-        ("namespace", account.namespace.clone()),
-        ("pod", account.pod.clone()),
-        ("container", container.to_owned()),
-        ("uuid", uuid.to_owned()),
+        ("namespace", of.namespace.clone()),
+        ("pod", of.pod.clone()),
+        ("container", of.container.clone().unwrap_or_default()),
+        ("uuid", of.gpu.clone()),
     ]
 }

@@ -13,7 +13,7 @@ use super::progress::Arrived;
 use super::watch;
 use crate::cli::output::Output;
 use crate::cli::{AccessArgs, ClusterArgs, InspectArgs, InspectOutput};
-use crate::inspect::{table, view};
+use crate::inspect::{sort, table};
 use crate::printer;
 
 /// Read nodes and pods, and print the allocations once, or with `--watch` after each change.
@@ -41,9 +41,9 @@ pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
 }
 
 async fn render(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<String> {
-    let mut view = read(client, &args.nodes).await?;
+    let mut view = read(client, &args.nodes, Arrived::default()).await?;
     if let Some(by) = &args.sort_by {
-        view.sort(by).map_err(anyhow::Error::msg)?;
+        sort::sort(&mut view, by).map_err(anyhow::Error::msg)?;
     }
     let headers = !args.no_headers;
     Ok(match &args.output {
@@ -58,12 +58,17 @@ async fn render(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<Str
 }
 
 /// Read the named nodes and their pods, or all nodes and pods if no name is given.
-async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::View> {
-    let (arrived, mut pods) = (Arrived::default(), Vec::new());
-    let pod = |object: PodObject| list::pod_of(object).map(view::shown);
+pub(super) async fn read(client: &kube::Client, names: &[String], arrived: Arrived) -> anyhow::Result<divvy_view::View> {
+    let mut pods = Vec::new();
+    let pod = |object: PodObject| list::pod_of(object).map(divvy_view::shown);
     let mut take = |pod: Option<Pod>| {
         arrived.pod();
         pods.extend(pod);
+    };
+    let warn = |kind: &str, left_out: &LeftOut| {
+        if !arrived.is_quiet() {
+            warn_left_out(kind, left_out);
+        }
     };
     let mut nodes = Vec::new();
     for name in names.iter().collect::<BTreeSet<_>>() {
@@ -75,7 +80,7 @@ async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::V
             )
         };
         let (node, no_pods) = arrived.shown(lists).await?;
-        warn_left_out("pod", &no_pods);
+        warn("pod", &no_pods);
         nodes.push(node);
     }
     if names.is_empty() {
@@ -86,10 +91,10 @@ async fn read(client: &kube::Client, names: &[String]) -> anyhow::Result<view::V
         });
         let lists = async { tokio::try_join!(all, list::each_pod(client, None, pod, &mut take)) };
         let (no_nodes, no_pods) = arrived.shown(lists).await?;
-        warn_left_out("node", &no_nodes);
-        warn_left_out("pod", &no_pods);
+        warn("node", &no_nodes);
+        warn("pod", &no_pods);
     }
-    Ok(view::view(&nodes, &pods))
+    Ok(divvy_view::view(&nodes, &pods))
 }
 
 /// Convert kubectl's connection flags, including `--cluster`.

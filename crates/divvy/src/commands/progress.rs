@@ -45,9 +45,22 @@ impl Bar {
 pub(super) struct Arrived {
     nodes: AtomicU64,
     pods: AtomicU64,
+    quiet: bool,
 }
 
 impl Arrived {
+    /// Return a count that is never shown, for a terminal that shows something else.
+    pub(super) fn quiet() -> Arrived {
+        Arrived {
+            quiet: true,
+            ..Arrived::default()
+        }
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     pub(super) fn node(&self) {
         self.nodes.fetch_add(1, Ordering::Relaxed);
     }
@@ -68,7 +81,7 @@ impl Arrived {
                     bar.clear();
                     return done;
                 }
-                () = tokio::time::sleep(wait), if bar.terminal => bar.show(|| format!("reading the cluster: {self}")),
+                () = tokio::time::sleep(wait), if bar.terminal && !self.quiet => bar.show(|| format!("reading the cluster: {self}")),
             }
             wait = Duration::from_millis(100);
         }

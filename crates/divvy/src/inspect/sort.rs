@@ -3,9 +3,9 @@
 use std::cmp::Ordering;
 use std::str::FromStr;
 
+use divvy_view::{NodeView, View};
 use serde_json::Value;
 
-use super::view::{NodeView, View};
 use crate::jsonpath::Path;
 
 /// The key by which the nodes are sorted, in ascending order, as in kubectl.
@@ -42,41 +42,38 @@ impl FromStr for SortBy {
     }
 }
 
-impl View {
-    /// Sort the nodes. On a tie, sort by name.
-    ///
-    /// # Errors
-    /// Fails if the path selects nothing in any node.
-    pub fn sort(&mut self, by: &SortBy) -> Result<(), String> {
-        self.nodes.sort_by(|a, b| a.name.cmp(&b.name));
-        match by {
-            SortBy::Name => {}
-            SortBy::Allocated => self.nodes.sort_by_key(|node| node.allocated),
-            SortBy::Free => self.nodes.sort_by_key(NodeView::free),
-            SortBy::Total => self.nodes.sort_by_key(|node| node.total),
-            SortBy::Path(path, text) => {
-                let key = |node: &NodeView| {
-                    let json = serde_json::to_value(node).unwrap_or_default();
-                    path.find(&json).first().copied().cloned()
-                };
-                let mut keyed: Vec<(Option<Value>, NodeView)> = std::mem::take(&mut self.nodes)
-                    .into_iter()
-                    .map(|node| (key(&node), node))
-                    .collect();
-                let none = keyed.iter().all(|(key, _)| key.is_none()) && !keyed.is_empty();
-                keyed.sort_by(|(a, _), (b, _)| order(a.as_ref(), b.as_ref()));
-                self.nodes = keyed.into_iter().map(|(_, node)| node).collect();
-                if none {
-                    return Err(format!(
-                        "--sort-by {text}: no node has this field; -o json shows the fields of a node"
-                    ));
-                }
+/// Sort the nodes. On a tie, sort by name.
+///
+/// # Errors
+/// Fails if the path selects nothing in any node.
+pub fn sort(view: &mut View, by: &SortBy) -> Result<(), String> {
+    view.nodes.sort_by(|a, b| a.name.cmp(&b.name));
+    match by {
+        SortBy::Name => {}
+        SortBy::Allocated => view.nodes.sort_by_key(|node| node.allocated),
+        SortBy::Free => view.nodes.sort_by_key(NodeView::free),
+        SortBy::Total => view.nodes.sort_by_key(|node| node.total),
+        SortBy::Path(path, text) => {
+            let key = |node: &NodeView| {
+                let json = serde_json::to_value(node).unwrap_or_default();
+                path.find(&json).first().copied().cloned()
+            };
+            let mut keyed: Vec<(Option<Value>, NodeView)> = std::mem::take(&mut view.nodes)
+                .into_iter()
+                .map(|node| (key(&node), node))
+                .collect();
+            let none = keyed.iter().all(|(key, _)| key.is_none()) && !keyed.is_empty();
+            keyed.sort_by(|(a, _), (b, _)| order(a.as_ref(), b.as_ref()));
+            view.nodes = keyed.into_iter().map(|(_, node)| node).collect();
+            if none {
+                return Err(format!(
+                    "--sort-by {text}: no node has this field; -o json shows the fields of a node"
+                ));
             }
         }
-        Ok(())
     }
+    Ok(())
 }
-
 /// Compare numbers as numbers, and everything else as text. A missing value comes first.
 fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
     match (a, b) {
@@ -96,6 +93,7 @@ mod tests {
         let node = |name: &str, allocated, total| NodeView {
             name: name.to_owned(),
             address: "unknown".to_owned(),
+            unit: divvy_model::MemoryUnit::GIB,
             allocated,
             total,
             gpus: Vec::new(),
@@ -124,7 +122,7 @@ mod tests {
             ("{.total}", "bca"),
         ] {
             let mut view = view();
-            view.sort(&by.parse().expect(by)).expect(by);
+            sort(&mut view, &by.parse().expect(by)).expect(by);
             let names: String = view.nodes.iter().map(|node| node.name.as_str()).collect();
             assert_eq!(names, expected, "{by}");
         }
@@ -135,6 +133,6 @@ mod tests {
                 .contains("name, allocated, free, total")
         );
         let by: SortBy = "{.used}".parse().expect("a path");
-        assert!(view().sort(&by).expect_err("no node has it").contains("{.used}"));
+        assert!(sort(&mut view(), &by).expect_err("no node has it").contains("{.used}"));
     }
 }

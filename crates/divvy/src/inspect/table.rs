@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use divvy_host::plain;
 use divvy_model::{MemoryUnit, MiB};
+use divvy_view::{GpuView, NodeView, View};
 use divvy_why::amount;
 
-use super::view::{GpuView, NodeView, View};
 use crate::printer::columns;
 
 /// Return the table of `kubectl inspect gpushare`, with a row per node. Without `headers`, return only the rows.
@@ -281,9 +281,9 @@ fn percent(part: u64, whole: u64) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::view::view;
     use divvy_model::legacy::LegacyAllocation;
     use divvy_model::{ContainerKind, ContainerRequest, Held, Node, Pod, PodRequest};
+    use divvy_view::view;
 
     fn node(name: &str, address: &str, units: u64, gpus: u64) -> Node {
         Node {
@@ -324,7 +324,7 @@ mod tests {
             ..amd_pending("any", 2)
         };
         let pods = [divvy_pod("share", "mixed", 0, 4), amd_pod("train", "mixed", &[1]), by_kubelet];
-        let shown: Vec<Pod> = pods.into_iter().filter_map(crate::inspect::view::shown).collect();
+        let shown: Vec<Pod> = pods.into_iter().filter_map(divvy_view::shown).collect();
         let shown = view(&[mixed, amd_node("amd", 4)], &shown);
         assert_eq!((shown.allocated, shown.total), (4, 16));
         let json = serde_json::to_value(&shown).expect("JSON");

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStringExt as _;
 
 use clap::Parser as _;
 use divvy::cli::{Cli, arguments, usage_status};
-use divvy::inspect::{table, view::view};
+use divvy::inspect::table;
 use divvy::scheduler_config::check::{Verdict, unclear, verdict};
 use divvy::scheduler_config::installed::{authority, installed};
 use divvy::scheduler_config::second_scheduler::Version;
@@ -25,6 +25,7 @@ use divvy_kube::convert;
 use divvy_model::{MemoryUnit, Node, Pod};
 use divvy_oci::hook::arguments::Hook;
 use divvy_placement::Ledger;
+use divvy_view::view;
 use divvy_why::Snapshot;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Secret, Service};

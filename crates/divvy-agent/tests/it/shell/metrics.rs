@@ -84,6 +84,29 @@ async fn metrics_show_what_each_container_uses_and_its_series_end_with_it() {
     ] {
         assert!(!text.contains(absent), "{absent}: {text}");
     }
+    let of = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    let usage = of(&until(&bed, "/v1/usage", |usage| usage.contains("busyNs").then(|| usage.to_owned())).await);
+    let (container, gpu) = (&usage["containers"][0], &usage["gpus"][0]);
+    for (found, expected) in [
+        (&container["pod"], json!("a")),
+        (&container["container"], json!("main")),
+        (&container["uid"], json!(uid)),
+        (&container["gpu"], json!("GPU-0")),
+        (&container["limitBytes"], json!(3_221_225_472_u64)),
+        (&container["usedBytes"], json!(314_572_800)),
+        (&container["peakBytes"], json!(314_572_800)),
+        (&gpu["uuid"], json!("GPU-0")),
+        (&gpu["memoryBytes"], json!(17_179_869_184_u64)),
+        (&gpu["usedBytes"], json!(419_430_400)),
+        (&gpu["busyPercent"], json!(70)),
+        (&gpu["powerMilliwatts"], json!(61_500)),
+        (&gpu["temperatureCelsius"], json!(41)),
+        (&gpu["smClockMHz"], json!(1410)),
+        (&gpu["smActiveMillionths"], Value::Null),
+        (&usage["gpus"][1], json!({"uuid": "GPU-1", "error": "the GPU is lost"})),
+    ] {
+        assert_eq!(*found, expected, "{usage}");
+    }
     let (status, text) = bed.get("/metrics/dcgm").await.expect("served");
     assert!(status == 404 && text.contains("--dcgm-metrics"), "{status} {text}");
 
@@ -100,10 +123,28 @@ async fn metrics_show_what_each_container_uses_and_its_series_end_with_it() {
         ..DeleteOptions::default()
     };
     bed.api.delete("pods", "default", "a", &options).expect("deleted");
+    // A reader of /v1/usage does not take away the last numbers of a container, which the metrics show once more.
+    let usage = until(&bed, "/v1/usage", |usage| {
+        usage.contains("\"containers\":[]").then(|| usage.to_owned())
+    })
+    .await;
+    assert_eq!(of(&usage)["v"], json!(1));
+    let (_, text) = bed.get("/metrics").await.expect("served");
+    assert_eq!(value(&text, &series("memory_limit_bytes")), Some(3_221_225_472.0), "{text}");
     until(&bed, "/metrics", |text| {
         (!text.contains("divvy_container_gpu_")).then_some(())
     })
     .await;
+    // Nothing changes any more, so a reader who has this sample gets no body.
+    let address = bed.config.metrics.expect("an address");
+    let (head, _) = exchange(address, "/v1/usage", "").await.expect("served");
+    let tag = |head: &str| head.lines().find_map(|line| Some(line.strip_prefix("etag: ")?.to_owned()));
+    let first = tag(&head).expect("a tag");
+    let (head, body) = exchange(address, "/v1/usage", &format!("if-none-match: {first}\r\n"))
+        .await
+        .expect("served");
+    assert!(head.starts_with("HTTP/1.1 304 ") && body.is_empty(), "{head} {body}");
+    assert_eq!(tag(&head), Some(first));
     bed.stop_agent().await;
 }
 

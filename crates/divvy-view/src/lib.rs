@@ -1,10 +1,12 @@
-//! The allocations of the cluster's GPUs as a value, from which the tables and `-o json` are printed.
+//! The allocations of the cluster's GPUs as a value. `divvy inspect` prints it as tables and as JSON, and `divvy top` shows it with what is used.
+
+#![forbid(unsafe_code)]
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use divvy_model::{
-    Allocation, ContainerKind, Enforcement, Health, Held, Inventory, Node, Phase, Pod, PodRequest, Vendor, WholeKind,
+    Allocation, ContainerKind, Enforcement, Health, Held, Inventory, MemoryUnit, Node, Phase, Pod, PodRequest, Vendor, WholeKind,
     WholeRequest,
 };
 use serde::Serialize;
@@ -43,6 +45,9 @@ pub struct NodeView {
     pub name: String,
     /// The node's first InternalIP, else `unknown`.
     pub address: String,
+    /// The size of the node's units, which may differ from that of another node while it is being changed.
+    #[serde(skip)]
+    pub unit: MemoryUnit,
     /// The number of units that are allocated to pods, including pending pods.
     pub allocated: u64,
     /// The number of units of all the node's GPUs.
@@ -111,6 +116,9 @@ pub struct GpuView {
 /// A pod's units on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct PodView {
+    /// The pod's UID.
+    #[serde(skip)]
+    pub uid: String,
     /// The pod's name.
     pub name: String,
     /// The pod's namespace.
@@ -190,8 +198,7 @@ impl GpuView {
 /// Reduce a pod to what the view needs, to save memory in large clusters. `None` for a pod that the view does not show.
 pub fn shown(pod: Pod) -> Option<Pod> {
     let shows = pod.node.is_some() && !done(&pod) && pod.request.wants_gpus();
-    shows.then(|| Pod {
-        uid: String::new(),
+    shows.then_some(Pod {
         own_visible: None,
         request: PodRequest {
             rules: None,
@@ -215,7 +222,7 @@ pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
     let unit = nodes
         .iter()
         .filter(|node| views.binary_search_by(|view| view.name.cmp(&node.name)).is_ok())
-        .map(unit_label)
+        .map(|node| unit(node).to_string())
         .next()
         .unwrap_or_default();
     let sum = |part: fn(&NodeView) -> u64| views.iter().fold(0u64, |sum, view| sum.saturating_add(part(view)));
@@ -245,14 +252,14 @@ fn whole(nodes: &[NodeView]) -> BTreeMap<Cow<'static, str>, WholeSum> {
     sums
 }
 
-/// Return the name of a node's unit. Without an inventory, guess it from the number of units of a GPU: no GPU has 1,000 GiB or
+/// Return a node's unit. Without an inventory, guess it from the number of units of a GPU: no GPU has 1,000 GiB or
 /// more, and none has less than 1,000 MiB. (gpushare's tool uses a limit of 100, and therefore shows the 140 GiB of an H200 as
 /// MiB.)
-fn unit_label(node: &Node) -> String {
+fn unit(node: &Node) -> MemoryUnit {
     match &node.inventory {
-        Some(Ok(inventory)) => inventory.unit.to_string(),
-        _ if node.allocatable_units.checked_div(node.allocatable_gpus).unwrap_or(0) > 1000 => "MiB".to_owned(),
-        _ => "GiB".to_owned(),
+        Some(Ok(inventory)) => inventory.unit,
+        _ if node.allocatable_units.checked_div(node.allocatable_gpus).unwrap_or(0) > 1000 => MemoryUnit::MIB,
+        _ => MemoryUnit::GIB,
     }
 }
 
@@ -298,6 +305,7 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
     Some(NodeView {
         name: node.name.clone(),
         address,
+        unit: unit(node),
         allocated,
         total,
         gpus,
@@ -373,6 +381,7 @@ fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) 
                 named += 1;
                 gpu.allocated = gpu.allocated.saturating_add(gpu.total);
                 gpu.pods.push(PodView {
+                    uid: pod.uid.clone(),
                     name: pod.name.clone(),
                     namespace: pod.namespace.clone(),
                     units: gpu.total,
@@ -418,6 +427,7 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
     let requested = requested(pod, inventory);
     for (index, units) in shares {
         let row = PodView {
+            uid: pod.uid.clone(),
             name: pod.name.clone(),
             namespace: pod.namespace.clone(),
             units,

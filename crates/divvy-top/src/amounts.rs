@@ -1,0 +1,138 @@
+//! Amounts of memory, and how busy a GPU is, from the cluster's view and from what the agents measured.
+
+use divvy_model::MemoryUnit;
+use divvy_model::usage::{ContainerUsage, Usage};
+use divvy_view::{GpuView, NodeView, PodView};
+
+/// The memory of a row in bytes, and for which part of the time its GPU is busy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Amounts {
+    /// What the row's GPUs offer.
+    pub(crate) total: u64,
+    /// What is allocated to pods.
+    pub(crate) allocated: u64,
+    /// What is in use. `None` if it was not measured.
+    pub(crate) used: Option<u64>,
+    /// Of what is allocated: what its pods use.
+    pub(crate) within: u64,
+    /// What pods use in addition to their shares.
+    pub(crate) over: u64,
+    /// Percent of the time in which the GPU was busy. `None` if it was not measured.
+    pub(crate) busy: Option<u32>,
+}
+
+impl Amounts {
+    /// Return what is allocated and not used. `None` if it was not measured.
+    pub(crate) fn waste(&self) -> Option<u64> {
+        self.used.map(|_| self.allocated.saturating_sub(self.within))
+    }
+}
+
+/// Return the memory of units in bytes.
+fn bytes(units: u64, unit: MemoryUnit) -> u64 {
+    units.saturating_mul(unit.mib()).saturating_mul(1 << 20)
+}
+
+/// Return the entries of a pod on a GPU.
+pub(crate) fn entries<'u>(
+    usage: Option<&'u Usage>,
+    pod: &'u PodView,
+    gpu: Option<&'u str>,
+) -> impl Iterator<Item = &'u ContainerUsage> {
+    let all = usage.map(|usage| usage.containers.iter()).into_iter().flatten();
+    all.filter(move |of| of.uid == pod.uid && Some(of.gpu.as_str()) == gpu)
+}
+
+/// Return the amounts of a pod on one GPU.
+pub(crate) fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Amounts {
+    let uuid = gpu.uuid.as_deref();
+    let allocated = bytes(pod.units, node.unit);
+    let measured = entries(usage, pod, uuid).filter_map(|of| of.used_bytes);
+    let mut used = measured.reduce(u64::saturating_add);
+    let busy = entries(usage, pod, uuid).filter_map(|of| of.busy_percent);
+    let mut busy = busy.reduce(u32::saturating_add).map(|percent| percent.min(100));
+    // No other pod is on the GPU of a pod that has it as a whole.
+    if let Some(measured) = of_gpu_itself(gpu, usage).filter(|_| pod.whole) {
+        used = used.or(measured.used_bytes);
+        busy = busy.or(measured.busy_percent);
+    }
+    // Without its limit, a pod that has the whole GPU also has what Divvy does not offer of it.
+    let over = if pod.whole {
+        0
+    } else {
+        used.unwrap_or(0).saturating_sub(allocated)
+    };
+    Amounts {
+        total: bytes(gpu.total, node.unit),
+        allocated,
+        used,
+        within: used.unwrap_or(0).min(allocated),
+        over,
+        busy,
+    }
+}
+
+fn of_gpu_itself<'u>(gpu: &GpuView, usage: Option<&'u Usage>) -> Option<&'u divvy_model::usage::GpuUsage> {
+    usage?.gpu(gpu.uuid.as_deref()?)
+}
+
+/// Return the amounts of a GPU.
+pub(crate) fn of_gpu(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> Amounts {
+    let measured = of_gpu_itself(gpu, usage);
+    let mut sum = Amounts {
+        total: bytes(gpu.total, node.unit),
+        allocated: bytes(gpu.allocated, node.unit),
+        used: measured.and_then(|of| of.used_bytes),
+        busy: measured.and_then(|of| of.busy_percent),
+        ..Amounts::default()
+    };
+    for pod in &gpu.pods {
+        let pod = of_pod(node, gpu, pod, usage);
+        sum.within = sum.within.saturating_add(pod.within);
+        sum.over = sum.over.saturating_add(pod.over);
+    }
+    sum
+}
+
+/// Return the sum of a node's GPUs. How busy the node is, is the mean of the GPUs for which it was measured.
+pub(crate) fn of_node(node: &NodeView, usage: Option<&Usage>) -> Amounts {
+    let mut sum = Amounts {
+        total: bytes(node.total, node.unit),
+        allocated: bytes(node.allocated, node.unit),
+        ..Amounts::default()
+    };
+    let (mut percent, mut measured) = (0_u32, 0_u32);
+    for gpu in &node.gpus {
+        let gpu = of_gpu(node, gpu, usage);
+        sum.within = sum.within.saturating_add(gpu.within);
+        sum.over = sum.over.saturating_add(gpu.over);
+        if let Some(used) = gpu.used {
+            sum.used = Some(sum.used.unwrap_or(0).saturating_add(used));
+        }
+        if let Some(busy) = gpu.busy {
+            percent = percent.saturating_add(busy);
+            measured += 1;
+        }
+    }
+    sum.busy = percent.checked_div(measured);
+    sum
+}
+
+/// Format an amount of memory in 9 columns or less: `4.2 GiB`, `300 MiB`.
+pub(crate) fn memory(bytes: u64) -> String {
+    let tenths = |shift: u32| {
+        let unit = 1_u64 << shift;
+        (bytes >> shift, u128::from(bytes % unit) * 10 / u128::from(unit))
+    };
+    match bytes >> 20 {
+        0..1024 => format!("{} MiB", bytes >> 20),
+        1024..1_024_000 => {
+            let (whole, rest) = tenths(30);
+            format!("{whole}.{rest} GiB")
+        }
+        _ => {
+            let (whole, rest) = tenths(40);
+            format!("{whole}.{rest} TiB")
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! Draws a state.
+
+use divvy_host::plain_line;
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::{Color, Modifier};
+
+use crate::amounts::{Amounts, memory};
+use crate::bar::bar;
+use crate::rows::{Row, rows};
+use crate::seen::Screen;
+use crate::state::State;
+
+/// How the terminal shows text.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Style {
+    /// Use ASCII only.
+    pub ascii: bool,
+    /// Use colors.
+    pub color: bool,
+}
+
+/// The widths of the columns on a terminal of 80 columns: name, bar, allocated, used, and busy. What is left is for the text.
+const WIDTHS: [usize; 5] = [20, 14, 12, 9, 4];
+const HEADERS: [&str; 6] = ["NAME", "MEMORY", "ALLOC", "USED", "BUSY", "STATE"];
+const KEYS: [(&str, &str); 10] = [
+    ("Enter", "show the node or the pod of the row"),
+    ("Esc", "back; remove the filter"),
+    ("/", "show only rows with a text in their name"),
+    ("s", "sort by name, alloc, used, busy, or waste (allocated and not used)"),
+    ("p", "all pods"),
+    ("t", "the cluster as a tree of nodes, GPUs, and pods"),
+    ("arrows j k", "move"),
+    ("g G", "first and last row"),
+    ("?", "this help"),
+    ("q", "leave"),
+];
+const LEGEND: [(char, char, &str); 4] = [
+    ('█', '#', "used"),
+    ('▒', '=', "allocated and not used"),
+    ('░', '.', "free"),
+    ('!', '!', "used beyond a pod's share"),
+];
+
+/// Draw a state. What does not fit is cut off on the right and at the bottom.
+pub fn draw(state: &State, style: Style, area: Rect, buffer: &mut Buffer) {
+    if area.is_empty() {
+        return;
+    }
+    let mut page = Page { style, area, buffer };
+    page.line(0, &title(state), Modifier::BOLD);
+    if state.help {
+        page.help();
+        return;
+    }
+    let widths = widths(usize::from(area.width));
+    page.cells(1, &widths, HEADERS.map(str::to_owned), None, Modifier::UNDERLINED);
+    let rows = rows(&state.seen);
+    let bottom = area.height.saturating_sub(1);
+    let height = state.height();
+    for (line, (at, row)) in (2_u16..bottom).zip(rows.iter().enumerate().skip(state.above).take(height)) {
+        page.row(line, &widths, row, at == state.cursor);
+    }
+    if rows.is_empty() && bottom > 2 {
+        page.line(2, empty(state), Modifier::empty());
+    }
+    if let Some(notice) = state.notice().filter(|_| bottom > 1) {
+        page.line(bottom - 1, notice, Modifier::BOLD);
+    }
+    if bottom > 0 {
+        page.line(bottom, &keys(state), Modifier::DIM);
+    }
+}
+
+/// Return the header and all rows as text, for output that takes no keys.
+pub fn lines(state: &State, style: Style, columns: u16) -> Vec<String> {
+    let area = Rect::new(0, 0, columns, 1);
+    let widths = widths(usize::from(columns));
+    let line = |draw: &dyn Fn(&mut Page)| {
+        let mut buffer = Buffer::empty(area);
+        let mut page = Page {
+            style,
+            area,
+            buffer: &mut buffer,
+        };
+        draw(&mut page);
+        let cells = (0..columns).map(|x| buffer[(x, 0)].symbol());
+        cells.collect::<String>().trim_end().to_owned()
+    };
+    let header = line(&|page| page.cells(0, &widths, HEADERS.map(str::to_owned), None, Modifier::empty()));
+    let rows = rows(&state.seen);
+    let rows = rows.iter().map(|row| line(&|page| page.row(0, &widths, row, false)));
+    [header].into_iter().chain(rows).collect()
+}
+
+fn title(state: &State) -> String {
+    let about = match state.seen.screen() {
+        Screen::Cluster => "cluster".to_owned(),
+        Screen::Pods => "pods".to_owned(),
+        Screen::Node(name) => format!("node {name}"),
+        Screen::Pod(uid) => {
+            let pods = state
+                .seen
+                .view
+                .iter()
+                .flat_map(|view| &view.nodes)
+                .flat_map(|node| &node.gpus);
+            let mut pods = pods.flat_map(|gpu| &gpu.pods).filter(|pod| pod.uid == *uid);
+            pods.next()
+                .map_or_else(|| "pod".to_owned(), |pod| format!("pod {}/{}", pod.namespace, pod.name))
+        }
+    };
+    let mut title = format!("divvy top  {about}");
+    if let (Screen::Cluster, Some(view)) = (state.seen.screen(), &state.seen.view) {
+        title = format!("{title}  {}/{} {} allocated", view.allocated, view.total, view.unit);
+    }
+    title = format!("{title}  sort: {}", state.seen.sort.word());
+    if !state.seen.filter.is_empty() && !state.typing {
+        title = format!("{title}  filter: {}", state.seen.filter);
+    }
+    title
+}
+
+fn empty(state: &State) -> &'static str {
+    match &state.seen.view {
+        None => "The cluster is being read.",
+        Some(_) if !state.seen.filter.is_empty() => "No name has this text. Esc removes the filter.",
+        Some(view) if view.nodes.is_empty() => "No node offers GPUs through Divvy.",
+        Some(_) => "There is no pod with a GPU.",
+    }
+}
+
+fn keys(state: &State) -> String {
+    match state.typing {
+        true => format!("/{}", state.seen.filter),
+        false => "Enter open  Esc back  / filter  s sort  p pods  t tree  ? help  q quit".to_owned(),
+    }
+}
+
+/// Return the columns that fit, at least the first one. On a wide terminal, the name and the bar are wider.
+fn widths(columns: usize) -> Vec<usize> {
+    let more = columns.saturating_sub(80);
+    let mut widths = WIDTHS;
+    widths[0] += (more / 2).min(24);
+    widths[1] += (more / 4).min(10);
+    let mut fitting = Vec::new();
+    let mut left = columns;
+    for width in widths {
+        // A column that does not fit is left out: half a number would be a wrong one.
+        if width > left && !fitting.is_empty() {
+            return fitting;
+        }
+        fitting.push(width.min(left));
+        left = left.saturating_sub(width + 1);
+    }
+    if left > 0 {
+        fitting.push(left);
+    }
+    fitting
+}
+
+/// Format a part of an amount: `3/16 GiB`.
+fn part(allocated: u64, total: u64) -> String {
+    let is_whole = |bytes: u64| bytes.is_multiple_of(1 << 30);
+    match (is_whole(allocated) && is_whole(total), total >= 10 << 40) {
+        (_, true) => format!("{}/{} TiB", allocated >> 40, total >> 40),
+        (true, _) => format!("{}/{} GiB", allocated >> 30, total >> 30),
+        (false, _) => {
+            let tenth = |bytes: u64| format!("{}.{}", bytes >> 30, u128::from(bytes % (1 << 30)) * 10 / (1 << 30));
+            format!("{}/{} G", tenth(allocated), tenth(total))
+        }
+    }
+}
+
+/// The colors of nvitop: up to 10 percent, up to `most` percent, and above.
+fn level(percent: u64, most: u64) -> Color {
+    match percent {
+        0..10 => Color::Green,
+        _ if percent < most => Color::Yellow,
+        _ => Color::Red,
+    }
+}
+
+struct Page<'b> {
+    style: Style,
+    area: Rect,
+    buffer: &'b mut Buffer,
+}
+
+impl Page<'_> {
+    /// Write text in one line, at most `width` columns.
+    fn put(&mut self, column: usize, line: u16, text: &str, width: usize, style: ratatui::style::Style) {
+        let (Ok(column), true) = (u16::try_from(column), line < self.area.height) else {
+            return;
+        };
+        if column >= self.area.width {
+            return;
+        }
+        let width = width.min(usize::from(self.area.width - column));
+        let text = plain_line(text.chars());
+        let text = match self.style.ascii {
+            true => text.chars().map(ascii).collect(),
+            false => text,
+        };
+        let (x, y) = (self.area.x + column, self.area.y + line);
+        self.buffer
+            .set_stringn(x, y, fitted(&text, width, self.style.ascii), width, style);
+    }
+
+    fn line(&mut self, line: u16, text: &str, modifier: Modifier) {
+        let style = ratatui::style::Style::new().add_modifier(modifier);
+        self.put(0, line, text, usize::from(self.area.width), style);
+    }
+
+    /// Write the cells of a row: numbers to the right, the rest to the left.
+    fn cells(&mut self, line: u16, widths: &[usize], cells: [String; 6], colors: Option<[Option<Color>; 6]>, modifier: Modifier) {
+        let mut column = 0;
+        for (at, (width, cell)) in widths.iter().zip(cells).enumerate() {
+            let mut style = ratatui::style::Style::new().add_modifier(modifier);
+            if let Some(color) = colors.and_then(|colors| colors[at]).filter(|_| self.style.color) {
+                style = style.fg(color);
+            }
+            let text = match at {
+                2..5 => format!("{cell:>width$}"),
+                _ => format!("{cell:<width$}"),
+            };
+            self.put(column, line, &text, *width, style);
+            column += width + 1;
+        }
+    }
+
+    fn row(&mut self, line: u16, widths: &[usize], row: &Row, is_selected: bool) {
+        let unknown = || "–".to_owned();
+        let name = format!("{}{}", "  ".repeat(row.indent), row.name);
+        let bar_width = widths.get(1).copied().unwrap_or(0);
+        let amounts = row.amounts;
+        let cells = [
+            name,
+            amounts.map_or_else(String::new, |of| bar(&of, bar_width, self.style.ascii)),
+            amounts.map_or_else(unknown, |of| part(of.allocated, of.total)),
+            amounts.and_then(|of| of.used).map_or_else(unknown, memory),
+            amounts.and_then(|of| of.busy).map_or_else(unknown, |busy| format!("{busy}%")),
+            row.text.clone(),
+        ];
+        let used = amounts.and_then(|of| Some((of, of.used?)));
+        let used = used.map(|(of, used)| level(percent(used, &of), 80));
+        let busy = amounts.and_then(|of| of.busy).map(|busy| level(u64::from(busy), 75));
+        let text = row.alarm.then_some(Color::Red);
+        let modifier = if is_selected { Modifier::REVERSED } else { Modifier::empty() };
+        self.cells(line, widths, cells, Some([None, used, None, used, busy, text]), modifier);
+    }
+
+    fn help(&mut self) {
+        let keys = KEYS.map(|(key, text)| format!("  {key:<12}{text}"));
+        let legend = LEGEND.map(|(sign, ascii, text)| format!("  {:<12}{text}", if self.style.ascii { ascii } else { sign }));
+        let lines = keys.into_iter().chain([String::new()]).chain(legend);
+        for (line, text) in (2_u16..).zip(lines) {
+            self.line(line, &text, Modifier::empty());
+        }
+    }
+}
+
+fn percent(used: u64, of: &Amounts) -> u64 {
+    u128::from(used)
+        .saturating_mul(100)
+        .checked_div(u128::from(of.total))
+        .map_or(0, |percent| u64::try_from(percent).unwrap_or(u64::MAX))
+}
+
+/// Return what stands for a character where only ASCII is shown.
+fn ascii(character: char) -> char {
+    match character {
+        '–' => '-',
+        '…' => '~',
+        '°' => ' ',
+        of if of.is_ascii() => of,
+        _ => '?',
+    }
+}
+
+/// Return the text, or its beginning and a sign if it is too long.
+fn fitted(text: &str, width: usize, ascii: bool) -> String {
+    match text.trim_end().chars().count() > width {
+        true => {
+            let begin = text.chars().take(width.saturating_sub(1));
+            begin.chain([if ascii { '~' } else { '…' }]).collect()
+        }
+        false => text.to_owned(),
+    }
+}

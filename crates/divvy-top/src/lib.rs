@@ -1,0 +1,16 @@
+//! What `divvy top` shows on a terminal.
+//!
+//! [`State`] is all that the screen depends on. [`State::update`] takes an [`Event`] and returns the next state, and [`draw`] draws a state. Nothing here
+//! reads a terminal, a clock, or a cluster: the program does that, and turns what it finds into events.
+
+#![forbid(unsafe_code)]
+
+mod amounts;
+mod bar;
+mod draw;
+mod rows;
+mod seen;
+mod state;
+
+pub use draw::{Style, draw, lines};
+pub use state::{Event, Key, State};

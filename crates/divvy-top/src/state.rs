@@ -1,0 +1,240 @@
+//! What the screen depends on, and what an event changes.
+
+use std::collections::BTreeSet;
+
+use divvy_model::usage::Usage;
+use divvy_view::View;
+
+use crate::rows::{Of, Row, rows};
+use crate::seen::{Answer, Screen, Seen};
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A key was pressed.
+    Key(Key),
+    /// The terminal has this many columns and rows.
+    Size(u16, u16),
+    /// The cluster was read.
+    Cluster(View),
+    /// A node's agent was asked what is used, at a time in seconds since 1970. An error is a short text.
+    Usage {
+        /// The node's name.
+        node: String,
+        /// When it answered.
+        at: u64,
+        /// What it answered.
+        answer: Result<Usage, String>,
+    },
+    /// Nothing is known of what is used, for this reason: a right is missing.
+    Refused(String),
+    /// The cluster cannot be read, or can be read again.
+    Trouble(Option<String>),
+}
+
+/// A key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Key {
+    /// A character.
+    Char(char),
+    /// Return.
+    Enter,
+    /// Escape.
+    Esc,
+    /// The key that deletes the character before the cursor.
+    Backspace,
+    /// One row up.
+    Up,
+    /// One row down.
+    Down,
+    /// One screen up.
+    PageUp,
+    /// One screen down.
+    PageDown,
+    /// To the first row.
+    Home,
+    /// To the last row.
+    End,
+    /// Ctrl-C.
+    Interrupt,
+}
+
+/// All that the screen depends on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    pub(crate) seen: Seen,
+    /// The rows that the cursor was on when the screens before the current one were left.
+    left: Vec<usize>,
+    pub(crate) cursor: usize,
+    /// The number of rows above the first one that is shown.
+    pub(crate) above: usize,
+    pub(crate) typing: bool,
+    pub(crate) help: bool,
+    refused: Option<String>,
+    trouble: Option<String>,
+    size: (u16, u16),
+    done: bool,
+}
+
+impl Default for State {
+    fn default() -> State {
+        State {
+            seen: Seen::default(),
+            left: Vec::new(),
+            cursor: 0,
+            above: 0,
+            typing: false,
+            help: false,
+            refused: None,
+            trouble: None,
+            size: (80, 24),
+            done: false,
+        }
+    }
+}
+
+impl State {
+    /// Return the state after an event.
+    #[must_use]
+    pub fn update(mut self, event: Event) -> State {
+        let selected = self.selected();
+        let is_key = matches!(event, Event::Key(_));
+        match event {
+            Event::Key(key) => self.press(key, selected.as_ref()),
+            Event::Size(columns, rows) => self.size = (columns, rows),
+            Event::Cluster(view) => self.read(view),
+            Event::Usage { node, at, answer } => {
+                // The node may have gone while its agent was asked.
+                if self.seen.has(&node) {
+                    self.seen.answers.insert(node, Answer { at, usage: answer });
+                }
+            }
+            Event::Refused(text) => self.refused = Some(text),
+            Event::Trouble(text) => self.trouble = text,
+        }
+        self.settle(selected.as_ref().filter(|_| !is_key));
+        self
+    }
+
+    /// Report whether the user wants to leave.
+    pub fn is_done(&self) -> bool {
+        self.done
+    }
+
+    /// Return the nodes whose usage the screen shows.
+    pub fn wanted(&self) -> BTreeSet<String> {
+        let shown = rows(&self.seen).into_iter().skip(self.above).take(self.height());
+        shown.map(|row| row.node).collect()
+    }
+
+    /// Return what the user should know.
+    pub(crate) fn notice(&self) -> Option<&str> {
+        self.trouble.as_deref().or(self.refused.as_deref())
+    }
+
+    /// Return how many rows fit on the screen: all lines except the title, the header, the notice, and the line with the keys.
+    pub(crate) fn height(&self) -> usize {
+        let others = 3 + usize::from(self.notice().is_some());
+        usize::from(self.size.1).saturating_sub(others)
+    }
+
+    fn read(&mut self, view: View) {
+        self.seen.view = Some(view);
+        let mut answers = std::mem::take(&mut self.seen.answers);
+        answers.retain(|node, _| self.seen.has(node));
+        self.seen.answers = answers;
+        // A node or pod that has gone has no screen.
+        while self.seen.screens.len() > 1
+            && self.seen.filter.is_empty()
+            && rows(&self.seen).is_empty()
+            && *self.seen.screen() != Screen::Pods
+        {
+            self.leave();
+        }
+    }
+
+    fn selected(&self) -> Option<Row> {
+        rows(&self.seen).into_iter().nth(self.cursor)
+    }
+
+    fn press(&mut self, key: Key, selected: Option<&Row>) {
+        if key == Key::Interrupt {
+            self.done = true;
+            return;
+        }
+        if self.help {
+            self.help = false;
+            return;
+        }
+        if self.typing {
+            match key {
+                Key::Char(character) if self.seen.filter.len() < 64 => self.seen.filter.push(character),
+                Key::Backspace => drop(self.seen.filter.pop()),
+                Key::Enter => self.typing = false,
+                Key::Esc => {
+                    self.typing = false;
+                    self.seen.filter.clear();
+                }
+                _ => {}
+            }
+            self.cursor = 0;
+            return;
+        }
+        let page = self.height().max(1);
+        match key {
+            Key::Char('q') => self.done = true,
+            Key::Char('?') => self.help = true,
+            Key::Char('/') => self.typing = true,
+            Key::Char('s') => self.seen.sort = self.seen.sort.next(),
+            Key::Char('t') => self.seen.tree = !self.seen.tree,
+            Key::Char('p') if *self.seen.screen() != Screen::Pods => self.enter(Screen::Pods),
+            Key::Up | Key::Char('k') => self.cursor = self.cursor.saturating_sub(1),
+            Key::Down | Key::Char('j') => self.cursor = self.cursor.saturating_add(1),
+            Key::PageUp => self.cursor = self.cursor.saturating_sub(page),
+            Key::PageDown => self.cursor = self.cursor.saturating_add(page),
+            Key::Home | Key::Char('g') => self.cursor = 0,
+            Key::End | Key::Char('G') => self.cursor = usize::MAX,
+            Key::Enter => match selected {
+                Some(Row { of: Of::Node, node, .. }) => self.enter(Screen::Node(node.clone())),
+                Some(Row {
+                    of: Of::Gpu(_), node, ..
+                }) if *self.seen.screen() == Screen::Cluster => {
+                    self.enter(Screen::Node(node.clone()));
+                }
+                Some(Row { of: Of::Pod(uid, _), .. }) if !matches!(self.seen.screen(), Screen::Pod(_)) => {
+                    self.enter(Screen::Pod(uid.clone()));
+                }
+                _ => {}
+            },
+            Key::Esc if !self.seen.filter.is_empty() => self.seen.filter.clear(),
+            Key::Esc => self.leave(),
+            _ => {}
+        }
+    }
+
+    fn enter(&mut self, screen: Screen) {
+        self.left.push(self.cursor);
+        self.seen.screens.push(screen);
+        self.seen.filter.clear();
+        (self.cursor, self.above) = (0, 0);
+    }
+
+    fn leave(&mut self) {
+        if self.seen.screens.len() > 1 {
+            self.seen.screens.pop();
+            self.seen.filter.clear();
+            (self.cursor, self.above) = (self.left.pop().unwrap_or(0), 0);
+        }
+    }
+
+    /// Put the cursor on an existing row, and show it. `selected` is the row that it was on, which may be elsewhere now.
+    fn settle(&mut self, selected: Option<&Row>) {
+        let rows = rows(&self.seen);
+        let same = |a: &Row, b: &Row| (&a.node, &a.of) == (&b.node, &b.of);
+        let found = selected.and_then(|selected| rows.iter().position(|row| same(row, selected)));
+        self.cursor = found.unwrap_or(self.cursor).min(rows.len().saturating_sub(1));
+        let height = self.height().max(1);
+        self.above = self.above.clamp((self.cursor + 1).saturating_sub(height), self.cursor);
+        self.above = self.above.min(rows.len().saturating_sub(height));
+    }
+}

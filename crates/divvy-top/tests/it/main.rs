@@ -1,0 +1,377 @@
+//! What the screens show, and how keys and events change them.
+
+use std::collections::BTreeMap;
+
+use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
+use divvy_model::{Allocation, ContainerKind, ContainerRequest, GpuShare, Held, Inventory, MiB, Node, Pod, PodRequest};
+use divvy_top::{Event, Key, State, Style, draw, lines};
+use divvy_view::{View, view};
+use proptest::prelude::*;
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+/// The time of the measurements, in Unix time.
+const NOW: u64 = 1_795_835_807;
+const GIB: u64 = 1 << 30;
+
+fn node(name: &str, gpus: usize) -> Node {
+    let gpu = |index: usize| {
+        let reason = if name == "gpu-c" && index == 1 {
+            r#","health":"failed","reason":"XID 79""#
+        } else {
+            r#","health":"ok""#
+        };
+        format!(
+            r#"{{"uuid":"GPU-{name}-{index}","index":{index},"minor":{index},"model":"NVIDIA A100-SXM4-40GB","totalMiB":40960,"units":40{reason}}}"#
+        )
+    };
+    let gpus: Vec<String> = (0..gpus).map(gpu).collect();
+    let text = format!(
+        r#"{{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"gpus":[{}]}}"#,
+        gpus.join(",")
+    );
+    Node {
+        name: name.to_owned(),
+        capacity_units: 40 * gpus.len() as u64,
+        allocatable_units: 40 * gpus.len() as u64,
+        allocatable_gpus: gpus.len() as u64,
+        inventory: Some(Inventory::parse(&text)),
+        ..Node::default()
+    }
+}
+
+fn pod(namespace: &str, name: &str, node: &str, gib: u64, gpu: Option<usize>) -> Pod {
+    let container = ContainerRequest {
+        name: "main".to_owned(),
+        kind: ContainerKind::App,
+        units: gib,
+        gpu_count: 0,
+    };
+    let share = |index: usize| GpuShare {
+        uuid: format!("GPU-{node}-{index}"),
+        memory: MiB(gib * 1024),
+        cores: 0,
+        whole: false,
+        enforcement: None,
+    };
+    Pod {
+        uid: format!("uid-{name}"),
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        node: Some(node.to_owned()),
+        held: gpu.map_or(Held::Nothing, |index| {
+            Held::Allocation(Allocation {
+                v: 1,
+                gpus: vec![share(index)],
+                containers: BTreeMap::new(),
+            })
+        }),
+        request: PodRequest {
+            containers: vec![container],
+            ..PodRequest::default()
+        },
+        ..Pod::default()
+    }
+}
+
+fn cluster() -> View {
+    view(
+        &[node("gpu-a", 2), node("gpu-b", 1), node("gpu-c", 2)],
+        &[
+            pod("ml", "train-0", "gpu-a", 24, Some(0)),
+            pod("default", "notebook", "gpu-a", 16, Some(1)),
+            pod("default", "infer-7c9d", "gpu-a", 8, Some(1)),
+            pod("ml", "a-pod-with-a-name-that-is-too-long-for-its-column", "gpu-b", 4, Some(0)),
+            pod("default", "starting", "gpu-b", 2, None),
+        ],
+    )
+}
+
+fn container(pod: &str, namespace: &str, gpu: &str, limit: u64, used: u64, busy: u32) -> ContainerUsage {
+    ContainerUsage {
+        namespace: namespace.to_owned(),
+        pod: pod.to_owned(),
+        uid: format!("uid-{pod}"),
+        container: Some("main".to_owned()),
+        gpu: gpu.to_owned(),
+        limit_bytes: Some(limit * GIB),
+        used_bytes: Some(used),
+        peak_bytes: Some(used + GIB),
+        busy_percent: Some(busy),
+        last_busy: Some(if busy == 0 { NOW - 7200 } else { NOW }),
+        ..ContainerUsage::default()
+    }
+}
+
+fn usage() -> Usage {
+    let gpu = |index: usize, used: u64, busy: u32| GpuUsage {
+        uuid: format!("GPU-gpu-a-{index}"),
+        memory_bytes: Some(40 * GIB),
+        used_bytes: Some(used),
+        busy_percent: Some(busy),
+        power_milliwatts: Some(312_400),
+        temperature_celsius: Some(64),
+        sm_clock_mhz: Some(1410),
+        ..GpuUsage::default()
+    };
+    let mut infer = container("infer-7c9d", "default", "GPU-gpu-a-1", 8, 9 * GIB, 12);
+    infer.escapes.insert(EscapeKind::Unguarded);
+    infer.denied = Some(3);
+    Usage {
+        v: 1,
+        sample: 7,
+        gpus: vec![gpu(0, 20 * GIB, 91), gpu(1, 11 * GIB, 12)],
+        containers: vec![
+            container("train-0", "ml", "GPU-gpu-a-0", 24, 19 * GIB + GIB / 2, 91),
+            container("notebook", "default", "GPU-gpu-a-1", 16, GIB / 4, 0),
+            infer,
+        ],
+    }
+}
+
+/// Return a state that has seen the cluster, what is used on one node, and that another node does not answer.
+fn state() -> State {
+    let answered = |node: &str, answer| Event::Usage {
+        node: node.to_owned(),
+        at: NOW,
+        answer,
+    };
+    [
+        Event::Cluster(cluster()),
+        answered("gpu-a", Ok(usage())),
+        answered("gpu-c", Err("no answer in 5 s".to_owned())),
+    ]
+    .into_iter()
+    .fold(State::default(), State::update)
+}
+
+fn press(state: State, keys: &[Key]) -> State {
+    keys.iter().fold(state, |state, key| state.update(Event::Key(*key)))
+}
+
+fn type_in(state: State, text: &str) -> State {
+    text.chars()
+        .fold(state, |state, key| state.update(Event::Key(Key::Char(key))))
+}
+
+/// Return what is on a terminal of this size, and the state that knows it.
+fn screen_of(state: State, columns: u16, rows: u16, style: Style) -> (State, String) {
+    let state = state.update(Event::Size(columns, rows));
+    let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal");
+    terminal
+        .draw(|frame| draw(&state, style, frame.area(), frame.buffer_mut()))
+        .expect("drawn");
+    // The backend itself cannot print lines without columns.
+    let text = match columns {
+        0 => "\n".repeat(usize::from(rows)),
+        _ => terminal.backend().to_string(),
+    };
+    (state, text)
+}
+
+fn screen(state: State, columns: u16, rows: u16) -> String {
+    screen_of(state, columns, rows, Style::default()).1
+}
+
+#[test]
+fn the_cluster_fits_80_columns() {
+    insta::assert_snapshot!(screen(state(), 80, 24));
+}
+
+#[test]
+fn a_wide_terminal_has_wider_names_and_bars() {
+    insta::assert_snapshot!(screen(press(state(), &[Key::Char('t')]), 120, 40));
+}
+
+#[test]
+fn a_narrow_terminal_has_fewer_columns() {
+    insta::assert_snapshot!(screen(press(state(), &[Key::Char('t')]), 60, 20));
+}
+
+#[test]
+fn a_table_has_the_rows_of_the_screen_and_no_end() {
+    let tree = press(state(), &[Key::Char('t')]);
+    let text = screen(tree.clone(), 80, 24);
+    let table = lines(&tree, Style::default(), 80);
+    assert_eq!(table.len(), 14);
+    for (line, row) in text.lines().skip(1).zip(&table) {
+        assert_eq!(line.trim_matches('"').trim_end(), row);
+    }
+    let nodes: Vec<Node> = (0..100).map(|number| node(&format!("gpu-{number:04}"), 1)).collect();
+    let many = State::default().update(Event::Cluster(view(&nodes, &[])));
+    assert_eq!(lines(&many, Style::default(), 80).len(), 101);
+}
+
+#[test]
+fn a_node_shows_its_gpus_with_their_pods() {
+    insta::assert_snapshot!(screen(press(state(), &[Key::Enter]), 80, 24));
+}
+
+#[test]
+fn a_pod_shows_its_containers() {
+    insta::assert_snapshot!(screen(press(state(), &[Key::Enter, Key::Down, Key::Enter]), 80, 24));
+}
+
+#[test]
+fn all_pods_sorted_by_waste_have_the_most_idle_memory_first() {
+    let keys = ['p', 's', 's', 's', 's'].map(Key::Char);
+    insta::assert_snapshot!(screen(press(state(), &keys), 80, 24));
+}
+
+#[test]
+fn the_help_names_all_keys() {
+    insta::assert_snapshot!(screen(press(state(), &[Key::Char('?')]), 80, 24));
+}
+
+#[test]
+fn ascii_is_all_that_a_simple_terminal_gets() {
+    let style = Style {
+        ascii: true,
+        color: false,
+    };
+    let (_, text) = screen_of(press(state(), &[Key::Char('t')]), 80, 24, style);
+    assert!(text.is_ascii(), "{text}");
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn without_the_right_to_ask_agents_the_used_columns_are_dashes_and_a_line_says_why() {
+    let notice = "USED and BUSY need the right to get pods/proxy in the namespace divvy-system";
+    let state = State::default()
+        .update(Event::Cluster(cluster()))
+        .update(Event::Refused(notice.to_owned()));
+    let text = screen(state, 80, 24);
+    assert!(text.contains(notice), "{text}");
+    let row = text.lines().find(|line| line.contains("gpu-a")).expect("the node");
+    assert!(row.contains("48/80 GiB") && row.matches('–').count() == 2, "{row}");
+}
+
+#[test]
+fn a_terminal_without_columns_or_rows_shows_nothing() {
+    for (columns, rows) in [(0, 0), (0, 24), (80, 0), (1, 1), (2, 2), (19, 3), (80, 1), (80, 2)] {
+        for keys in [&[][..], &[Key::Char('?')], &[Key::Char('t')], &[Key::Char('/')]] {
+            let text = screen(press(state(), keys), columns, rows);
+            assert_eq!(text.lines().count(), usize::from(rows), "{columns} {rows}");
+        }
+    }
+}
+
+#[test]
+fn only_nodes_on_the_screen_are_asked() {
+    let nodes: Vec<Node> = (0..5000).map(|number| node(&format!("gpu-{number:04}"), 1)).collect();
+    let state = State::default()
+        .update(Event::Size(80, 24))
+        .update(Event::Cluster(view(&nodes, &[])));
+    let wanted: Vec<String> = state.wanted().into_iter().collect();
+    assert_eq!(wanted.len(), 21);
+    assert_eq!((wanted[0].as_str(), wanted[20].as_str()), ("gpu-0000", "gpu-0020"));
+    let state = press(state, &[Key::PageDown, Key::PageDown]);
+    assert_eq!(state.wanted().first().map(String::as_str), Some("gpu-0022"));
+    let state = press(state, &[Key::End, Key::Enter]);
+    assert_eq!(state.wanted().into_iter().collect::<Vec<_>>(), ["gpu-4999"]);
+}
+
+#[test]
+fn the_cursor_stays_on_its_row_when_others_come() {
+    let state = press(state(), &[Key::Down]);
+    let more = view(&[node("gpu-0", 1), node("gpu-a", 2), node("gpu-b", 1), node("gpu-c", 2)], &[]);
+    let state = press(state.update(Event::Cluster(more)), &[Key::Enter]);
+    let text = screen(state, 80, 24);
+    assert!(text.contains("node gpu-b"), "{text}");
+}
+
+#[test]
+fn a_screen_whose_node_or_pod_has_gone_is_left() {
+    let gone = view(&[node("gpu-b", 1)], &[]);
+    for keys in [&[Key::Enter][..], &[Key::Enter, Key::Down, Key::Enter]] {
+        let before = press(state(), keys);
+        assert!(!screen(before.clone(), 80, 24).contains("  cluster"));
+        let text = screen(before.update(Event::Cluster(gone.clone())), 80, 24);
+        assert!(text.contains("divvy top  cluster"), "{text}");
+    }
+}
+
+#[test]
+fn a_filter_keeps_the_rows_with_its_text_until_it_is_removed() {
+    let typed = type_in(state(), "/gpu-b");
+    let text = screen(typed.clone(), 80, 24);
+    assert!(
+        text.contains("gpu-b ") && !text.contains("gpu-a") && text.contains("/gpu-b"),
+        "{text}"
+    );
+    let text = screen(press(typed.clone(), &[Key::Enter]), 80, 24);
+    assert!(text.contains("filter: gpu-b") && !text.contains("gpu-a"), "{text}");
+    let text = screen(press(typed, &[Key::Enter, Key::Esc]), 80, 24);
+    assert!(text.contains("gpu-a") && !text.contains("filter:"), "{text}");
+    // While a filter is typed, its characters are no commands.
+    assert!(!type_in(state(), "/q").is_done());
+    assert!(type_in(state(), "q").is_done());
+    assert!(press(type_in(state(), "/q"), &[Key::Interrupt]).is_done());
+}
+
+#[test]
+fn no_text_of_a_node_moves_the_cursor() {
+    let hostile = "bad\u{1b}[2J\u{202e}\n\tname";
+    let mut shown = cluster();
+    shown.nodes[0].driver_trouble = Some(hostile.to_owned());
+    shown.nodes[0].gpus[0].model = Some(hostile.to_owned());
+    let state = State::default()
+        .update(Event::Cluster(shown))
+        .update(Event::Trouble(Some(hostile.to_owned())));
+    let text = screen(press(state, &[Key::Char('t')]), 120, 24);
+    assert!(text.contains("bad\\u{1b}[2J"), "{text}");
+    assert!(!text.contains(['\u{1b}', '\u{202e}', '\t']), "{text:?}");
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let keys = prop_oneof![
+        prop::sample::select("q?/stpkjgGx".chars().collect::<Vec<_>>()).prop_map(Key::Char),
+        prop::sample::select(vec![
+            Key::Enter,
+            Key::Esc,
+            Key::Backspace,
+            Key::Up,
+            Key::Down,
+            Key::PageUp,
+            Key::PageDown,
+            Key::Home,
+            Key::End
+        ]),
+    ];
+    let usage = (any::<u64>(), any::<u64>(), 0..=100_u32).prop_map(|(limit, used, busy)| {
+        let mut usage = usage();
+        usage.containers[0].limit_bytes = Some(limit);
+        usage.containers[0].used_bytes = Some(used);
+        usage.gpus[0].used_bytes = Some(used);
+        usage.gpus[0].busy_percent = Some(busy);
+        usage
+    });
+    let event = prop_oneof![
+        8 => keys.prop_map(Event::Key),
+        1 => (0..200_u16, 0..60_u16).prop_map(|(columns, rows)| Event::Size(columns, rows)),
+        1 => prop::sample::subsequence(vec![node("gpu-a", 2), node("gpu-b", 1), node("gpu-c", 2)], 0..=3)
+            .prop_map(|nodes| Event::Cluster(view(&nodes, &[pod("ml", "train-0", "gpu-a", 24, Some(0))]))),
+        1 => (any::<u64>(), usage).prop_map(|(at, usage)| Event::Usage { node: "gpu-a".to_owned(), at, answer: Ok(usage) }),
+    ];
+    prop::collection::vec(event, 0..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_state_can_be_drawn_and_shows_its_cursor(events in events(), columns in 0..200_u16, rows in 0..60_u16) {
+        let state = events.into_iter().fold(state(), State::update);
+        let (state, _) = screen_of(state, columns, rows, Style { ascii: false, color: true });
+        prop_assert!(state.wanted().len() <= usize::from(rows));
+        // The selected row is the one in reverse.
+        let state = press(state.update(Event::Size(80, 24)), &[Key::Esc]);
+        let mut terminal = Terminal::new(TestBackend::new(80, 24)).expect("a terminal");
+        terminal.draw(|frame| draw(&state, Style::default(), frame.area(), frame.buffer_mut())).expect("drawn");
+        let buffer = terminal.backend().buffer();
+        let is_reversed = |line: u16| buffer[(0, line)].modifier.contains(ratatui::style::Modifier::REVERSED);
+        let marked = (0..24).filter(|line| is_reversed(*line)).count();
+        let has_rows = !state.wanted().is_empty();
+        prop_assert_eq!(marked, usize::from(has_rows));
+    }
+}

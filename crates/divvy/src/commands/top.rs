@@ -1,0 +1,141 @@
+//! `divvy top`: shows what pods have of GPUs, and what they use.
+
+mod agents;
+mod screen;
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal as _;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use divvy_kube::client;
+use divvy_model::usage::Usage;
+use divvy_top::{Event, Key, State, Style, lines};
+use divvy_view::View;
+use futures::StreamExt as _;
+use serde::Serialize;
+
+use super::inspect::{self, choice};
+use super::progress::Arrived;
+use super::say;
+use crate::cli::top::{TopArgs, TopOutput};
+use crate::printer;
+use agents::{Agents, Failure};
+
+/// The columns of the table if the output is not a terminal.
+const COLUMNS: u16 = 120;
+
+/// Show the screens until the user leaves, or print everything once.
+pub async fn run(args: TopArgs) -> anyhow::Result<()> {
+    let client = client::connect(&choice(&args.cluster)).await?.client;
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    if args.once || args.output.is_some() || is_dumb || !std::io::stdout().is_terminal() {
+        return once(&client, &args).await;
+    }
+    screen::run(client, &args, style(&args)).await
+}
+
+fn style(args: &TopArgs) -> Style {
+    Style {
+        ascii: args.ascii || is_ascii(|name| std::env::var(name).ok()),
+        color: printer::coloured(),
+    }
+}
+
+/// Report whether the locale has ASCII only. The first of these variables that is set counts (POSIX, XBD 8.2).
+fn is_ascii(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let set = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .into_iter()
+        .filter_map(variable)
+        .find(|value| !value.is_empty());
+    set.is_some_and(|locale| matches!(locale.as_str(), "C" | "POSIX"))
+}
+
+/// The output of `-o json`.
+#[derive(Serialize)]
+struct Json<'a> {
+    #[serde(flatten)]
+    view: &'a View,
+    /// What the agents said, by node.
+    usage: BTreeMap<&'a str, &'a Usage>,
+    /// Why nothing is known of the other nodes.
+    #[serde(rename = "usageErrors", skip_serializing_if = "BTreeMap::is_empty")]
+    errors: BTreeMap<&'a str, String>,
+}
+
+async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
+    let view = inspect::read(client, &args.nodes, Arrived::default()).await?;
+    let agents = Agents::new(client.clone());
+    let names: Vec<String> = view.nodes.iter().map(|node| node.name.clone()).collect();
+    let answers: Vec<(String, Result<Usage, Failure>)> = agents.ask(names).collect().await;
+    if let Some(notice) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()?.notice()) {
+        say(&format!("note: {notice}"))?;
+    }
+    match args.output {
+        Some(TopOutput::Json) => {
+            let usage = answers
+                .iter()
+                .filter_map(|(node, answer)| Some((node.as_str(), answer.as_ref().ok()?)));
+            let errors = answers
+                .iter()
+                .filter_map(|(node, answer)| Some((node.as_str(), answer.as_ref().err()?.to_string())));
+            printer::json(&Json {
+                view: &view,
+                usage: usage.collect(),
+                errors: errors.collect(),
+            })
+        }
+        None => {
+            let state = State::default()
+                .update(Event::Cluster(view))
+                .update(Event::Key(Key::Char('t')));
+            let at = now();
+            let events = answers.into_iter().filter_map(|(node, answer)| event(node, at, answer));
+            let state = events.fold(state, State::update);
+            let columns = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col);
+            let columns = columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS);
+            let text: String = lines(&state, style(args), columns)
+                .into_iter()
+                .map(|line| line + "\n")
+                .collect();
+            Ok(printer::print(&text)?)
+        }
+    }
+}
+
+/// Return the event for an agent's answer. A missing right is no state of the node: the notice says it once for all nodes.
+fn event(node: String, at: u64, answer: Result<Usage, Failure>) -> Option<Event> {
+    let answer = match answer {
+        Ok(usage) => Ok(usage),
+        Err(failure) if failure.notice().is_some() => return None,
+        Err(failure) => Err(failure.to_string()),
+    };
+    Some(Event::Usage { node, at, answer })
+}
+
+fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_locales_c_and_posix_have_ascii_only() {
+        for (set, expected) in [
+            (&[][..], false),
+            (&[("LANG", "C")], true),
+            (&[("LANG", "POSIX")], true),
+            (&[("LANG", "C.UTF-8")], false),
+            (&[("LANG", "en_US.UTF-8")], false),
+            (&[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")], true),
+            (&[("LC_ALL", ""), ("LANG", "C")], true),
+            (&[("LC_CTYPE", "en_US.UTF-8"), ("LANG", "C")], false),
+        ] {
+            let of = |name: &str| set.iter().find(|(of, _)| *of == name).map(|(_, value)| (*value).to_owned());
+            assert_eq!(is_ascii(of), expected, "{set:?}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Asks the agents of nodes what is used, through the API server.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use divvy_kube::in_words;
+use divvy_model::limits::USAGE_BYTES;
+use divvy_model::usage::Usage;
+use futures::{Stream, StreamExt as _, stream};
+use http::{Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Limited};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::ListParams;
+use kube::client::Body;
+use thiserror::Error;
+
+/// How many agents are asked at the same time.
+const AT_ONCE: usize = 8;
+/// How long to wait for an agent. It waits 2 s for the driver.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why nothing is known of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub(super) enum Failure {
+    /// The user may not ask agents.
+    #[error("no right to {right}")]
+    Forbidden {
+        /// The missing right: `get pods/proxy in the namespace divvy-system`.
+        right: String,
+    },
+    /// Anything else, in a few words.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Failure {
+    fn api(what: &str, error: &kube::Error) -> Failure {
+        match error {
+            kube::Error::Api(status) if status.code == 403 => Failure::Forbidden { right: what.to_owned() },
+            error => Failure::Other(in_words(error)),
+        }
+    }
+
+    /// Return a sentence for the user that is about all nodes.
+    pub(super) fn notice(&self) -> Option<String> {
+        match self {
+            Failure::Forbidden { right } => Some(format!(
+                "USED and BUSY are not known: you lack the right to {right}; ask an administrator for it"
+            )),
+            Failure::Other(_) => None,
+        }
+    }
+}
+
+/// Where an agent answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Address {
+    namespace: String,
+    /// The path of its pod's proxy.
+    path: String,
+}
+
+/// The last answer of an agent, and its entity tag.
+#[derive(Debug, Clone)]
+struct Known {
+    tag: header::HeaderValue,
+    usage: Usage,
+}
+
+/// The agents.
+pub(super) struct Agents {
+    client: kube::Client,
+    addresses: Mutex<BTreeMap<String, Address>>,
+    known: Mutex<BTreeMap<String, Known>>,
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Agents {
+    pub(super) fn new(client: kube::Client) -> Agents {
+        Agents {
+            client,
+            addresses: Mutex::default(),
+            known: Mutex::default(),
+        }
+    }
+
+    /// Ask the agents of these nodes, a few at the same time, and return their answers as they arrive.
+    pub(super) fn ask(&self, nodes: Vec<String>) -> impl Stream<Item = (String, Result<Usage, Failure>)> {
+        let one = async |node: String| {
+            let late = |_| Err(Failure::Other(format!("no answer in {} s", PATIENCE.as_secs())));
+            let answer = tokio::time::timeout(PATIENCE, self.one(&node)).await.unwrap_or_else(late);
+            (node, answer)
+        };
+        stream::iter(nodes).map(one).buffer_unordered(AT_ONCE)
+    }
+
+    async fn one(&self, node: &str) -> Result<Usage, Failure> {
+        let known = lock(&self.addresses).get(node).cloned();
+        let address = match known {
+            Some(address) => address,
+            None => self.find(node).await?,
+        };
+        let answer = self.get(node, &address).await;
+        // The agent's pod may be another one by now.
+        if answer.is_err() {
+            lock(&self.addresses).remove(node);
+        }
+        answer
+    }
+
+    /// Find the agent of a node.
+    async fn find(&self, node: &str) -> Result<Address, Failure> {
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        let params = ListParams::default()
+            .labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent")
+            .fields(&format!("spec.nodeName={node}"))
+            .limit(10);
+        let list = pods.list(&params).await;
+        let list = list.map_err(|error| Failure::api("list pods in all namespaces", &error))?;
+        let address = list.items.iter().filter(|pod| is_running(pod)).find_map(address);
+        let address = address.ok_or_else(|| Failure::Other("no agent runs".to_owned()))?;
+        lock(&self.addresses).insert(node.to_owned(), address.clone());
+        Ok(address)
+    }
+
+    async fn get(&self, node: &str, address: &Address) -> Result<Usage, Failure> {
+        let known = lock(&self.known).get(node).cloned();
+        let mut request = Request::get(&address.path);
+        if let Some(Known { tag, .. }) = &known {
+            request = request.header(header::IF_NONE_MATCH, tag);
+        }
+        let request = request
+            .body(Body::empty())
+            .map_err(|error| Failure::Other(error.to_string()))?;
+        let response = self.client.send(request).await;
+        let response = response.map_err(|error| Failure::Other(in_words(&error)))?;
+        match (response.status(), known) {
+            (StatusCode::NOT_MODIFIED, Some(known)) => return Ok(known.usage),
+            (StatusCode::OK, _) => {}
+            (StatusCode::FORBIDDEN, _) => {
+                let right = format!("get pods/proxy in the namespace {}", address.namespace);
+                return Err(Failure::Forbidden { right });
+            }
+            (StatusCode::NOT_FOUND, _) => return Err(Failure::Other("the agent is older and says nothing of it".to_owned())),
+            (status, _) => return Err(Failure::Other(format!("the agent cannot be asked ({status})"))),
+        }
+        let tag = response.headers().get(header::ETAG).cloned();
+        let body = Limited::new(response.into_body(), USAGE_BYTES).collect().await;
+        let body = body.map_err(|error| Failure::Other(format!("the answer was cut off: {error}")))?;
+        let text = String::from_utf8(body.to_bytes().into()).map_err(|_| Failure::Other("the answer is no text".to_owned()))?;
+        let usage = Usage::parse(&text).map_err(|error| Failure::Other(error.to_string()))?;
+        let mut all = lock(&self.known);
+        match tag {
+            Some(tag) => {
+                let usage = usage.clone();
+                all.insert(node.to_owned(), Known { tag, usage });
+            }
+            None => drop(all.remove(node)),
+        }
+        Ok(usage)
+    }
+}
+
+fn is_running(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    phase == Some("Running") && pod.metadata.deletion_timestamp.is_none()
+}
+
+/// Return where the agent in a pod answers: at the port with the name `metrics`.
+fn address(pod: &Pod) -> Option<Address> {
+    let containers = &pod.spec.as_ref()?.containers;
+    let mut ports = containers.iter().flat_map(|container| container.ports.iter().flatten());
+    let port = ports.find(|port| port.name.as_deref() == Some("metrics"))?.container_port;
+    let (namespace, name) = (pod.metadata.namespace.clone()?, pod.metadata.name.as_ref()?);
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/v1/usage");
+    Some(Address { namespace, path })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::Router;
+    use axum::response::{IntoResponse as _, Response};
+    use futures::future::BoxFuture;
+    use serde_json::json;
+
+    use super::*;
+
+    const TAG: &str = "\"a-1\"";
+
+    type Asked = Request<axum::body::Body>;
+
+    /// Return the agents of a cluster in which every node but `bare` has one. `agent` answers for them.
+    fn agents(agent: impl Fn(Asked) -> BoxFuture<'static, Response> + Clone + Send + Sync + 'static) -> Agents {
+        let router = Router::new().fallback(move |request: Asked| {
+            let agent = agent.clone();
+            async move {
+                if request.uri().path() != "/api/v1/pods" {
+                    return agent(request).await;
+                }
+                let query = request.uri().query().unwrap_or_default();
+                let node = query.split("spec.nodeName%3D").nth(1).and_then(|rest| rest.split('&').next());
+                let node = node.unwrap_or_else(|| panic!("no node in {query}"));
+                let pod = json!({
+                    "metadata": {"namespace": "divvy-system", "name": format!("agent-{node}")},
+                    "spec": {"containers": [{"name": "agent", "ports": [{"name": "metrics", "containerPort": 9400}]}]},
+                    "status": {"phase": "Running"},
+                });
+                let items = if node == "bare" { json!([]) } else { json!([pod]) };
+                axum::Json(json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})).into_response()
+            }
+        });
+        Agents::new(kube::Client::new(router, "default"))
+    }
+
+    async fn ask(agents: &Agents, node: &str) -> Result<Usage, Failure> {
+        let mut answers = std::pin::pin!(agents.ask(vec![node.to_owned()]));
+        answers.next().await.expect("an answer").1
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_has_not_changed_is_not_sent_again() {
+        let agents = agents(|request| {
+            Box::pin(async move {
+                assert_eq!(
+                    request.uri().path(),
+                    "/api/v1/namespaces/divvy-system/pods/agent-n1:9400/proxy/v1/usage"
+                );
+                match request.headers().get(header::IF_NONE_MATCH) {
+                    Some(tag) if tag == TAG => StatusCode::NOT_MODIFIED.into_response(),
+                    Some(tag) => panic!("{tag:?}"),
+                    None => ([(header::ETAG, TAG)], r#"{"v":1,"sample":7}"#).into_response(),
+                }
+            })
+        });
+        for _ in 0..3 {
+            assert_eq!(ask(&agents, "n1").await.expect("read").sample, 7);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_cannot_be_used_is_a_failure_in_few_words() {
+        let large = "x".repeat(10 << 20);
+        for (status, body, expected) in [
+            (StatusCode::OK, large.as_str(), "the answer was cut off"),
+            (StatusCode::OK, "<html>", "cannot be read"),
+            (StatusCode::OK, r#"{"v":1,"sample":1,"gpus":[{"uuid":""}]}"#, "malformed"),
+            (StatusCode::NOT_FOUND, "", "the agent is older"),
+            (StatusCode::SERVICE_UNAVAILABLE, "", "503"),
+        ] {
+            let body = body.to_owned();
+            let agents = agents(move |_| {
+                let answer = (status, body.clone()).into_response();
+                Box::pin(async move { answer })
+            });
+            let failure = ask(&agents, "n1").await.expect_err(expected);
+            let text = failure.to_string();
+            assert!(text.contains(expected) && text.len() < 200, "{text}");
+            assert_eq!(failure.notice(), None);
+        }
+        let nobody = agents(|_| Box::pin(async { panic!("no agent runs") }));
+        let text = ask(&nobody, "bare").await.expect_err("no agent").to_string();
+        assert_eq!(text, "no agent runs");
+    }
+
+    #[tokio::test]
+    async fn without_the_right_the_notice_names_it() {
+        let agents = agents(|_| Box::pin(async { StatusCode::FORBIDDEN.into_response() }));
+        let notice = ask(&agents, "n1").await.expect_err("forbidden").notice().expect("a notice");
+        assert!(notice.contains("get pods/proxy in the namespace divvy-system"), "{notice}");
+    }
+
+    #[tokio::test]
+    async fn only_a_few_agents_are_asked_at_the_same_time() {
+        let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let seen = most.clone();
+        let agents = agents(move |_| {
+            let (now, most) = (now.clone(), most.clone());
+            Box::pin(async move {
+                most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                // All others that are asked now are asked before this one answers.
+                for _ in 0..1000 {
+                    tokio::task::yield_now().await;
+                }
+                now.fetch_sub(1, Ordering::SeqCst);
+                r#"{"v":1,"sample":1}"#.into_response()
+            })
+        });
+        let nodes = (0..40).map(|number| format!("n{number}")).collect();
+        let answers: Vec<_> = agents.ask(nodes).collect().await;
+        assert!(
+            answers.len() == 40 && answers.iter().all(|(_, answer)| answer.is_ok()),
+            "{answers:?}"
+        );
+        assert_eq!(seen.load(Ordering::SeqCst), AT_ONCE);
+    }
+}
