@@ -50,6 +50,7 @@ pub(super) struct Arrived {
 
 impl Arrived {
     /// Return a count that is never shown, for a terminal that shows something else.
+    #[cfg(feature = "top")]
     pub(super) fn quiet() -> Arrived {
         Arrived {
             quiet: true,
