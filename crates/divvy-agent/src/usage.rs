@@ -193,6 +193,7 @@ mod tests {
                     gpu_percent: Some(percent),
                     ..Gauges::default()
                 },
+                parts: Vec::new(),
                 error: None,
             }],
             ..Measured::default()
