@@ -180,7 +180,9 @@ struct Described {
 
 impl Collector for Described {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let mut family = encoder.encode_descriptor(self.name, self.help, None, self.kind)?;
+        // With a period, as `Registry::register` adds it.
+        let help = format!("{}.", self.help);
+        let mut family = encoder.encode_descriptor(self.name, &help, None, self.kind)?;
         for (labels, value) in &self.samples {
             let mut sample = family.encode_family(&**labels)?;
             match self.kind {
