@@ -43,7 +43,7 @@ fn yaml(name: &str) -> Value {
 fn every_document_is_an_object_of_its_own() {
     each_is_an_object_of_its_own(&default_objects(), 45);
     if let Some(text) = with(&[yaml("deploy/helm/values/service.yaml")]) {
-        each_is_an_object_of_its_own(&parse(&text), 43);
+        each_is_an_object_of_its_own(&parse(&text), 48);
     }
 }
 
