@@ -126,7 +126,7 @@ fn empty(state: &State) -> &'static str {
         None => "The cluster is being read.",
         Some(_) if !state.seen.filter.is_empty() => "No name has this text. Esc removes the filter.",
         Some(view) if view.nodes.is_empty() => "No node offers GPUs through Divvy.",
-        Some(_) => "There is no pod with a GPU.",
+        Some(_) => "No pod has a GPU.",
     }
 }
 

@@ -163,7 +163,7 @@ fn describe_measured(registry: &mut Registry, measured: &Measured) {
     throttled.gauge(
         registry,
         "divvy_gpu_throttled",
-        "1 while the GPU's clocks are lower than possible, by reason; that the GPU is idle is no reason",
+        "1 while the GPU's clocks are reduced for this reason; an idle GPU does not count",
     );
 }
 

@@ -303,7 +303,7 @@ fn a_filter_keeps_the_rows_with_its_text_until_it_is_removed() {
     assert!(text.contains("filter: gpu-b") && !text.contains("gpu-a"), "{text}");
     let text = screen(press(typed, &[Key::Enter, Key::Esc]), 80, 24);
     assert!(text.contains("gpu-a") && !text.contains("filter:"), "{text}");
-    // While a filter is typed, its characters are no commands.
+    // While the user types a filter, characters are not commands.
     assert!(!type_in(state(), "/q").is_done());
     assert!(type_in(state(), "q").is_done());
     assert!(press(type_in(state(), "/q"), &[Key::Interrupt]).is_done());

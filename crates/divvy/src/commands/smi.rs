@@ -32,7 +32,7 @@ pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
         })
         .map_err(unread)?;
     if answers.snapshot.gpus.is_empty() && answers.snapshot.unreadable.is_empty() {
-        anyhow::bail!("the driver lists no NVIDIA GPU, so there is no table; type divvy doctor to find the cause");
+        anyhow::bail!("the driver lists no NVIDIA GPU; type divvy doctor to find the cause");
     }
     for gpu in &answers.processes {
         if let Some(error) = &gpu.error {
@@ -100,5 +100,5 @@ fn unread(Failure { code, text }: Failure) -> anyhow::Error {
         }
         _ => "type divvy doctor to find the cause",
     };
-    anyhow::anyhow!("the GPUs could not be read, so there is no table: {text}; {hint}")
+    anyhow::anyhow!("the GPUs could not be read: {text}; {hint}")
 }

@@ -102,7 +102,7 @@ async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Return the event for an agent's answer. A missing right is no state of the node: the notice says it once for all nodes.
+/// Return the event for an agent's answer. A missing permission does not concern a single node: a notice reports it once.
 fn event(node: String, at: u64, answer: Result<Usage, Failure>) -> Option<Event> {
     let answer = match answer {
         Ok(usage) => Ok(usage),

@@ -211,7 +211,7 @@ fn what_is_missing_is_told_with_what_to_type() {
         let output = divvy(&[&["smi", "--state-dir", &state], &args[..]].concat(), &[]);
         let text = stderr(&output);
         assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
-        for part in [&["so there is no table"], &parts[..]].concat() {
+        for part in [&["the GPUs could not be read"], &parts[..]].concat() {
             assert!(text.contains(part), "{args:?}: {text}");
         }
     }

@@ -152,7 +152,8 @@ impl Agents {
         let tag = response.headers().get(header::ETAG).cloned();
         let body = Limited::new(response.into_body(), USAGE_BYTES).collect().await;
         let body = body.map_err(|error| Failure::Other(format!("the answer was cut off: {error}")))?;
-        let text = String::from_utf8(body.to_bytes().into()).map_err(|_| Failure::Other("the answer is no text".to_owned()))?;
+        let text =
+            String::from_utf8(body.to_bytes().into()).map_err(|_| Failure::Other("the answer is not UTF-8 text".to_owned()))?;
         let usage = Usage::parse(&text).map_err(|error| Failure::Other(error.to_string()))?;
         let mut all = lock(&self.known);
         match tag {

@@ -74,7 +74,7 @@ impl Cleaner {
         command.arg(COMMAND).process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut child = tokio::process::Command::from(command).spawn()?;
-        let mut pipe = child.stdin.take().context("there is no pipe to it")?;
+        let mut pipe = child.stdin.take().context("it has no standard input")?;
         let mut line = serde_json::to_string(run)?;
         line.push('\n');
         pipe.write_all(line.as_bytes()).await?;
