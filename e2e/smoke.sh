@@ -3,7 +3,7 @@
 
 SMOKE=$CLUSTER_DIR/sim/smoke
 # Give the containers of a node the simulated CUDA driver in place of the text files, by a CDI spec of an administrator. The simulated driver does not
-# know which GPU a container was given, so each GPU is a machine of its own. The GPU BROKEN returns wrong sums.
+# know which GPU a container was given, so each GPU is described as a separate machine. The GPU BROKEN returns wrong sums.
 simulate_cuda() { # NODE [BROKEN]
   mkdir -p "$SMOKE"
   cp "$DIVVY_BIN/libdivvy_cuda_sim.so" "$SMOKE/libcuda.so.$DRIVER"

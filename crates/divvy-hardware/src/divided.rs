@@ -9,6 +9,11 @@ use crate::{Fault, GpuFacts, Snapshot};
 /// The distance between the indices of the MIG devices of two GPUs. NVML has fewer MIG devices per GPU.
 const INDICES: u32 = 100;
 
+/// Return the index of the GPU of which a MIG device with this index is a part, as [`Snapshot::divided`] numbers MIG devices.
+pub fn gpu_of_mig_index(index: u32) -> u32 {
+    (index / INDICES).saturating_sub(1)
+}
+
 impl Snapshot {
     /// Return the snapshot with each GPU that is divided by MIG replaced by its MIG devices. Each MIG device is described as a GPU:
     ///

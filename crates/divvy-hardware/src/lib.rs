@@ -30,6 +30,7 @@ pub mod protocol;
 mod utilization;
 mod vendors;
 
+pub use divided::gpu_of_mig_index;
 pub use error::{Code, Error, Failure};
 pub use facts::{
     Driver, Fabric, GpuFacts, GpuProcesses, Known, NoEvents, Process, ProcessKind, RemappedRows, SNAPSHOT_VERSION, Snapshot,

@@ -56,7 +56,7 @@ pub const SHORT_TEXT_BYTES: usize = 96;
 
 /// The maximum size in bytes of what an agent says of its node's use at `/v1/usage`.
 pub const USAGE_BYTES: usize = 1 << 20;
-/// The maximum number of entries in it: one for each container and GPU. A node has 110 pods unless its kubelet is told otherwise.
+/// The maximum number of entries about containers in that answer: one per container and GPU. By default, a node runs at most 110 pods.
 pub const USAGE_CONTAINERS: usize = 2048;
 
 /// The maximum size in bytes of a value that is repeated in an error.

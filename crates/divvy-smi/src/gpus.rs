@@ -168,7 +168,7 @@ fn memory(memory: &Reading<Memory>, edition: Edition) -> String {
                 false => format!("{used:>11} / {total:>9}"),
             }
         }
-        // A GPU without memory of its own, such as the GB10.
+        // A GPU that uses the machine's main memory, such as the GB10.
         Reading::Absent if edition == Edition::R580 => " Not Supported".to_owned(),
         none => format!("{:>21}", word(none, |_| String::new())),
     }

@@ -4,7 +4,7 @@
 
 use divvy_agent_core::Used;
 use divvy_exposition::{Decimal, Kind, family};
-use divvy_hardware::{Gauges, GpuGauges};
+use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
 use super::{Measured, Xids};
@@ -257,14 +257,25 @@ fn write(text: &mut String, name: &str, kind: Kind, help: &str, samples: impl It
 fn labels(node: &str, inventory: &Inventory, uuid: &str) -> Option<Labels> {
     let mut gpus = inventory.gpus.iter().filter(|gpu| gpu.vendor == Vendor::Nvidia);
     let gpu = gpus.find(|gpu| gpu.uuid == uuid || gpu.partition.as_ref().is_some_and(|part| part.parent == uuid))?;
+    // The inventory has the MIG devices of a GPU in its place.
+    let (index, model) = match &gpu.partition {
+        Some(part) => {
+            let suffix = format!(" MIG {}", part.profile);
+            (
+                gpu_of_mig_index(gpu.index),
+                gpu.model.strip_suffix(&suffix).unwrap_or(&gpu.model),
+            )
+        }
+        None => (gpu.index, gpu.model.as_str()),
+    };
     let device = gpu.nodes.first().map_or("", String::as_str);
     let driver = inventory.drivers.get(&Vendor::Nvidia).map_or("", String::as_str);
     Some(vec![
-        ("gpu", gpu.index.to_string()),
+        ("gpu", index.to_string()),
         ("UUID", uuid.to_owned()),
         ("pci_bus_id", bus_id(&gpu.pci)),
         ("device", device.to_owned()),
-        ("modelName", gpu.model.clone()),
+        ("modelName", model.to_owned()),
         ("Hostname", node.to_owned()),
         ("hostname", node.to_owned()),
         ("DCGM_FI_DRIVER_VERSION", driver.to_owned()),
@@ -276,5 +287,34 @@ fn bus_id(pci: &str) -> String {
     match pci.split_once(':') {
         Some((domain, rest)) if domain.len() < 8 => format!("{domain:0>8}:{rest}").to_uppercase(),
         _ => pci.to_uppercase(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_gpu_in_mig_mode_has_its_own_index_and_name_and_not_those_of_a_mig_device() {
+        let gpu = |uuid: &str, index: u32, model: &str, partition: serde_json::Value| {
+            json!({"vendor": "nvidia", "uuid": uuid, "index": index, "nodes": ["nvidia1"], "pci": "0000:0a:00.0", "model": model, "cc": "8.0", "totalMiB": 4864,
+                "reserveMiB": 0, "units": 4, "heldMiB": 0, "numa": null, "health": "ok", "reason": null, "links": [], "partition": partition})
+        };
+        let parts = json!({"parent": "GPU-b", "profile": "1g.5gb"});
+        let gpus = [
+            gpu("GPU-a", 0, "NVIDIA T4", json!(null)),
+            gpu("MIG-b", 201, "NVIDIA A100 MIG 1g.5gb", parts),
+        ];
+        let text = json!({"v": 2, "agent": "0", "drivers": {"nvidia": "550"}, "unitMiB": 1024, "gpus": gpus}).to_string();
+        let inventory = Inventory::parse(&text).expect("an inventory");
+        for (uuid, index, model) in [("GPU-a", "0", "NVIDIA T4"), ("GPU-b", "1", "NVIDIA A100")] {
+            let labels = labels("n", &inventory, uuid).expect("known");
+            let of = |name: &str| labels.iter().find(|(of, _)| *of == name).map(|(_, value)| value.as_str());
+            let found = [of("gpu"), of("UUID"), of("modelName"), of("pci_bus_id")];
+            assert_eq!(found, [Some(index), Some(uuid), Some(model), Some("00000000:0A:00.0")]);
+        }
+        assert_eq!(labels("n", &inventory, "GPU-c"), None);
     }
 }

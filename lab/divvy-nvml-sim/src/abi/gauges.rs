@@ -247,7 +247,7 @@ unsafe extern "C" fn nvmlDeviceGetEccMode(
     })
 }
 
-/// The only field is the memory's temperature. A field that a GPU does not have has a code of its own, and the call succeeds.
+/// The only field is the memory's temperature. If the GPU lacks a field, the call succeeds, and the field's return code is NOT_SUPPORTED.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetFieldValues(
     device: ffi::nvmlDevice_t,

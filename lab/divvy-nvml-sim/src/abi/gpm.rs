@@ -85,7 +85,7 @@ fn gpu_of(first: Measured, second: Measured) -> Result<usize, Code> {
     }
 }
 
-/// The values are those of this moment, and not means. A metric that the simulated GPU does not have has a code of its own, and the call succeeds.
+/// The values are current values, not means. If the simulated GPU lacks a metric, the call succeeds, and the metric's return code says so.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut ffi::nvmlGpmMetricsGet_t) -> ffi::nvmlReturn_t {
     answer(|| {
