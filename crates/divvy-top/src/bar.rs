@@ -1,6 +1,6 @@
 //! One bar for what is allocated and what is used of it.
 
-use crate::amounts::Amounts;
+use divvy_view::amounts::Amounts;
 
 /// The left eighths of a cell: `EIGHTHS[n]` has n of them.
 const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];

@@ -5,11 +5,11 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
-use crate::amounts::{Amounts, memory};
 use crate::bar::bar;
 use crate::rows::{Row, rows};
 use crate::seen::Screen;
 use crate::state::State;
+use divvy_view::amounts::{Amounts, memory};
 
 /// How the terminal shows text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-mod amounts;
 mod bar;
 mod draw;
 mod rows;

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use divvy_model::usage::Usage;
 use divvy_view::{GpuView, NodeView, PodView};
 
-use crate::amounts::{self, Amounts};
 use crate::seen::{Screen, Seen, Sort};
+use divvy_view::amounts::{self, Amounts};
 
 /// What a row is about. It stays the same when the cluster is read again.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,10 @@
-//! The allocations of the cluster's GPUs as a value. `divvy inspect` prints it as tables and as JSON, and `divvy top` shows it with what is used.
+//! The allocations of the cluster's GPUs as a value, and what is used of them ([`amounts`]). `divvy inspect` prints the allocations as tables and as JSON;
+//! `divvy top` and the web page show them with what is used and with the pods that wait.
 
 #![forbid(unsafe_code)]
+
+pub mod amounts;
+mod waiting;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -10,6 +14,8 @@ use divvy_model::{
     WholeRequest,
 };
 use serde::Serialize;
+
+pub use waiting::Waiting;
 
 /// The allocations in a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

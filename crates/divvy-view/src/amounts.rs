@@ -2,28 +2,29 @@
 
 use divvy_model::MemoryUnit;
 use divvy_model::usage::{ContainerUsage, Usage};
-use divvy_view::{GpuView, NodeView, PodView};
+
+use crate::{GpuView, NodeView, PodView};
 
 /// The memory of a row in bytes, and for which part of the time its GPU is busy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Amounts {
+pub struct Amounts {
     /// What the row's GPUs offer.
-    pub(crate) total: u64,
+    pub total: u64,
     /// What is allocated to pods.
-    pub(crate) allocated: u64,
+    pub allocated: u64,
     /// What is in use. `None` if it was not measured.
-    pub(crate) used: Option<u64>,
+    pub used: Option<u64>,
     /// Of what is allocated: what its pods use.
-    pub(crate) within: u64,
+    pub within: u64,
     /// What pods use in addition to their shares.
-    pub(crate) over: u64,
+    pub over: u64,
     /// Percent of the time in which the GPU was busy. `None` if it was not measured.
-    pub(crate) busy: Option<u32>,
+    pub busy: Option<u32>,
 }
 
 impl Amounts {
     /// Return what is allocated and not used. `None` if it was not measured.
-    pub(crate) fn waste(&self) -> Option<u64> {
+    pub fn waste(&self) -> Option<u64> {
         self.used.map(|_| self.allocated.saturating_sub(self.within))
     }
 }
@@ -34,17 +35,13 @@ fn bytes(units: u64, unit: MemoryUnit) -> u64 {
 }
 
 /// Return the entries of a pod on a GPU.
-pub(crate) fn entries<'u>(
-    usage: Option<&'u Usage>,
-    pod: &'u PodView,
-    gpu: Option<&'u str>,
-) -> impl Iterator<Item = &'u ContainerUsage> {
+pub fn entries<'u>(usage: Option<&'u Usage>, pod: &'u PodView, gpu: Option<&'u str>) -> impl Iterator<Item = &'u ContainerUsage> {
     let all = usage.map(|usage| usage.containers.iter()).into_iter().flatten();
     all.filter(move |of| of.uid == pod.uid && Some(of.gpu.as_str()) == gpu)
 }
 
 /// Return the amounts of a pod on one GPU.
-pub(crate) fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Amounts {
+pub fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Amounts {
     let uuid = gpu.uuid.as_deref();
     let allocated = bytes(pod.units, node.unit);
     let measured = entries(usage, pod, uuid).filter_map(|of| of.used_bytes);
@@ -77,7 +74,7 @@ fn of_gpu_itself<'u>(gpu: &GpuView, usage: Option<&'u Usage>) -> Option<&'u divv
 }
 
 /// Return the amounts of a GPU.
-pub(crate) fn of_gpu(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> Amounts {
+pub fn of_gpu(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> Amounts {
     let measured = of_gpu_itself(gpu, usage);
     let mut sum = Amounts {
         total: bytes(gpu.total, node.unit),
@@ -95,7 +92,7 @@ pub(crate) fn of_gpu(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> A
 }
 
 /// Return the sum of a node's GPUs. How busy the node is, is the mean of the GPUs for which it was measured.
-pub(crate) fn of_node(node: &NodeView, usage: Option<&Usage>) -> Amounts {
+pub fn of_node(node: &NodeView, usage: Option<&Usage>) -> Amounts {
     let mut sum = Amounts {
         total: bytes(node.total, node.unit),
         allocated: bytes(node.allocated, node.unit),
@@ -119,7 +116,7 @@ pub(crate) fn of_node(node: &NodeView, usage: Option<&Usage>) -> Amounts {
 }
 
 /// Format an amount of memory in 9 columns or less: `4.2 GiB`, `300 MiB`.
-pub(crate) fn memory(bytes: u64) -> String {
+pub fn memory(bytes: u64) -> String {
     let tenths = |shift: u32| {
         let unit = 1_u64 << shift;
         (bytes >> shift, u128::from(bytes % unit) * 10 / u128::from(unit))
