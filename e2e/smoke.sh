@@ -114,6 +114,10 @@ smoke() {
   kube label namespace divvy-smoke pod-security.kubernetes.io/enforce=restricted > /dev/null
   said=$(smokes --node n1 --steps S02,S06,S07)
   check "Pod Security's level restricted admits the pods" says "$said" "Result = PASS" "status 0"
+  said=$(smokes --node n1 --steps S02,S06,S07 --image "$PROBE_IMAGE"); shown <<< "$said"
+  check "it admits them with another image, too, which has neither the program nor a C library" says "$said" "Result = PASS" "status 0"
+  said=$(smokes --node n1 --steps S02 --image registry.invalid/none:1)
+  check "an image that cannot be pulled is named" says "$said" "registry.invalid/none:1" "status 3"
   kube delete namespace divvy-smoke > /dev/null
 
   "$DIVVY" smoke --node n1 --steps S04 > "$LOGS/smoke.log" 2>&1 &

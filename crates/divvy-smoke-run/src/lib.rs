@@ -19,7 +19,7 @@ mod target;
 mod verdict;
 
 pub use mark::Mark;
-pub use pod::{PROGRAM, RUN_LABEL, Settings};
+pub use pod::{LOADER, PROGRAM, PROGRAM_NAME, RUN_LABEL, Settings, VOLUME};
 pub use run::{Action, Event, Limits, Run, Tried};
 pub use seen::Seen;
 pub use summary::{Row, Summary};

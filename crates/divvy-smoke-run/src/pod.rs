@@ -9,6 +9,14 @@ use crate::{Ask, Target};
 
 /// The path of the program in Divvy's image.
 pub const PROGRAM: &str = "/usr/bin/divvy-smoke";
+/// The name of the program.
+pub const PROGRAM_NAME: &str = "divvy-smoke";
+/// The path of the program that copies it into a volume.
+const COPIER: &str = "/usr/bin/divvy";
+/// Where a container of another image has the program.
+pub const VOLUME: &str = "/divvy-smoke";
+/// The name of glibc's loader in the volume.
+pub const LOADER: &str = "loader";
 /// The label of the pods and of the namespace that runs make. On a pod, its value is the run's id.
 pub const RUN_LABEL: &str = "divvy.dev/smoke";
 /// How long a pod runs after the program should have ended, in seconds. After that the kubelet ends it, even if `divvy smoke` was killed.
@@ -23,6 +31,8 @@ pub struct Settings {
     pub namespace: String,
     /// The image.
     pub image: String,
+    /// Divvy's image, if `image` is another one. The program then comes from it, with a C library of its own.
+    pub program_image: Option<String>,
     /// The agent's tolerations.
     pub tolerations: Value,
     /// The PriorityClass with which the pods preempt no others; `None` if the cluster has none.
@@ -106,9 +116,31 @@ impl Settings {
                 }],
             },
         });
+        if let Some(image) = &self.program_image {
+            carry(&mut pod["spec"], image);
+        }
         if let Some(class) = &self.priority_class {
             pod["spec"]["priorityClassName"] = class.as_str().into();
         }
         pod
     }
+}
+
+/// Have a container of Divvy's image copy the program into a volume, and start it from there. A volume of the node would need a `hostPath`, which Pod
+/// Security's level `restricted` refuses.
+fn carry(spec: &mut Value, image: &str) {
+    spec["volumes"] = json!([{"name": "program", "emptyDir": {"sizeLimit": "32Mi"}}]);
+    let container = &mut spec["containers"][0];
+    let program = format!("{VOLUME}/{PROGRAM_NAME}");
+    container["command"] = json!([format!("{VOLUME}/{LOADER}"), "--library-path", VOLUME, program]);
+    container["volumeMounts"] = json!([{"name": "program", "mountPath": VOLUME, "readOnly": true}]);
+    spec["initContainers"] = json!([{
+        "name": "program",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": [COPIER, "copy-smoke-to", VOLUME],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": container["securityContext"],
+        "volumeMounts": [{"name": "program", "mountPath": VOLUME}],
+    }]);
 }

@@ -532,7 +532,7 @@ fn judge(target: &Target, status: Option<i64>, reason: Option<&str>, message: Op
     if matches!(reason, Some("StartError" | "ContainerCannotRun")) {
         let said: String = message.chars().take(START_ERROR).collect();
         return Verdict::untried(format!(
-            "the container could not be started: {said}; the image must be Divvy's, which has {PROGRAM}"
+            "the container could not be started: {said}; if Divvy's agent is not installed, the image must be Divvy's, which has {PROGRAM}"
         ));
     }
     let report = match Report::read(message) {

@@ -43,6 +43,8 @@ impl Seen {
     pub fn of(pod: &Value) -> Seen {
         let status = &pod["status"];
         let state = &status["containerStatuses"][0]["state"];
+        // Of the container that copies the program, if there is one.
+        let before = &status["initContainerStatuses"][0]["state"];
         let said = |of: &Value| {
             let parts = [text(&of["reason"]), text(&of["message"])];
             let parts: Vec<String> = parts.into_iter().flatten().collect();
@@ -50,6 +52,15 @@ impl Seen {
         };
         let has_ended = matches!(status["phase"].as_str(), Some("Succeeded" | "Failed"));
         let terminated = &state["terminated"];
+        let copied = &before["terminated"];
+        if has_ended && copied["exitCode"].as_i64().is_some_and(|status| status != 0) {
+            let why = said(copied).unwrap_or_default();
+            return Seen::Ended {
+                status: None,
+                reason: Some(format!("the program could not be copied from Divvy's image: {why}")),
+                message: None,
+            };
+        }
         if has_ended || terminated.is_object() {
             let of_container = text(&terminated["reason"]).filter(|reason| !matches!(reason.as_str(), "Completed" | "Error"));
             return Seen::Ended {
@@ -66,7 +77,10 @@ impl Seen {
             let scheduled = conditions.filter(|condition| condition["type"] == "PodScheduled" && condition["status"] == "False");
             return Seen::Unscheduled(scheduled.filter_map(|condition| text(&condition["message"])).next());
         }
-        let waiting = &state["waiting"];
+        let waiting = match &before["waiting"] {
+            Value::Null => &state["waiting"],
+            waiting => waiting,
+        };
         let is_stuck = waiting["reason"].as_str().is_some_and(|reason| STUCK.contains(&reason));
         Seen::Starting(said(waiting).filter(|_| is_stuck))
     }

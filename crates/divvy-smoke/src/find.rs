@@ -87,22 +87,45 @@ pub(crate) struct Start {
 
 /// Return how to start a program so that it can load the library.
 ///
-/// The loader is one in the program's directory, as in a container to which only the two and their libraries were mounted, or the one of the machine.
-pub(crate) fn start(program: &Path, root: &Path, library: &Path, library_path: Option<&OsStr>) -> Start {
+/// The loader is the machine's own. If there is another one in the program's directory, as in a container of a foreign image into which the program
+/// and its libraries were mounted, `runs` decides: it tries a start with the machine's loader. A C library that is older than the program refuses it.
+pub(crate) fn start(
+    program: &Path,
+    root: &Path,
+    library: &Path,
+    library_path: Option<&OsStr>,
+    runs: impl FnOnce(&Start) -> bool,
+) -> Start {
     let own = program.parent().unwrap_or(Path::new("/"));
-    let beside = LOADERS
+    let mut beside = LOADERS
         .iter()
         .filter_map(|loader| Path::new(loader).file_name())
         .map(|name| own.join(name));
-    let beside = beside
-        .filter(|loader| loader.exists())
-        .map(|loader| (loader, Some(own.to_owned())));
-    let usual = LOADERS.iter().map(|loader| root.join(loader.trim_start_matches('/')));
-    let usual = usual.filter(|loader| loader.exists()).map(|loader| (loader, None));
-    let loader = beside.chain(usual).next();
-    let carried = loader.as_ref().and_then(|(_, carried)| carried.clone());
+    let carried = beside.find(|loader| loader.exists());
+    let mut usual = LOADERS.iter().map(|loader| root.join(loader.trim_start_matches('/')));
+    let machines = usual.find(|loader| loader.exists());
+    let with = |loader, carried| with_loader(program, loader, carried, library, library_path);
+    match (machines, carried) {
+        (machines, None) => with(machines, None),
+        (None, carried) => with(carried, Some(own)),
+        (machines, carried) => {
+            let start = with(machines, None);
+            if runs(&start) { start } else { with(carried, Some(own)) }
+        }
+    }
+}
+
+/// Return how to start a program with this loader. `carried` is the directory of libraries that come with the loader.
+fn with_loader(
+    program: &Path,
+    loader: Option<PathBuf>,
+    carried: Option<&Path>,
+    library: &Path,
+    library_path: Option<&OsStr>,
+) -> Start {
     let named = library_path.map(std::env::split_paths).into_iter().flatten();
-    let paths = carried.into_iter().chain(library.parent().map(Path::to_owned)).chain(named);
+    let own = carried.map(Path::to_owned).into_iter();
+    let paths = own.chain(library.parent().map(Path::to_owned)).chain(named);
     let mut path = OsString::new();
     for part in paths.filter(|part| !part.as_os_str().is_empty()) {
         if !path.is_empty() {
@@ -111,7 +134,7 @@ pub(crate) fn start(program: &Path, root: &Path, library: &Path, library_path: O
         path.push(part);
     }
     match loader {
-        Some((loader, _)) => Start {
+        Some(loader) => Start {
             arguments: vec!["--library-path".into(), path, program.into()],
             program: loader,
             library_path: None,
@@ -195,33 +218,40 @@ mod tests {
     }
 
     #[test]
-    fn the_carried_loader_comes_before_the_machines() {
+    fn the_carried_loader_is_for_machines_whose_own_does_not_run_the_program() {
         let root = tempfile::tempdir().expect("a directory");
         let (bin, library) = (root.path().join("bin"), Path::new("/usr/lib64/libcuda.so.1"));
         let program = bin.join("divvy-smoke");
         let named = Some(OsStr::new("/a::/b"));
-        let without = start(&program, root.path(), library, named);
+        let never = |start: &Start| -> bool { panic!("there is no choice: {start:?}") };
+        let without = start(&program, root.path(), library, named, never);
         assert_eq!(
             (without.program, without.library_path),
             (program.clone(), Some("/usr/lib64:/a:/b".into()))
         );
-        let machines = root.path().join(LOADERS[0].trim_start_matches('/'));
-        for (loader, path) in [
-            (machines, "/usr/lib64:/a:/b".to_owned()),
-            (
-                bin.join("ld-linux-x86-64.so.2"),
-                format!("{}:/usr/lib64:/a:/b", bin.display()),
-            ),
-        ] {
+        let with = |loader: &Path, path: &str| Start {
+            program: loader.to_owned(),
+            arguments: vec!["--library-path".into(), path.into(), program.clone().into()],
+            library_path: None,
+        };
+        let make = |loader: &Path| {
             fs::create_dir_all(loader.parent().expect("a directory")).expect("created");
-            fs::write(&loader, "").expect("written");
-            let expected = Start {
-                program: loader,
-                arguments: vec!["--library-path".into(), path.into(), program.clone().into()],
-                library_path: None,
-            };
-            assert_eq!(start(&program, root.path(), library, named), expected);
-        }
+            fs::write(loader, "").expect("written");
+        };
+        let machines = root.path().join(LOADERS[0].trim_start_matches('/'));
+        make(&machines);
+        let machines = with(&machines, "/usr/lib64:/a:/b");
+        assert_eq!(start(&program, root.path(), library, named, never), machines);
+        let carried = bin.join("ld-linux-x86-64.so.2");
+        make(&carried);
+        let carried = with(&carried, &format!("{}:/usr/lib64:/a:/b", bin.display()));
+        assert_eq!(
+            start(&program, root.path(), library, named, |start| *start == machines),
+            machines
+        );
+        assert_eq!(start(&program, root.path(), library, named, |_| false), carried);
+        fs::remove_file(&machines.program).expect("removed");
+        assert_eq!(start(&program, root.path(), library, named, never), carried);
     }
 
     #[test]

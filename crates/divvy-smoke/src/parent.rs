@@ -59,7 +59,7 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
                 let watch = Watch::start(health::find(&program).as_deref(), options.timeout / 4);
                 watched = Some((watch, began.elapsed()));
             }
-            let start = find::start(&program, Path::new("/"), &library, library_path.as_deref());
+            let start = find::start(&program, Path::new("/"), &library, library_path.as_deref(), runs);
             for step in child(mode, options, &steps, library, &start, began, &mut printer) {
                 printer.take(Message::Step(step));
             }
@@ -95,6 +95,17 @@ pub(crate) fn run(mode: Mode, options: &Options) -> i32 {
         }));
     }
     printer.finish(options)
+}
+
+/// Report whether the program runs when it is started so.
+fn runs(start: &find::Start) -> bool {
+    let mut command = process::Command::new(&start.program);
+    command.args(&start.arguments).arg("--version").stdin(Stdio::null());
+    let runs = command.output().is_ok_and(|output| output.status.success());
+    if !runs {
+        complain("note: this program does not run with the C library of the image, and uses Divvy's");
+    }
+    runs
 }
 
 /// End when the user or the kubelet asks for it. As the first process of a container, the program would not end without a handler. Its child ends with it.

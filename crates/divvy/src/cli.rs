@@ -109,6 +109,12 @@ pub enum Command {
     /// Remove what a run of `divvy smoke` left when it was killed; the run itself starts this
     #[command(hide = true)]
     CleanUpAfterSmoke,
+    /// Copy divvy-smoke and the libraries that it needs to a directory; the pods of `divvy smoke --image` do this
+    #[command(hide = true)]
+    CopySmokeTo {
+        /// The directory, which must exist
+        directory: std::path::PathBuf,
+    },
     Labels(Box<labels::LabelsArgs>),
     /// Create NVIDIA's device nodes and the links to them, as `nvidia-ctk system` does
     #[command(subcommand, hide = true)]

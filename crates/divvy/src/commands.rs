@@ -39,6 +39,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Smi(args) => smi::run(*args).await.map(|()| true),
         Command::Smoke(args) => return smoke::run(*args).await,
         Command::CleanUpAfterSmoke => smoke::clean_up().await.map(|()| true),
+        Command::CopySmokeTo { directory } => smoke::copy_to(&directory).map(|()| true),
         Command::Agent(args) => divvy_agent::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Extender(args) => divvy_extender::main(*args).await.map_err(Into::into).map(|()| true),
         Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),

@@ -1,5 +1,6 @@
 //! The pods' manifests, and what their objects say.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use divvy_smoke_run::{Ask, Seen, Settings};
@@ -12,6 +13,7 @@ fn settings() -> Settings {
         run: "0123abcd".to_owned(),
         namespace: "divvy-smoke".to_owned(),
         image: "divvy.dev/divvy:0.1.0".to_owned(),
+        program_image: None,
         tolerations: json!([{"key": "nvidia.com/gpu", "operator": "Exists"}]),
         priority_class: None,
         timeout: Duration::from_secs(120),
@@ -41,6 +43,18 @@ fn the_manifest_has_what_pod_security_demands() {
         whole["spec"]["containers"][0]["resources"]["limits"],
         json!({"nvidia.com/mig-1g.10gb": "1"})
     );
+}
+
+#[test]
+fn a_foreign_image_gets_the_program_from_divvys_image() {
+    let settings = Settings {
+        image: "registry.example/training:7".to_owned(),
+        program_image: Some("divvy.dev/divvy:0.1.0".to_owned()),
+        ..settings()
+    };
+    let pod = settings.pod(0, &planned(1)[0].target, Ask::Units(1));
+    let parts = ["initContainers", "containers", "volumes"].map(|part| (part, &pod["spec"][part]));
+    insta::assert_snapshot!(serde_json::to_string_pretty(&BTreeMap::from(parts)).expect("JSON"));
 }
 
 #[test]
@@ -86,6 +100,25 @@ fn an_object_says_how_far_the_test_is() {
             json!({"nodeName": "n1"}),
             json!({"containerStatuses": container(json!({"running": {}}))}),
             Seen::Running,
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"initContainerStatuses": waits("ErrImagePull"), "containerStatuses": waits("PodInitializing")}),
+            Seen::Starting(Some("ErrImagePull: no such host".to_owned())),
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"initContainerStatuses": over(0, "Completed"), "containerStatuses": waits("ErrImagePull")}),
+            Seen::Starting(Some("ErrImagePull: no such host".to_owned())),
+        ),
+        (
+            json!({"nodeName": "n1"}),
+            json!({"phase": "Failed", "initContainerStatuses": over(1, "Error"), "containerStatuses": waits("PodInitializing")}),
+            Seen::Ended {
+                status: None,
+                reason: Some("the program could not be copied from Divvy's image: Error: {}".to_owned()),
+                message: None,
+            },
         ),
         (
             json!({"nodeName": "n1"}),

@@ -110,7 +110,7 @@ fn a_result_counts_only_if_nothing_contradicts_it() {
                 Some("exec: \"/usr/bin/divvy-smoke\": stat /usr/bin/divvy-smoke: no such file or directory: unknown".to_owned()),
             ),
             "ERROR",
-            "could not be started: exec: \"/usr/bin/divvy-smoke\": stat /usr/bin/divvy-smoke: no such file or directory: unknown; the image must be Divvy's",
+            "could not be started: exec: \"/usr/bin/divvy-smoke\": stat /usr/bin/divvy-smoke: no such file or directory: unknown; if Divvy's agent is not installed, the image must be Divvy's",
         ),
         (
             with(Some(0), None, Some("Test PASSED".to_owned())),

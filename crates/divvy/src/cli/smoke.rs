@@ -19,6 +19,8 @@ Examples:
       also allocate up to the limit of the share, and check that more is refused
   divvy smoke --all-nodes --report   also stop giving pods the GPUs that compute wrongly
   divvy smoke --all-nodes -o json | jq '.gpus[] | select(.result == \"FAIL\")'
+  divvy smoke --node gpu-1 --image registry.example/training:7
+      also prove that a container of this image gets the driver
   divvy smoke --here                 a GPU of this machine or container
   divvy smoke --docker               a GPU in a container of Docker, through CDI
   divvy smoke --docker --runtime nvidia
@@ -90,7 +92,8 @@ pub struct SmokeArgs {
     /// The namespace of the pods; it is created if it does not exist, and then removed at the end
     #[arg(short, long, value_name = "NAME", default_value = "divvy-smoke", value_parser = object_name)]
     pub namespace: String,
-    /// The image of the pods or of the container [default: the agent's; for a container engine, divvy.dev/divvy of this version]
+    /// Run the test in this image, such as that of a training job; Divvy adds the program [default: the agent's image; for a container engine,
+    /// divvy.dev/divvy of this version]
     #[arg(long, value_name = "IMAGE")]
     pub image: Option<String>,
     /// Take GPUs that compute wrongly out of service, and put those back that an earlier run took out and that pass now

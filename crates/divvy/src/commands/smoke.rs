@@ -1,7 +1,10 @@
 //! `divvy smoke`: on the GPUs of a cluster, on this machine, or in a container of an engine.
 
+mod carried;
 mod cluster;
 mod local;
+
+use std::path::Path;
 
 use clap::Parser as _;
 use divvy_smoke_report::Outcome;
@@ -48,6 +51,11 @@ pub(super) async fn after_doctor(cluster: Option<&AccessArgs>) -> anyhow::Result
 /// Remove what a run on a cluster left when it was killed.
 pub(super) async fn clean_up() -> anyhow::Result<()> {
     cluster::cleaner::run().await
+}
+
+/// Copy `divvy-smoke` and what it needs to a directory, for a container of another image.
+pub(super) fn copy_to(directory: &Path) -> anyhow::Result<()> {
+    carried::copy_to(directory)
 }
 
 /// Return the arguments of `divvy-smoke` that choose what it does.

@@ -88,9 +88,15 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
     // If no GPU has room, nothing is made on the cluster.
     if !run.is_over() {
         let agent = agent::read(&client).await;
-        let image = match (&args.image, &agent) {
-            (Some(image), _) => image.clone(),
-            (None, Ok(Some(agent))) => agent.image.clone(),
+        let of_agent = match &agent {
+            Ok(agent) => Ok(agent.as_ref().map(|agent| &agent.image)),
+            Err(error) => Err(error),
+        };
+        let (image, program_image) = match (&args.image, of_agent) {
+            // Another image has no program that can be started.
+            (Some(image), Ok(Some(of_agent))) => (image.clone(), (of_agent != image).then(|| of_agent.clone())),
+            (Some(image), Ok(None) | Err(_)) => (image.clone(), None),
+            (None, Ok(Some(of_agent))) => (of_agent.clone(), None),
             (None, Ok(None)) => anyhow::bail!(
                 "the image is unknown, because there is no DaemonSet of Divvy's agent (labels {}); name Divvy's image with --image",
                 agent::AGENT
@@ -101,6 +107,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             run: format!("{:08x}", RandomState::new().build_hasher().finish() & 0xffff_ffff),
             namespace: args.namespace.clone(),
             image,
+            program_image,
             priority_class: agent::priority_class(&client).await,
             tolerations: agent.ok().flatten().map(|agent| agent.tolerations).unwrap_or_default(),
             timeout: args.timeout,

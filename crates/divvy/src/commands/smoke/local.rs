@@ -3,13 +3,14 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
 use divvy_smoke_report::Outcome;
-use divvy_smoke_run::PROGRAM;
+use divvy_smoke_run::{PROGRAM, PROGRAM_NAME, VOLUME};
 
+use super::carried::Carried;
 use crate::cli::smoke::{SmokeArgs, SmokeOutput};
 
 /// The image of a container, without its tag.
@@ -28,9 +29,11 @@ pub(super) fn command(args: &SmokeArgs) -> Option<anyhow::Result<Command>> {
     }
     let engines = [(args.docker, "docker"), (args.nerdctl, "nerdctl"), (args.podman, "podman")];
     let (_, engine) = engines.into_iter().find(|(is_chosen, _)| *is_chosen)?;
-    let mut command = Command::new(engine);
-    command.args(words(args));
-    Some(Ok(command))
+    Some(carried(args).map(|carried| {
+        let mut command = Command::new(engine);
+        command.args(words(args, carried.as_ref()));
+        command
+    }))
 }
 
 /// Replace this process by the command.
@@ -81,8 +84,21 @@ fn test(args: &SmokeArgs) -> Vec<OsString> {
     words
 }
 
+/// Return what is mounted into the container; `None` if the image is Divvy's, which has the program.
+fn carried(args: &SmokeArgs) -> anyhow::Result<Option<Carried>> {
+    let is_ours = |image: &str| {
+        let name = image.rsplit('/').next().unwrap_or(image);
+        name.split([':', '@']).next() == Some("divvy")
+    };
+    match args.image.as_deref() {
+        None => Ok(None),
+        Some(image) if is_ours(image) => Ok(None),
+        Some(_) => Carried::find(Path::new("/"), &program(args)?).map(Some),
+    }
+}
+
 /// Return the arguments of the container engine.
-fn words(args: &SmokeArgs) -> Vec<OsString> {
+fn words(args: &SmokeArgs, carried: Option<&Carried>) -> Vec<OsString> {
     let mut words: Vec<OsString> = [
         "run",
         "--rm",
@@ -113,11 +129,29 @@ fn words(args: &SmokeArgs) -> Vec<OsString> {
         (None, Some(gpus)) => words.extend(["--gpus".into(), gpus.into()]),
         (None, None) => words.extend(["--device".into(), args.device.as_deref().unwrap_or(ALL).into()]),
     }
-    words.extend(["--entrypoint".into(), PROGRAM.into()]);
+    let mut starts: Vec<OsString> = Vec::new();
+    let mut entrypoint = OsString::from(PROGRAM);
+    if let Some(carried) = carried {
+        for (file, name) in carried.files() {
+            let mut mount = OsString::from("type=bind,source=");
+            mount.push(file);
+            mount.push(format!(",target={VOLUME}/{name},readonly"));
+            words.extend(["--mount".into(), mount]);
+        }
+        let loader = carried.loader.file_name().unwrap_or_default();
+        entrypoint = Path::new(VOLUME).join(loader).into();
+        starts = vec![
+            "--library-path".into(),
+            VOLUME.into(),
+            format!("{VOLUME}/{PROGRAM_NAME}").into(),
+        ];
+    }
+    words.extend(["--entrypoint".into(), entrypoint]);
     words.push(match &args.image {
         Some(image) => image.into(),
         None => format!("{IMAGE}:{}", env!("CARGO_PKG_VERSION")).into(),
     });
+    words.extend(starts);
     words.extend(test(args));
     words
 }
@@ -161,6 +195,34 @@ mod tests {
             "--podman --gpu 1 -o json",
         ];
         insta::assert_snapshot!(lines.map(shown).join("\n"));
+    }
+
+    #[test]
+    fn a_foreign_image_gets_the_program_and_its_libraries_from_this_machine() {
+        let carried = Carried {
+            program: "/opt/divvy-smoke".into(),
+            loader: "/lib64/ld-linux-x86-64.so.2".into(),
+            libraries: vec!["/lib/x86_64-linux-gnu/libc.so.6".into()],
+        };
+        let words = words(&args("--docker --image ubuntu:22.04"), Some(&carried));
+        let words: Vec<String> = words.iter().map(|word| word.display().to_string()).collect();
+        insta::assert_snapshot!(words.join(" "));
+        for image in [
+            "divvy",
+            "divvy:1",
+            "registry.example:5000/a/divvy:1",
+            "divvy.dev/divvy@sha256:00",
+        ] {
+            assert_eq!(
+                super::carried(&args(&format!("--docker --image {image}"))).expect(image),
+                None
+            );
+        }
+        let missing = super::carried(&args("--docker --image notdivvy --program /nonexistent/divvy-smoke")).expect_err("missing");
+        assert!(
+            missing.to_string().contains("/nonexistent/divvy-smoke does not exist"),
+            "{missing}"
+        );
     }
 
     #[test]
