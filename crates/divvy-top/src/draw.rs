@@ -6,9 +6,11 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
 use crate::bar::bar;
-use crate::rows::{Row, rows};
+use crate::rows::{Of, Row, rows, time};
 use crate::seen::Screen;
 use crate::state::State;
+use crate::waiting::{explained, listed, wrapped};
+use divvy_view::Waiting;
 use divvy_view::amounts::{Amounts, memory};
 
 /// How the terminal shows text.
@@ -23,12 +25,15 @@ pub struct Style {
 /// The widths of the columns on a terminal of 80 columns: name, bar, allocated, used, and busy. What is left is for the text.
 const WIDTHS: [usize; 5] = [20, 14, 12, 9, 4];
 const HEADERS: [&str; 6] = ["NAME", "MEMORY", "ALLOC", "USED", "BUSY", "STATE"];
-const KEYS: [(&str, &str); 10] = [
+/// The widths of the first columns of the screen of waiting pods.
+const WAITING: [usize; 2] = [28, 6];
+const KEYS: [(&str, &str); 11] = [
     ("Enter", "show the node or the pod of the row"),
     ("Esc", "back; remove the filter"),
     ("/", "show only rows with a text in their name"),
-    ("s", "sort by name, alloc, used, busy, or waste (allocated and not used)"),
+    ("s", "sort by name, alloc, used, busy, waste (allocated and not used), or age"),
     ("p", "all pods"),
+    ("w", "the pods that wait for GPUs, and why"),
     ("t", "the cluster as a tree of nodes, GPUs, and pods"),
     ("arrows j k", "move"),
     ("g G", "first and last row"),
@@ -54,15 +59,26 @@ pub fn draw(state: &State, style: Style, area: Rect, buffer: &mut Buffer) {
         return;
     }
     let widths = widths(usize::from(area.width));
-    page.cells(1, &widths, HEADERS.map(str::to_owned), None, Modifier::UNDERLINED);
+    match state.seen.screen() {
+        Screen::Waiting => page.waiting(1, ["NAME", "WAITS", "WHY"], Modifier::UNDERLINED),
+        Screen::Why(_) => {}
+        _ => page.cells(1, &widths, HEADERS.map(str::to_owned), None, Modifier::UNDERLINED),
+    }
     let rows = rows(&state.seen);
     let bottom = area.height.saturating_sub(1);
     let height = state.height();
     for (line, (at, row)) in (2_u16..bottom).zip(rows.iter().enumerate().skip(state.above).take(height)) {
         page.row(line, &widths, row, at == state.cursor);
     }
-    if rows.is_empty() && bottom > 2 {
-        page.line(2, empty(state), Modifier::empty());
+    if rows.is_empty() {
+        let lines = wrapped("", "", empty(state), area.width);
+        for (line, text) in (2_u16..bottom).zip(lines) {
+            page.line(line, &text, Modifier::empty());
+        }
+    }
+    if let Some(Of::Waiting(key)) = rows.get(state.cursor).map(|row| &row.of) {
+        let above = bottom.saturating_sub(u16::try_from(state.panel()).unwrap_or(0) + u16::from(state.notice().is_some()));
+        page.panel(above, state.panel(), state.seen.waiting_pod(key));
     }
     if let Some(notice) = state.notice().filter(|_| bottom > 1) {
         page.line(bottom - 1, notice, Modifier::BOLD);
@@ -72,7 +88,7 @@ pub fn draw(state: &State, style: Style, area: Rect, buffer: &mut Buffer) {
     }
 }
 
-/// Return the header and all rows as text, for output that takes no keys.
+/// Return the header and all rows as text, for output that takes no keys. If the waiting pods were read, they follow.
 pub fn lines(state: &State, style: Style, columns: u16) -> Vec<String> {
     let area = Rect::new(0, 0, columns, 1);
     let widths = widths(usize::from(columns));
@@ -90,7 +106,12 @@ pub fn lines(state: &State, style: Style, columns: u16) -> Vec<String> {
     let header = line(&|page| page.cells(0, &widths, HEADERS.map(str::to_owned), None, Modifier::empty()));
     let rows = rows(&state.seen);
     let rows = rows.iter().map(|row| line(&|page| page.row(0, &widths, row, false)));
-    [header].into_iter().chain(rows).collect()
+    let waiting = state.seen.waiting.as_deref().unwrap_or_default();
+    let title = (!waiting.is_empty()).then(|| [String::new(), "WAITING PODS".to_owned()]);
+    let waiting = waiting.iter().flat_map(|pod| listed(pod, columns));
+    let waiting = waiting.map(|text| line(&|page| page.line(0, &text, Modifier::empty())));
+    let waiting = title.into_iter().flatten().chain(waiting);
+    [header].into_iter().chain(rows).chain(waiting).collect()
 }
 
 fn title(state: &State) -> String {
@@ -109,20 +130,36 @@ fn title(state: &State) -> String {
             pods.next()
                 .map_or_else(|| "pod".to_owned(), |pod| format!("pod {}/{}", pod.namespace, pod.name))
         }
+        Screen::Waiting => match state.seen.waiting.as_ref().map(Vec::len) {
+            None => "waiting pods".to_owned(),
+            Some(1) => "1 pod waits for GPUs".to_owned(),
+            Some(pods) => format!("{pods} pods wait for GPUs"),
+        },
+        Screen::Why(key) => match state.seen.waiting_pod(key).and_then(|pod| pod.seconds) {
+            Some(seconds) => format!("pod {key} has waited for {}", time(seconds)),
+            None => format!("pod {key} waits"),
+        },
     };
     let mut title = format!("divvy top  {about}");
     if let (Screen::Cluster, Some(view)) = (state.seen.screen(), &state.seen.view) {
         title = format!("{title}  {}/{} {} allocated", view.allocated, view.total, view.unit);
     }
-    title = format!("{title}  sort: {}", state.seen.sort.word());
+    if !state.wants_waiting() {
+        title = format!("{title}  sort: {}", state.seen.sort.word());
+    }
     if !state.seen.filter.is_empty() && !state.typing {
         title = format!("{title}  filter: {}", state.seen.filter);
     }
     title
 }
 
-fn empty(state: &State) -> &'static str {
+fn empty(state: &State) -> &str {
     match &state.seen.view {
+        Some(_) if state.wants_waiting() && state.seen.filter.is_empty() => match (&state.seen.waiting, &state.unknown) {
+            (None, _) => "The waiting pods are being read.",
+            (Some(_), Some(unknown)) => unknown,
+            (Some(_), None) => "No pod waits for GPUs.",
+        },
         None => "The cluster is being read.",
         Some(_) if !state.seen.filter.is_empty() => "No name has this text. Esc removes the filter.",
         Some(view) if view.nodes.is_empty() => "No node offers GPUs through Divvy.",
@@ -133,7 +170,7 @@ fn empty(state: &State) -> &'static str {
 fn keys(state: &State) -> String {
     match state.typing {
         true => format!("/{}", state.seen.filter),
-        false => "Enter open  Esc back  / filter  s sort  p pods  t tree  ? help  q quit".to_owned(),
+        false => "Enter open  Esc back  / filter  s sort  p pods  w wait  t tree  ? help  q quit".to_owned(),
     }
 }
 
@@ -229,7 +266,51 @@ impl Page<'_> {
         }
     }
 
+    /// Write the cells of a waiting pod, as wide as fits.
+    fn waiting(&mut self, line: u16, cells: [&str; 3], modifier: Modifier) {
+        let columns = usize::from(self.area.width);
+        let name = WAITING[0] + (columns.saturating_sub(80) / 2).min(24);
+        let style = ratatui::style::Style::new().add_modifier(modifier);
+        let widths = [name, WAITING[1], columns.saturating_sub(name + WAITING[1] + 2)];
+        let mut column = 0;
+        for (at, (width, cell)) in widths.into_iter().zip(cells).enumerate() {
+            let text = match at {
+                1 => format!("{cell:>width$}"),
+                _ => format!("{cell:<width$}"),
+            };
+            self.put(column, line, &text, width, style);
+            column += width + 1;
+        }
+    }
+
+    /// Explain a waiting pod in `height` lines: the sentence, and the best suggestion.
+    fn panel(&mut self, line: u16, height: usize, pod: Option<&Waiting>) {
+        let Some(pod) = pod.filter(|_| height > 1) else { return };
+        self.line(line, &"─".repeat(usize::from(self.area.width)), Modifier::DIM);
+        let lines = explained(pod, self.area.width, 1);
+        let more = lines.len() > height - 1;
+        for (at, text) in (0..height - 1).zip(lines) {
+            let text = match more && at == height - 2 {
+                true => format!("{text} …"),
+                false => text,
+            };
+            self.line(line + 1 + u16::try_from(at).unwrap_or(u16::MAX), &text, Modifier::empty());
+        }
+    }
+
     fn row(&mut self, line: u16, widths: &[usize], row: &Row, is_selected: bool) {
+        let modifier = if is_selected { Modifier::REVERSED } else { Modifier::empty() };
+        match row.of {
+            Of::Waiting(_) => {
+                let age = row.age.map_or_else(|| "–".to_owned(), time);
+                return self.waiting(line, [&row.name, &age, &row.text], modifier);
+            }
+            Of::Line(_) => {
+                let columns = usize::from(self.area.width);
+                return self.line(line, &format!("{:<columns$}", row.name), modifier);
+            }
+            _ => {}
+        }
         let unknown = || "–".to_owned();
         let name = format!("{}{}", "  ".repeat(row.indent), row.name);
         let bar_width = widths.get(1).copied().unwrap_or(0);
@@ -246,7 +327,6 @@ impl Page<'_> {
         let used = used.map(|(of, used)| level(percent(used, &of), 80));
         let busy = amounts.and_then(|of| of.busy).map(|busy| level(u64::from(busy), 75));
         let text = row.alarm.then_some(Color::Red);
-        let modifier = if is_selected { Modifier::REVERSED } else { Modifier::empty() };
         self.cells(line, widths, cells, Some([None, used, None, used, busy, text]), modifier);
     }
 
@@ -270,7 +350,7 @@ fn percent(used: u64, of: &Amounts) -> u64 {
 /// Return what stands for a character where only ASCII is shown.
 fn ascii(character: char) -> char {
     match character {
-        '–' => '-',
+        '–' | '─' => '-',
         '…' => '~',
         '°' => ' ',
         of if of.is_ascii() => of,

@@ -10,6 +10,7 @@ mod draw;
 mod rows;
 mod seen;
 mod state;
+mod waiting;
 
 pub use draw::{Style, draw, lines};
 pub use state::{Event, Key, State};

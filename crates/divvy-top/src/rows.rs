@@ -7,6 +7,7 @@ use divvy_model::usage::Usage;
 use divvy_view::{GpuView, NodeView, PodView};
 
 use crate::seen::{Screen, Seen, Sort};
+use crate::waiting;
 use divvy_view::amounts::{self, Amounts};
 
 /// What a row is about. It stays the same when the cluster is read again.
@@ -21,6 +22,10 @@ pub(crate) enum Of {
     Container(String, usize),
     /// A pod on the node that has no GPU yet, or whose GPU the kubelet chose: namespace and name.
     Elsewhere(String),
+    /// A pod that waits for GPUs: namespace and name.
+    Waiting(String),
+    /// A line of a text, by its number.
+    Line(usize),
 }
 
 /// A row.
@@ -33,6 +38,8 @@ pub(crate) struct Row {
     /// `None` for a row about something that is on no GPU.
     pub(crate) amounts: Option<Amounts>,
     pub(crate) text: String,
+    /// For how many seconds the pod, or the oldest pod of a node or a GPU, has existed.
+    pub(crate) age: Option<u64>,
     /// Whether something is wrong.
     pub(crate) alarm: bool,
 }
@@ -55,17 +62,22 @@ pub(crate) fn rows(seen: &Seen) -> Vec<Row> {
             None => Vec::new(),
         },
         Screen::Pod(uid) => view.nodes.iter().map(|node| containers(seen, node, uid)).collect(),
+        Screen::Waiting => waiting::rows(seen).map(|row| vec![row]).collect(),
+        Screen::Why(key) => return waiting::explanation(seen, key),
     };
     if !seen.filter.is_empty() {
         groups.retain(|group| group.iter().any(|row| row.name.contains(&seen.filter)));
     }
     let key = |group: &Vec<Row>| group.first().and_then(|row| row.amounts).unwrap_or_default();
     match seen.sort {
+        // The pod that has waited longest stays first.
+        _ if *seen.screen() == Screen::Waiting => {}
         Sort::Name => {}
         Sort::Allocated => groups.sort_by_key(|group| Reverse(key(group).allocated)),
         Sort::Used => groups.sort_by_key(|group| Reverse(key(group).used)),
         Sort::Busy => groups.sort_by_key(|group| Reverse(key(group).busy)),
         Sort::Waste => groups.sort_by_key(|group| Reverse(key(group).waste())),
+        Sort::Age => groups.sort_by_key(|group| Reverse(group.first().and_then(|row| row.age))),
     }
     groups.into_iter().flatten().collect()
 }
@@ -80,6 +92,7 @@ fn of_node(seen: &Seen, node: &NodeView) -> Vec<Row> {
         name: node.name.clone(),
         amounts: Some(amounts::of_node(node, seen.usage(&node.name))),
         text,
+        age: oldest(seen, node.gpus.iter().flat_map(|gpu| &gpu.pods).chain(&node.pending)),
         alarm,
     }];
     if seen.tree {
@@ -128,6 +141,7 @@ fn gpus(seen: &Seen, node: &NodeView) -> Vec<Vec<Row>> {
             name: format!("{} {model}", gpu.index),
             amounts: Some(amounts::of_gpu(node, gpu, usage)),
             text: gpu_text(gpu, usage),
+            age: oldest(seen, &gpu.pods),
             alarm: gpu.message.is_some(),
         }];
         group.extend(
@@ -138,7 +152,7 @@ fn gpus(seen: &Seen, node: &NodeView) -> Vec<Vec<Row>> {
         );
         groups.push(group);
     }
-    groups.extend(elsewhere(node).map(|row| vec![row]));
+    groups.extend(elsewhere(seen, node).map(|row| vec![row]));
     groups
 }
 
@@ -168,33 +182,41 @@ fn pods(seen: &Seen, node: &NodeView) -> Vec<Row> {
         .enumerate()
         .flat_map(|(at, gpu)| gpu.pods.iter().map(move |pod| (at, pod)));
     let on_gpus = on_gpus.map(|(at, pod)| of_pod(seen, node, at, pod));
-    on_gpus.chain(elsewhere(node)).collect()
+    on_gpus.chain(elsewhere(seen, node)).collect()
 }
 
-fn elsewhere(node: &NodeView) -> impl Iterator<Item = Row> {
+fn elsewhere(seen: &Seen, node: &NodeView) -> impl Iterator<Item = Row> {
     let pending = node
         .pending
         .iter()
-        .map(|pod| (&pod.namespace, &pod.name, "no GPU yet".to_owned()));
+        .map(|pod| (&pod.namespace, &pod.name, "no GPU yet".to_owned(), oldest(seen, [pod])));
     let unnamed = node
         .unnamed
         .iter()
-        .map(|pod| (&pod.namespace, &pod.name, format!("{} {}", pod.gpus, pod.resource)));
-    pending.chain(unnamed).map(|(namespace, name, text)| Row {
+        .map(|pod| (&pod.namespace, &pod.name, format!("{} {}", pod.gpus, pod.resource), None));
+    pending.chain(unnamed).map(|(namespace, name, text, age)| Row {
         node: node.name.clone(),
         of: Of::Elsewhere(format!("{namespace}/{name}")),
         indent: 0,
         name: format!("{namespace}/{name}"),
         amounts: None,
         text,
+        age,
         alarm: false,
     })
+}
+
+/// Return for how many seconds the oldest of these pods has existed.
+fn oldest<'p>(seen: &Seen, pods: impl IntoIterator<Item = &'p PodView>) -> Option<u64> {
+    let created = pods.into_iter().filter_map(|pod| pod.created_s).min()?;
+    Some(seen.at.saturating_sub(u64::from(created.get())))
 }
 
 fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
     let gpu = &node.gpus[at];
     let usage = seen.usage(&node.name);
     let amounts = amounts::of_pod(node, gpu, pod, usage);
+    let age = oldest(seen, [pod]);
     let mut text = Vec::new();
     let mut escapes = BTreeSet::new();
     let (mut denied, mut last) = (0_u64, None);
@@ -214,6 +236,10 @@ fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
     if pod.cores > 0 {
         text.push(format!("{} % of the time", pod.cores));
     }
+    // What the rows are sorted by comes first.
+    if let Some(age) = age.filter(|_| seen.sort == Sort::Age) {
+        text.insert(0, time(age));
+    }
     Row {
         node: node.name.clone(),
         of: Of::Pod(pod.uid.clone(), at),
@@ -221,6 +247,7 @@ fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
         name: format!("{}/{}", pod.namespace, pod.name),
         amounts: Some(amounts),
         alarm: !escapes.is_empty() || amounts.over > 0,
+        age,
         text: text.join(", "),
     }
 }
@@ -232,7 +259,7 @@ fn idle(seen: &Seen, node: &NodeView, busy: Option<u32>, last: Option<u64>) -> O
 }
 
 /// Return a time as its largest unit.
-fn time(seconds: u64) -> String {
+pub(crate) fn time(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),
@@ -278,12 +305,17 @@ fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
                         total: row_total(rows.last()),
                     }),
                     text: [peak, idle].into_iter().flatten().collect::<Vec<_>>().join(", "),
+                    age: row_age(rows.last()),
                     alarm: false,
                 });
             }
         }
     }
     rows
+}
+
+fn row_age(row: Option<&Row>) -> Option<u64> {
+    row.and_then(|row| row.age)
 }
 
 fn row_total(row: Option<&Row>) -> u64 {

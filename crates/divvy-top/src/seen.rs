@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use divvy_model::usage::Usage;
-use divvy_view::View;
+use divvy_view::{View, Waiting};
+
+use crate::waiting;
 
 /// What a screen is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +15,10 @@ pub(crate) enum Screen {
     Node(String),
     /// A pod, by its UID.
     Pod(String),
+    /// The pods that wait for GPUs.
+    Waiting,
+    /// Why one pod waits, by its namespace and name.
+    Why(String),
 }
 
 /// The order of the rows. Except by name, the largest comes first.
@@ -23,6 +29,7 @@ pub(crate) enum Sort {
     Used,
     Busy,
     Waste,
+    Age,
 }
 
 impl Sort {
@@ -32,7 +39,8 @@ impl Sort {
             Sort::Allocated => Sort::Used,
             Sort::Used => Sort::Busy,
             Sort::Busy => Sort::Waste,
-            Sort::Waste => Sort::Name,
+            Sort::Waste => Sort::Age,
+            Sort::Age => Sort::Name,
         }
     }
 
@@ -43,6 +51,7 @@ impl Sort {
             Sort::Used => "used",
             Sort::Busy => "busy",
             Sort::Waste => "waste",
+            Sort::Age => "age",
         }
     }
 }
@@ -59,6 +68,12 @@ pub(crate) struct Answer {
 pub(crate) struct Seen {
     /// `None` until the cluster was read.
     pub(crate) view: Option<View>,
+    /// When it was read, in seconds since 1970.
+    pub(crate) at: u64,
+    /// `None` until the waiting pods were read, which happens only while somebody looks at them.
+    pub(crate) waiting: Option<Vec<Waiting>>,
+    /// The width of the terminal, to which sentences are wrapped.
+    pub(crate) columns: u16,
     pub(crate) answers: BTreeMap<String, Answer>,
     /// The screens from the first one to the current one.
     pub(crate) screens: Vec<Screen>,
@@ -71,6 +86,9 @@ impl Default for Seen {
     fn default() -> Seen {
         Seen {
             view: None,
+            at: 0,
+            waiting: None,
+            columns: 80,
             answers: BTreeMap::new(),
             screens: vec![Screen::Cluster],
             filter: String::new(),
@@ -97,6 +115,11 @@ impl Seen {
     /// Return when a node's usage was read.
     pub(crate) fn measured_at(&self, node: &str) -> Option<u64> {
         self.answers.get(node).map(|answer| answer.at)
+    }
+
+    /// Return the waiting pod with this namespace and name.
+    pub(crate) fn waiting_pod(&self, key: &str) -> Option<&Waiting> {
+        self.waiting.iter().flatten().find(|pod| waiting::key(pod) == key)
     }
 
     pub(crate) fn has(&self, node: &str) -> bool {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_model::usage::Usage;
-use divvy_view::View;
+use divvy_view::{View, Waiting};
 
 use crate::rows::{Of, Row, rows};
 use crate::seen::{Answer, Screen, Seen};
@@ -16,7 +16,14 @@ pub enum Event {
     /// The terminal has this many columns and rows.
     Size(u16, u16),
     /// The cluster was read.
-    Cluster(View),
+    Cluster {
+        /// When, in seconds since 1970.
+        at: u64,
+        /// What was read.
+        view: View,
+    },
+    /// The pods that wait for GPUs were read, the one that has waited longest first. The text says what is not known of them, and why.
+    Waiting(Vec<Waiting>, Option<String>),
     /// A node's agent was asked what is used, at a time in seconds since 1970. An error is a short text.
     Usage {
         /// The node's name.
@@ -59,6 +66,9 @@ pub enum Key {
     Interrupt,
 }
 
+/// The largest number of lines that explain the selected row.
+const PANEL: usize = 7;
+
 /// All that the screen depends on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
@@ -72,6 +82,8 @@ pub struct State {
     pub(crate) help: bool,
     refused: Option<String>,
     trouble: Option<String>,
+    /// What is not known of the waiting pods.
+    pub(crate) unknown: Option<String>,
     size: (u16, u16),
     done: bool,
 }
@@ -87,6 +99,7 @@ impl Default for State {
             help: false,
             refused: None,
             trouble: None,
+            unknown: None,
             size: (80, 24),
             done: false,
         }
@@ -101,8 +114,16 @@ impl State {
         let is_key = matches!(event, Event::Key(_));
         match event {
             Event::Key(key) => self.press(key, selected.as_ref()),
-            Event::Size(columns, rows) => self.size = (columns, rows),
-            Event::Cluster(view) => self.read(view),
+            Event::Size(columns, rows) => {
+                self.size = (columns, rows);
+                self.seen.columns = columns;
+            }
+            Event::Cluster { at, view } => self.read(at, view),
+            Event::Waiting(pods, unknown) => {
+                self.seen.waiting = Some(pods);
+                self.unknown = unknown;
+                self.leave_what_has_gone();
+            }
             Event::Usage { node, at, answer } => {
                 // The node may have gone while its agent was asked.
                 if self.seen.has(&node) {
@@ -124,30 +145,52 @@ impl State {
     /// Return the nodes whose usage the screen shows.
     pub fn wanted(&self) -> BTreeSet<String> {
         let shown = rows(&self.seen).into_iter().skip(self.above).take(self.height());
-        shown.map(|row| row.node).collect()
+        shown.map(|row| row.node).filter(|node| !node.is_empty()).collect()
+    }
+
+    /// Report whether the screen shows pods that wait.
+    pub fn wants_waiting(&self) -> bool {
+        matches!(self.seen.screen(), Screen::Waiting | Screen::Why(_))
     }
 
     /// Return what the user should know.
     pub(crate) fn notice(&self) -> Option<&str> {
-        self.trouble.as_deref().or(self.refused.as_deref())
+        // Where nothing else is to be shown, it is shown in the place of the rows.
+        let has_rows = self.seen.waiting.as_ref().is_some_and(|pods| !pods.is_empty());
+        let unknown = self.unknown.as_deref().filter(|_| self.wants_waiting() && has_rows);
+        let refused = self.refused.as_deref().filter(|_| !self.wants_waiting());
+        self.trouble.as_deref().or(unknown).or(refused)
     }
 
     /// Return how many rows fit on the screen: all lines except the title, the header, the notice, and the line with the keys.
     pub(crate) fn height(&self) -> usize {
-        let others = 3 + usize::from(self.notice().is_some());
+        let others = 3 + usize::from(self.notice().is_some()) + self.panel();
         usize::from(self.size.1).saturating_sub(others)
     }
 
-    fn read(&mut self, view: View) {
+    /// Return how many lines below the rows explain the selected row.
+    pub(crate) fn panel(&self) -> usize {
+        match self.seen.screen() {
+            Screen::Waiting => (usize::from(self.size.1) / 3).min(PANEL),
+            _ => 0,
+        }
+    }
+
+    fn read(&mut self, at: u64, view: View) {
         self.seen.view = Some(view);
+        self.seen.at = at;
         let mut answers = std::mem::take(&mut self.seen.answers);
         answers.retain(|node, _| self.seen.has(node));
         self.seen.answers = answers;
-        // A node or pod that has gone has no screen.
+        self.leave_what_has_gone();
+    }
+
+    /// Leave the screen of a node or a pod that has gone.
+    fn leave_what_has_gone(&mut self) {
         while self.seen.screens.len() > 1
             && self.seen.filter.is_empty()
             && rows(&self.seen).is_empty()
-            && *self.seen.screen() != Screen::Pods
+            && !matches!(self.seen.screen(), Screen::Pods | Screen::Waiting)
         {
             self.leave();
         }
@@ -188,6 +231,7 @@ impl State {
             Key::Char('s') => self.seen.sort = self.seen.sort.next(),
             Key::Char('t') => self.seen.tree = !self.seen.tree,
             Key::Char('p') if *self.seen.screen() != Screen::Pods => self.enter(Screen::Pods),
+            Key::Char('w') if *self.seen.screen() != Screen::Waiting => self.enter(Screen::Waiting),
             Key::Up | Key::Char('k') => self.cursor = self.cursor.saturating_sub(1),
             Key::Down | Key::Char('j') => self.cursor = self.cursor.saturating_add(1),
             Key::PageUp => self.cursor = self.cursor.saturating_sub(page),
@@ -204,6 +248,9 @@ impl State {
                 Some(Row { of: Of::Pod(uid, _), .. }) if !matches!(self.seen.screen(), Screen::Pod(_)) => {
                     self.enter(Screen::Pod(uid.clone()));
                 }
+                Some(Row {
+                    of: Of::Waiting(key), ..
+                }) => self.enter(Screen::Why(key.clone())),
                 _ => {}
             },
             Key::Esc if !self.seen.filter.is_empty() => self.seen.filter.clear(),

@@ -8,6 +8,7 @@ mod waiting;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU32;
 
 use divvy_model::{
     Allocation, ContainerKind, Enforcement, Health, Held, Inventory, MemoryUnit, Node, Phase, Pod, PodRequest, Vendor, WholeKind,
@@ -144,6 +145,9 @@ pub struct PodView {
     /// The pod's request in its own unit, if the pod was bound before `--memory-unit` was changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requested: Option<Requested>,
+    /// When the pod was created, in seconds since 1970. `None` if it is not known.
+    #[serde(skip)]
+    pub created_s: Option<NonZeroU32>,
 }
 
 /// A pod with whole GPUs that the kubelet chose. No allocation says which GPUs these are.
@@ -395,6 +399,7 @@ fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) 
                     cores: 0,
                     enforcement: None,
                     requested: None,
+                    created_s: pod.created_s,
                 });
             }
         }
@@ -441,6 +446,7 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
             cores: 0,
             enforcement: None,
             requested: requested.clone(),
+            created_s: pod.created_s,
         };
         match gpus.iter_mut().find(|gpu| gpu.is_shared() && Some(gpu.index) == index) {
             Some(gpu) => {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
 use divvy_model::{Allocation, ContainerKind, ContainerRequest, GpuShare, Held, Inventory, MiB, Node, Pod, PodRequest};
 use divvy_top::{Event, Key, State, Style, draw, lines};
-use divvy_view::{View, view};
+use divvy_view::{View, Waiting, view};
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -129,6 +129,41 @@ fn usage() -> Usage {
     }
 }
 
+fn read(view: View) -> Event {
+    Event::Cluster { at: NOW, view }
+}
+
+fn waiting() -> Event {
+    let pod = |name: &str, seconds, why: &str, help: &[&str]| Waiting {
+        namespace: "ml".to_owned(),
+        name: name.to_owned(),
+        seconds,
+        why: why.to_owned(),
+        help: help.iter().map(|text| (*text).to_owned()).collect(),
+    };
+    let pods = vec![
+        pod(
+            "train-large-0",
+            Some(2 * 86400),
+            "It asks for 48 GiB on one GPU, and no GPU of the cluster has so much memory: the largest one has 40 GiB.",
+            &["Ask for at most 40 GiB: kubectl edit"],
+        ),
+        pod(
+            "a-pod-with-a-name-that-is-too-long-for-its-column",
+            Some(300),
+            "It asks for 32 GiB on one GPU, and the GPU with the most free memory has 24 GiB free. This is GPU 0 on node gpu-c, on which XID 79 was reported 3 \
+             times today, so no pod is placed there before somebody repairs it, and GPU 1 on node gpu-a has 16 GiB free.",
+            &[
+                "When pod default/notebook ends, node gpu-a has room for it: kubectl delete pod -n default notebook",
+                "When pod ml/train-0 ends, node gpu-a has room for it: kubectl delete pod -n ml train-0",
+                "Ask for at most 24 GiB.",
+            ],
+        ),
+        pod("new", None, "It asks for 2 GiB on one GPU.", &[]),
+    ];
+    Event::Waiting(pods, None)
+}
+
 /// Return a state that has seen the cluster, what is used on one node, and that another node does not answer.
 fn state() -> State {
     let answered = |node: &str, answer| Event::Usage {
@@ -137,7 +172,7 @@ fn state() -> State {
         answer,
     };
     [
-        Event::Cluster(cluster()),
+        read(cluster()),
         answered("gpu-a", Ok(usage())),
         answered("gpu-c", Err("no answer in 5 s".to_owned())),
     ]
@@ -198,7 +233,7 @@ fn a_table_has_the_rows_of_the_screen_and_no_end() {
         assert_eq!(line.trim_matches('"').trim_end(), row);
     }
     let nodes: Vec<Node> = (0..100).map(|number| node(&format!("gpu-{number:04}"), 1)).collect();
-    let many = State::default().update(Event::Cluster(view(&nodes, &[])));
+    let many = State::default().update(read(view(&nodes, &[])));
     assert_eq!(lines(&many, Style::default(), 80).len(), 101);
 }
 
@@ -235,10 +270,86 @@ fn ascii_is_all_that_a_simple_terminal_gets() {
 }
 
 #[test]
+fn waiting_pods_have_their_reasons_and_the_best_suggestion() {
+    let state = press(state().update(waiting()), &[Key::Char('w'), Key::Down]);
+    insta::assert_snapshot!(screen(state.clone(), 80, 24));
+    insta::assert_snapshot!(screen(state.clone(), 60, 20));
+    // Enter shows all suggestions.
+    insta::assert_snapshot!(screen(press(state.clone(), &[Key::Enter]), 80, 24));
+    let style = Style {
+        ascii: true,
+        color: false,
+    };
+    assert!(screen_of(state, 80, 24, style).1.is_ascii());
+}
+
+#[test]
+fn a_table_is_followed_by_the_waiting_pods() {
+    let table = lines(&state(), Style::default(), 80);
+    let with = lines(&state().update(waiting()), Style::default(), 80);
+    assert_eq!(with[..table.len()], table);
+    insta::assert_snapshot!(with[table.len()..].join("\n"));
+    assert!(with.iter().all(|line| line.chars().count() <= 80));
+    let none = state().update(Event::Waiting(Vec::new(), None));
+    assert_eq!(lines(&none, Style::default(), 80), table);
+}
+
+#[test]
+fn waiting_pods_are_read_only_while_a_screen_shows_them() {
+    let open = press(state(), &[Key::Char('w')]);
+    assert!(!state().wants_waiting() && open.wants_waiting());
+    assert!(open.wanted().is_empty());
+    assert!(screen(open.clone(), 80, 24).contains("The waiting pods are being read."));
+    let why = press(open.clone().update(waiting()), &[Key::Enter]);
+    assert!(why.wants_waiting());
+    assert!(!press(open.clone(), &[Key::Esc]).wants_waiting());
+    assert!(!press(open, &[Key::Char('p')]).wants_waiting());
+    // The pod does not wait any more.
+    let gone = why.update(Event::Waiting(Vec::new(), None));
+    assert!(screen(gone, 80, 24).contains("No pod waits for GPUs."));
+}
+
+#[test]
+fn what_is_not_known_of_the_waiting_pods_is_said_as_a_whole() {
+    let unknown = "it is not known which pods wait: you lack the right to list nodes in the whole cluster; ask an administrator for the role";
+    let state = press(state(), &[Key::Char('w')]).update(Event::Waiting(Vec::new(), Some(unknown.to_owned())));
+    let text = screen(state, 60, 20).replace(['"', '\n'], " ");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    assert!(words.join(" ").contains(unknown), "{text}");
+}
+
+#[test]
+fn sorted_by_age_the_oldest_pod_comes_first_with_its_age() {
+    let created = |pod: Pod, before: u64| Pod {
+        created_s: u32::try_from(NOW - before).ok().and_then(std::num::NonZeroU32::new),
+        ..pod
+    };
+    let pods = [
+        created(pod("ml", "young", "gpu-a", 1, Some(0)), 50),
+        created(pod("ml", "old", "gpu-b", 1, Some(0)), 3 * 86400),
+        pod("ml", "unknown", "gpu-a", 1, Some(0)),
+        created(pod("ml", "starting", "gpu-a", 1, None), 7200),
+    ];
+    let state = State::default().update(read(view(&[node("gpu-a", 1), node("gpu-b", 1)], &pods)));
+    let by_age = press(state, &["s"; 5].map(|_| Key::Char('s')));
+    let names = |state: State| -> Vec<String> {
+        let text = screen(state, 80, 24);
+        let rows = text.lines().skip(2).map(|line| line.trim_matches('"').to_owned());
+        rows.take_while(|line| !line.trim().is_empty()).collect()
+    };
+    let rows = names(by_age.clone());
+    assert!(rows[0].starts_with("gpu-b") && rows[1].starts_with("gpu-a"), "{rows:?}");
+    let rows = names(press(by_age, &[Key::Char('p')]));
+    let begins: Vec<&str> = rows.iter().filter_map(|row| row.split(' ').next()).collect();
+    assert_eq!(begins, ["ml/old", "ml/starting", "ml/young", "ml/unknown"]);
+    assert!(rows[0].ends_with("3 d") || rows[0].contains(" 3 d "), "{rows:?}");
+}
+
+#[test]
 fn without_the_right_to_ask_agents_the_used_columns_are_dashes_and_a_line_says_why() {
     let notice = "USED and BUSY need the right to get pods/proxy in the namespace divvy-system";
     let state = State::default()
-        .update(Event::Cluster(cluster()))
+        .update(read(cluster()))
         .update(Event::Refused(notice.to_owned()));
     let text = screen(state, 80, 24);
     assert!(text.contains(notice), "{text}");
@@ -259,9 +370,7 @@ fn a_terminal_without_columns_or_rows_shows_nothing() {
 #[test]
 fn only_nodes_on_the_screen_are_asked() {
     let nodes: Vec<Node> = (0..5000).map(|number| node(&format!("gpu-{number:04}"), 1)).collect();
-    let state = State::default()
-        .update(Event::Size(80, 24))
-        .update(Event::Cluster(view(&nodes, &[])));
+    let state = State::default().update(Event::Size(80, 24)).update(read(view(&nodes, &[])));
     let wanted: Vec<String> = state.wanted().into_iter().collect();
     assert_eq!(wanted.len(), 21);
     assert_eq!((wanted[0].as_str(), wanted[20].as_str()), ("gpu-0000", "gpu-0020"));
@@ -275,7 +384,7 @@ fn only_nodes_on_the_screen_are_asked() {
 fn the_cursor_stays_on_its_row_when_others_come() {
     let state = press(state(), &[Key::Down]);
     let more = view(&[node("gpu-0", 1), node("gpu-a", 2), node("gpu-b", 1), node("gpu-c", 2)], &[]);
-    let state = press(state.update(Event::Cluster(more)), &[Key::Enter]);
+    let state = press(state.update(read(more)), &[Key::Enter]);
     let text = screen(state, 80, 24);
     assert!(text.contains("node gpu-b"), "{text}");
 }
@@ -286,7 +395,7 @@ fn a_screen_whose_node_or_pod_has_gone_is_left() {
     for keys in [&[Key::Enter][..], &[Key::Enter, Key::Down, Key::Enter]] {
         let before = press(state(), keys);
         assert!(!screen(before.clone(), 80, 24).contains("  cluster"));
-        let text = screen(before.update(Event::Cluster(gone.clone())), 80, 24);
+        let text = screen(before.update(read(gone.clone())), 80, 24);
         assert!(text.contains("divvy top  cluster"), "{text}");
     }
 }
@@ -316,7 +425,7 @@ fn no_text_of_a_node_moves_the_cursor() {
     shown.nodes[0].driver_trouble = Some(hostile.to_owned());
     shown.nodes[0].gpus[0].model = Some(hostile.to_owned());
     let state = State::default()
-        .update(Event::Cluster(shown))
+        .update(read(shown))
         .update(Event::Trouble(Some(hostile.to_owned())));
     let text = screen(press(state, &[Key::Char('t')]), 120, 24);
     assert!(text.contains("bad\\u{1b}[2J"), "{text}");
@@ -325,7 +434,7 @@ fn no_text_of_a_node_moves_the_cursor() {
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let keys = prop_oneof![
-        prop::sample::select("q?/stpkjgGx".chars().collect::<Vec<_>>()).prop_map(Key::Char),
+        prop::sample::select("q?/stpwkjgGx".chars().collect::<Vec<_>>()).prop_map(Key::Char),
         prop::sample::select(vec![
             Key::Enter,
             Key::Esc,
@@ -350,7 +459,9 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
         8 => keys.prop_map(Event::Key),
         1 => (0..200_u16, 0..60_u16).prop_map(|(columns, rows)| Event::Size(columns, rows)),
         1 => prop::sample::subsequence(vec![node("gpu-a", 2), node("gpu-b", 1), node("gpu-c", 2)], 0..=3)
-            .prop_map(|nodes| Event::Cluster(view(&nodes, &[pod("ml", "train-0", "gpu-a", 24, Some(0))]))),
+            .prop_map(|nodes| read(view(&nodes, &[pod("ml", "train-0", "gpu-a", 24, Some(0))]))),
+        1 => Just(waiting()),
+        1 => Just(Event::Waiting(Vec::new(), Some("it is not known".to_owned()))),
         1 => (any::<u64>(), usage).prop_map(|(at, usage)| Event::Usage { node: "gpu-a".to_owned(), at, answer: Ok(usage) }),
     ];
     prop::collection::vec(event, 0..60)
@@ -372,6 +483,6 @@ proptest! {
         let is_reversed = |line: u16| buffer[(0, line)].modifier.contains(ratatui::style::Modifier::REVERSED);
         let marked = (0..24).filter(|line| is_reversed(*line)).count();
         let has_rows = !state.wanted().is_empty();
-        prop_assert_eq!(marked, usize::from(has_rows));
+        prop_assert!(marked <= 1 && (marked == 1 || !has_rows), "{} rows are marked", marked);
     }
 }

@@ -10,13 +10,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use divvy_kube::client;
 use divvy_model::usage::Usage;
 use divvy_top::{Event, Key, State, Style, lines};
-use divvy_view::View;
+use divvy_view::{View, Waiting};
 use futures::StreamExt as _;
 use serde::Serialize;
 
 use super::inspect::{self, choice};
 use super::progress::Arrived;
 use super::say;
+use super::why::waiting::waiting;
 use crate::cli::top::{TopArgs, TopOutput};
 use crate::printer;
 use agents::{Agents, Failure};
@@ -57,6 +58,12 @@ struct Json<'a> {
     view: &'a View,
     /// What the agents said, by node.
     usage: BTreeMap<&'a str, &'a Usage>,
+    /// The pods that wait for GPUs. Absent if nodes were named: these pods are on none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waiting: Option<&'a [Waiting]>,
+    /// What is not known of them, and why.
+    #[serde(rename = "waitingNotice", skip_serializing_if = "Option::is_none")]
+    unknown: Option<&'a str>,
     /// Why nothing is known of the other nodes.
     #[serde(rename = "usageErrors", skip_serializing_if = "BTreeMap::is_empty")]
     errors: BTreeMap<&'a str, String>,
@@ -70,6 +77,13 @@ async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
     if let Some(notice) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()?.notice()) {
         say(&format!("note: {notice}"))?;
     }
+    let waiting = match args.nodes.is_empty() {
+        true => Some(waiting(client, now()).await),
+        false => None,
+    };
+    if let Some((_, Some(unknown))) = &waiting {
+        say(&format!("note: {unknown}"))?;
+    }
     match args.output {
         Some(TopOutput::Json) => {
             let usage = answers
@@ -81,16 +95,19 @@ async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
             printer::json(&Json {
                 view: &view,
                 usage: usage.collect(),
+                waiting: waiting.as_ref().map(|(pods, _)| pods.as_slice()),
+                unknown: waiting.as_ref().and_then(|(_, unknown)| unknown.as_deref()),
                 errors: errors.collect(),
             })
         }
         None => {
             let state = State::default()
-                .update(Event::Cluster(view))
+                .update(Event::Cluster { at: now(), view })
                 .update(Event::Key(Key::Char('t')));
             let at = now();
             let events = answers.into_iter().filter_map(|(node, answer)| event(node, at, answer));
-            let state = events.fold(state, State::update);
+            let waiting = waiting.map(|(pods, unknown)| Event::Waiting(pods, unknown));
+            let state = events.chain(waiting).fold(state, State::update);
             let columns = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col);
             let columns = columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS);
             let text: String = lines(&state, style(args), columns)

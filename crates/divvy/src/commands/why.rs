@@ -2,6 +2,8 @@
 
 mod cluster;
 mod explainer;
+#[cfg(feature = "top")]
+pub(super) mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::ManuallyDrop;

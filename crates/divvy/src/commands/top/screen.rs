@@ -13,6 +13,7 @@ use super::agents::{Agents, Failure};
 use super::{event as answered, inspect, now};
 use crate::cli::top::TopArgs;
 use crate::commands::progress::Arrived;
+use crate::commands::why::waiting::waiting;
 
 /// The shortest time between two reads of the cluster.
 const CLUSTER: Duration = Duration::from_secs(5);
@@ -36,23 +37,21 @@ pub(super) async fn run(client: kube::Client, args: &TopArgs, style: Style) -> a
     let first = inspect::read(&client, &args.nodes, Arrived::default()).await?;
     let (events, mut coming) = mpsc::channel(64);
     let (wanted, asked) = watch::channel(BTreeSet::new());
-    let mut state = State::default().update(Event::Cluster(first));
+    let mut state = State::default().update(Event::Cluster { at: now(), view: first });
     let mut stop = [signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
     let mut terminal = ratatui::try_init()?;
     let _restore = Restore;
     read_keys(events.clone());
     let cluster = tokio::spawn(read_cluster(client.clone(), args.nodes.clone(), events.clone()));
+    let (looked_at, looking) = watch::channel(false);
+    let waiting = tokio::spawn(read_waiting(client.clone(), looking, events.clone()));
     let agents = tokio::spawn(ask_agents(client, args.interval.max(SHORTEST), asked, events));
     loop {
         let size = terminal.size()?;
         state = state.update(Event::Size(size.width, size.height));
         terminal.draw(|frame| draw(&state, style, frame.area(), frame.buffer_mut()))?;
-        let now = state.wanted();
-        wanted.send_if_modified(|before| {
-            let is_other = *before != now;
-            *before = now;
-            is_other
-        });
+        tell(&wanted, state.wanted());
+        tell(&looked_at, state.wants_waiting());
         let [terminated, hung_up] = &mut stop;
         let event = tokio::select! {
             event = coming.recv() => event,
@@ -69,9 +68,19 @@ pub(super) async fn run(client: kube::Client, args: &TopArgs, style: Style) -> a
             break;
         }
     }
-    cluster.abort();
-    agents.abort();
+    for task in [cluster, waiting, agents] {
+        task.abort();
+    }
     Ok(())
+}
+
+/// Send a value if it is another one than before.
+fn tell<T: PartialEq>(to: &watch::Sender<T>, now: T) {
+    to.send_if_modified(|before| {
+        let is_other = *before != now;
+        *before = now;
+        is_other
+    });
 }
 
 /// Read keys on a thread of their own, which ends with the program: reading blocks.
@@ -121,7 +130,7 @@ async fn read_cluster(client: kube::Client, nodes: Vec<String>, events: mpsc::Se
                 if std::mem::take(&mut is_away) && events.send(Event::Trouble(None)).await.is_err() {
                     return;
                 }
-                events.send(Event::Cluster(view)).await
+                events.send(Event::Cluster { at: now(), view }).await
             }
             Err(error) => {
                 is_away = true;
@@ -133,6 +142,18 @@ async fn read_cluster(client: kube::Client, nodes: Vec<String>, events: mpsc::Se
             return;
         }
         pause = CLUSTER.max(begun.elapsed().saturating_mul(SHARE));
+    }
+}
+
+/// Read the waiting pods while the screen shows them.
+async fn read_waiting(client: kube::Client, mut looking: watch::Receiver<bool>, events: mpsc::Sender<Event>) {
+    while looking.wait_for(|is_looking| *is_looking).await.is_ok() {
+        let begun = Instant::now();
+        let (pods, unknown) = waiting(&client, now()).await;
+        if events.send(Event::Waiting(pods, unknown)).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(CLUSTER.max(begun.elapsed().saturating_mul(SHARE))).await;
     }
 }
 
