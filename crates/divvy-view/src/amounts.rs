@@ -23,6 +23,11 @@ pub struct Amounts {
 }
 
 impl Amounts {
+    /// Return what is not allocated.
+    pub fn free(&self) -> u64 {
+        self.total.saturating_sub(self.allocated)
+    }
+
     /// Return what is allocated and not used. `None` if it was not measured.
     pub fn waste(&self) -> Option<u64> {
         self.used.map(|_| self.allocated.saturating_sub(self.within))
