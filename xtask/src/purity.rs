@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-const PURE: [&str; 21] = [
+const PURE: [&str; 22] = [
     "divvy-model",
     "divvy-share",
     "divvy-agent-core",
@@ -28,6 +28,7 @@ const PURE: [&str; 21] = [
     "divvy-exposition",
     "divvy-view",
     "divvy-top",
+    "divvy-page",
 ];
 /// Programs that containers wait for. They may do I/O, but must stay small and fast, so the same dependencies are forbidden.
 const SMALL: [&str; 2] = ["divvy-runtime", "divvy-hook"];

@@ -23,6 +23,22 @@ pub struct Amounts {
 }
 
 impl Amounts {
+    /// Add memory.
+    fn add(&mut self, more: &Amounts) {
+        self.total = self.total.saturating_add(more.total);
+        self.allocated = self.allocated.saturating_add(more.allocated);
+        self.within = self.within.saturating_add(more.within);
+        self.over = self.over.saturating_add(more.over);
+        if let Some(used) = more.used {
+            self.used = Some(self.used.unwrap_or(0).saturating_add(used));
+        }
+    }
+
+    /// Return what is not allocated.
+    pub fn free(&self) -> u64 {
+        self.total.saturating_sub(self.allocated)
+    }
+
     /// Return what is allocated and not used. `None` if it was not measured.
     pub fn waste(&self) -> Option<u64> {
         self.used.map(|_| self.allocated.saturating_sub(self.within))
@@ -69,6 +85,12 @@ pub fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usag
     }
 }
 
+/// Return the memory that is allocated to a pod on several GPUs of a node.
+pub fn of_pod_on<'g>(node: &NodeView, on: impl IntoIterator<Item = (&'g GpuView, &'g PodView)>) -> u64 {
+    let each = on.into_iter().map(|(gpu, pod)| of_pod(node, gpu, pod, None).allocated);
+    each.fold(0, u64::saturating_add)
+}
+
 fn of_gpu_itself<'u>(gpu: &GpuView, usage: Option<&'u Usage>) -> Option<&'u divvy_model::usage::GpuUsage> {
     usage?.gpu(gpu.uuid.as_deref()?)
 }
@@ -91,27 +113,37 @@ pub fn of_gpu(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> Amounts 
     sum
 }
 
-/// Return the sum of a node's GPUs. How busy the node is, is the mean of the GPUs for which it was measured.
+/// Return the sum of a node's GPUs, and of its pods that have none yet. How busy the node is, is the mean of the GPUs for which it was measured.
 pub fn of_node(node: &NodeView, usage: Option<&Usage>) -> Amounts {
-    let mut sum = Amounts {
+    Amounts {
         total: bytes(node.total, node.unit),
         allocated: bytes(node.allocated, node.unit),
-        ..Amounts::default()
-    };
+        ..of_gpus(node, &node.gpus, usage)
+    }
+}
+
+/// Return the sum of some of a node's GPUs. How busy they are, is the mean of those for which it was measured.
+pub fn of_gpus<'g>(node: &NodeView, gpus: impl IntoIterator<Item = &'g GpuView>, usage: Option<&Usage>) -> Amounts {
+    let mut sum = Amounts::default();
     let (mut percent, mut measured) = (0_u32, 0_u32);
-    for gpu in &node.gpus {
+    for gpu in gpus {
         let gpu = of_gpu(node, gpu, usage);
-        sum.within = sum.within.saturating_add(gpu.within);
-        sum.over = sum.over.saturating_add(gpu.over);
-        if let Some(used) = gpu.used {
-            sum.used = Some(sum.used.unwrap_or(0).saturating_add(used));
-        }
+        sum.add(&gpu);
         if let Some(busy) = gpu.busy {
             percent = percent.saturating_add(busy);
             measured += 1;
         }
     }
     sum.busy = percent.checked_div(measured);
+    sum
+}
+
+/// Return the sum of nodes, without how busy they are.
+pub fn of_nodes<'n>(nodes: impl IntoIterator<Item = (&'n NodeView, Option<&'n Usage>)>) -> Amounts {
+    let mut sum = Amounts::default();
+    for (node, usage) in nodes {
+        sum.add(&of_node(node, usage));
+    }
     sum
 }
 

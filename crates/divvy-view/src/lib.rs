@@ -11,15 +11,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU32;
 
 use divvy_model::{
-    Allocation, ContainerKind, Enforcement, Health, Held, Inventory, MemoryUnit, Node, Phase, Pod, PodRequest, Vendor, WholeKind,
-    WholeRequest,
+    Allocation, ContainerKind, Enforcement, Health, Held, Inventory, MemoryUnit, Node, Partition, Phase, Pod, PodRequest, Vendor,
+    WholeKind, WholeRequest,
 };
 use serde::Serialize;
 
 pub use waiting::Waiting;
 
 /// The allocations in a cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
     /// The size of one unit: `GiB`, `MiB`, or a size such as `256MiB`. Empty if no node has GPUs.
@@ -89,6 +89,9 @@ pub struct GpuView {
     /// The GPU's UUID. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
+    /// The GPU of which this is a part, such as a MIG device. `None` for a GPU that is not divided.
+    #[serde(skip)]
+    pub partition: Option<Partition>,
     /// The GPU's product name. `None` if the node has no inventory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
@@ -341,6 +344,7 @@ fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
         whole: gpu.whole,
         index: gpu.index,
         uuid: Some(gpu.uuid.clone()),
+        partition: gpu.partition.clone(),
         model: Some(gpu.model.clone()),
         health: Some(gpu.health),
         reason: gpu.reason.clone(),
@@ -365,6 +369,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
             whole: None,
             index,
             uuid: None,
+            partition: None,
             model: None,
             health: None,
             reason: None,

@@ -1,0 +1,195 @@
+//! A GPU as a bar: a segment for each pod. The color is that of the pod's namespace; what is allocated and idle is hatched. A GPU that is divided, such as by MIG,
+//! is one bar with a cell for each part. A text says the same.
+
+use divvy_model::usage::Usage;
+use divvy_view::amounts::{self, Amounts};
+use divvy_view::{GpuView, NodeView, PodView};
+use maud::{Markup, Render, html};
+
+use crate::text::{counted, memory, percent, shown};
+
+/// The width of a bar. The markup has it in percent with two decimals.
+const WIDTH: u64 = 10_000;
+/// The number of colors in the style sheet.
+const COLORS: u32 = 12;
+
+/// Return the class that has the color of a namespace.
+pub(crate) fn color(namespace: &str) -> String {
+    // FNV-1a: the same color on all pages, and after each start of the program.
+    let hash = namespace.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    format!("n{}", (hash ^ (hash >> 16)) % COLORS)
+}
+
+/// A length in the bar.
+#[derive(Clone, Copy)]
+struct Length(u64);
+
+impl Render for Length {
+    fn render_to(&self, buffer: &mut String) {
+        let (whole, rest) = (self.0 / 100, self.0 % 100);
+        match rest {
+            0 => format_args!("{whole}%").render_to(buffer),
+            _ => format_args!("{whole}.{rest:02}%").render_to(buffer),
+        }
+    }
+}
+
+/// Return `part` of `all`, as a part of `width`.
+fn scaled(part: u64, all: u64, width: u64) -> u64 {
+    let scaled = u128::from(part.min(all)) * u128::from(width);
+    u64::try_from(scaled.checked_div(u128::from(all)).unwrap_or(0)).unwrap_or(width)
+}
+
+/// A GPU, or the parts of a divided GPU, which are shown in one bar.
+pub(crate) struct Bar<'a> {
+    pub(crate) gpus: Vec<&'a GpuView>,
+}
+
+impl<'a> Bar<'a> {
+    /// Return the bars of a node.
+    pub(crate) fn of(node: &'a NodeView) -> Vec<Bar<'a>> {
+        let mut bars: Vec<Bar<'a>> = Vec::new();
+        for gpu in &node.gpus {
+            let parent = gpu.partition.as_ref().map(|of| &of.parent);
+            let same = |bar: &&mut Bar<'a>| parent.is_some() && bar.gpus.iter().all(|of| of.partition.as_ref().map(|of| &of.parent) == parent);
+            match bars.last_mut().filter(same) {
+                Some(bar) => bar.gpus.push(gpu),
+                None => bars.push(Bar { gpus: vec![gpu] }),
+            }
+        }
+        bars
+    }
+
+    /// Return the amounts of all parts together.
+    pub(crate) fn amounts(&self, node: &NodeView, usage: Option<&Usage>) -> Amounts {
+        amounts::of_gpus(node, self.gpus.iter().copied(), usage)
+    }
+
+    /// Report whether something is wrong with one of the parts.
+    pub(crate) fn has_problem(&self) -> bool {
+        self.gpus.iter().any(|gpu| gpu.message.is_some())
+    }
+
+    /// Return the bar's name among those of its node.
+    pub(crate) fn name(&self) -> String {
+        let index = self.gpus.first().map_or(0, |gpu| gpu.index);
+        match self.gpus.as_slice() {
+            [_] | [] => index.to_string(),
+            [.., last] => format!("{index}–{}", last.index),
+        }
+    }
+
+    /// Draw the bar. `titles`: with the names of the pods for a pointer that rests on them.
+    pub(crate) fn draw(&self, node: &NodeView, usage: Option<&Usage>, titles: bool) -> Markup {
+        let total = self.gpus.iter().fold(0_u64, |sum, gpu| sum.saturating_add(gpu.total));
+        let count = self.gpus.len() as u64;
+        let mut from = 0;
+        html! {
+            svg.bar.bad[self.has_problem()] role="img" aria-label=(self.alternative(node, usage)) width="100%" height="16" {
+                rect.track.off[self.gpus.iter().all(|gpu| !gpu.offered)] width="100%" height="16" {}
+                @for (at, gpu) in self.gpus.iter().enumerate() {
+                    // Parts that are only offered as a whole have no units, and all the same width.
+                    @let width = if total == 0 { WIDTH / count } else { scaled(gpu.total, total, WIDTH) };
+                    (cell(node, gpu, usage, from, width, titles))
+                    @if at > 0 { rect.gap x=(Length(from)) width="3" height="16" {} }
+                    @let _ = from += width;
+                }
+            }
+        }
+    }
+
+    /// Return what the bar shows, as a sentence.
+    fn alternative(&self, node: &NodeView, usage: Option<&Usage>) -> String {
+        let parts: Vec<String> = self.gpus.iter().map(|gpu| in_words(node, gpu, usage)).collect();
+        match parts.as_slice() {
+            [one] => one.clone(),
+            _ => format!("{}: {}", counted(parts.len(), "part"), parts.join(". ")),
+        }
+    }
+}
+
+/// Draw the segments of a GPU into a part of the bar.
+fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, from: u64, width: u64, titles: bool) -> Markup {
+    let held = gpu.held_mib.saturating_mul(1 << 20);
+    let of: Vec<(&PodView, Amounts)> = gpu.pods.iter().map(|pod| (pod, amounts::of_pod(node, gpu, pod, usage))).collect();
+    let whole = amounts::of_gpu(node, gpu, usage);
+    // More than there is can be allocated while a node is being changed.
+    let all = whole.total.max(whole.allocated).saturating_add(if whole.total == 0 { 0 } else { held.saturating_sub(whole.free()) });
+    let mut x = from;
+    html! {
+        @for (pod, amounts) in of {
+            @let wide = if gpu.total == 0 && pod.whole { width } else { scaled(amounts.allocated, all, width) };
+            @let title = titles.then(|| pod_in_words(pod, &amounts));
+            @let class = color(&pod.namespace);
+            @match amounts.used {
+                None => { rect class={ (class) " unknown" } x=(Length(x)) width=(Length(wide)) height="16" { @if let Some(title) = &title { title { (title) } } } }
+                Some(_) => {
+                    rect class=(class) x=(Length(x)) width=(Length(wide)) height="16" { @if let Some(title) = &title { title { (title) } } }
+                    @let used = if gpu.total == 0 { wide } else { scaled(amounts.within, all, width).min(wide) };
+                    @if used < wide { rect.idle x=(Length(x + used)) width=(Length(wide - used)) height="16" fill="url(#idle)" {} }
+                    @if amounts.over > 0 { rect.over x=(Length(x)) width=(Length(wide)) height="4" {} }
+                }
+            }
+            rect.edge x=(Length(x + wide)) width="1" height="16" {}
+            @let _ = x += wide;
+        }
+        @if held > 0 { rect.held x=(Length(x)) width=(Length(scaled(held, all, width))) height="16" fill="url(#held)" {} }
+    }
+}
+
+/// Return what is on a GPU, as a sentence without a period.
+pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> String {
+    let amounts = amounts::of_gpu(node, gpu, usage);
+    let mut words = vec![format!("GPU {}", gpu.index)];
+    words.extend(gpu.partition.as_ref().map(|of| shown(&of.profile)));
+    words.extend(gpu.message.as_deref().map(shown));
+    if gpu.total > 0 {
+        words.push(format!("{} of {} allocated", memory(amounts.allocated), memory(amounts.total)));
+    }
+    words.extend(amounts.used.map(|used| format!("{} used", memory(used))));
+    words.extend(amounts.busy.map(|busy| format!("{} busy", percent(Some(busy)))));
+    if gpu.held_mib > 0 {
+        words.push(format!("{} held by ended pods", memory(gpu.held_mib.saturating_mul(1 << 20))));
+    }
+    if gpu.pods.is_empty() {
+        words.push("no pods".to_owned());
+    }
+    words.extend(gpu.pods.iter().map(|pod| pod_in_words(pod, &amounts::of_pod(node, gpu, pod, usage))));
+    words.join(", ")
+}
+
+fn pod_in_words(pod: &PodView, amounts: &Amounts) -> String {
+    let share = if pod.whole { "the whole GPU".to_owned() } else { memory(amounts.allocated) };
+    let over = if amounts.over > 0 { format!(", over its share by {}", memory(amounts.over)) } else { String::new() };
+    let used = amounts.used.map(|used| format!(" ({} used{over})", memory(used))).unwrap_or_default();
+    format!("{}/{} {share}{used}", shown(&pod.namespace), shown(&pod.name))
+}
+
+/// Define the patterns that bars refer to, once for a page.
+pub(crate) fn patterns() -> Markup {
+    html! {
+        svg.patterns width="0" height="0" aria-hidden="true" focusable="false" {
+            defs {
+                pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)" { rect.stripe width="3.4" height="6" {} }
+                pattern id="held" width="4" height="4" patternUnits="userSpaceOnUse" { circle.dot cx="2" cy="2" r="1.1" {} }
+            }
+        }
+    }
+}
+
+/// Say what the looks of a bar mean.
+pub(crate) fn legend<'a>(namespaces: impl Iterator<Item = &'a str>) -> Markup {
+    let swatch = |content: Markup| html! { svg.swatch width="22" height="12" aria-hidden="true" focusable="false" { (content) } };
+    html! {
+        ul.legend aria-label="Legend" {
+            li { (swatch(html! { rect.n1 width="22" height="12" {} })) "used" }
+            li { (swatch(html! { rect.n1 width="22" height="12" {} rect.idle width="22" height="12" fill="url(#idle)" {} })) "allocated and idle" }
+            li { (swatch(html! { rect.n1.unknown width="22" height="12" {} })) "allocated, use not measured" }
+            li { (swatch(html! { rect.track width="22" height="12" {} })) "free" }
+            li { (swatch(html! { rect.n1 width="22" height="12" {} rect.over width="22" height="4" {} })) "over its share" }
+            @for namespace in namespaces {
+                li { (swatch(html! { rect class=(color(namespace)) width="22" height="12" {} })) (shown(namespace)) }
+            }
+        }
+    }
+}

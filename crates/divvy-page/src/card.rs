@@ -1,0 +1,99 @@
+//! The card of a node on the page of the cluster.
+
+use divvy_model::usage::Usage;
+use divvy_view::amounts::{self, Amounts};
+use divvy_view::{GpuView, NodeView};
+use maud::{Markup, html};
+
+use crate::bar::Bar;
+use crate::select::has_problem;
+use crate::text::{counted, part, percent, shown};
+use crate::{Address, Scene, table};
+
+/// Return the id of the element about a node.
+pub(crate) fn id(node: &NodeView) -> String {
+    format!("node-{}", shown(&node.name))
+}
+
+pub(crate) fn card(scene: &Scene, node: &NodeView) -> Markup {
+    let usage = scene.usage(&node.name);
+    let all = amounts::of_node(node, usage);
+    html! {
+        article.card.trouble[has_problem(node)] id=(id(node)) {
+            header {
+                h3 { a href=(Address::Node(node.name.clone()).to_string()) { (shown(&node.name)) } }
+                p.sum { (sum(node, &all)) }
+            }
+            p.models { (kinds(node)) }
+            ul.gpus { @for bar in Bar::of(node) { (line(node, &bar, usage, false)) } }
+            (troubles(scene, node))
+            details { summary { "Table" } (table::of_gpus(node, node.gpus.iter(), usage)) }
+        }
+    }
+}
+
+/// Return what is allocated of a node.
+pub(crate) fn sum(node: &NodeView, all: &Amounts) -> String {
+    let taken = node.gpus.iter().filter(|gpu| gpu.pods.iter().any(|pod| pod.whole)).count();
+    match all.total {
+        0 => format!("{taken} / {}", counted(node.gpus.len(), "GPU")),
+        _ => part(all.allocated, all.total),
+    }
+}
+
+/// Return the kinds of GPUs of a node: `8 × NVIDIA A100-SXM4-40GB`.
+pub(crate) fn kinds(node: &NodeView) -> String {
+    let mut kinds: Vec<(&str, usize)> = Vec::new();
+    for gpu in &node.gpus {
+        let model = gpu.model.as_deref().filter(|model| !model.is_empty()).unwrap_or("GPU of unknown model");
+        match kinds.iter_mut().find(|(known, _)| *known == model) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((model, 1)),
+        }
+    }
+    let texts: Vec<String> = kinds.into_iter().map(|(model, count)| format!("{count} × {}", shown(model))).collect();
+    texts.join(", ")
+}
+
+/// Return a line with a bar, and its numbers.
+pub(crate) fn line(node: &NodeView, bar: &Bar<'_>, usage: Option<&Usage>, titles: bool) -> Markup {
+    let amounts = bar.amounts(node, usage);
+    html! {
+        li {
+            span.index { @if bar.has_problem() { span.alarm title="This GPU cannot be used" { "⚠" } } (bar.name()) }
+            (bar.draw(node, usage, titles))
+            span.number { (allocated(&bar.gpus, &amounts)) }
+            span.number { @if amounts.busy.is_some() { (percent(amounts.busy)) } @else { "–" } }
+        }
+    }
+}
+
+/// Return what is allocated of a GPU, or of the parts of one.
+fn allocated(gpus: &[&GpuView], amounts: &Amounts) -> String {
+    let taken = gpus.iter().filter(|gpu| !gpu.pods.is_empty()).count();
+    match (amounts.total, gpus) {
+        (0, [_]) if taken == 0 => "free".to_owned(),
+        (0, [_]) => "whole".to_owned(),
+        (0, _) => format!("{taken} / {} parts", gpus.len()),
+        _ => part(amounts.allocated, amounts.total),
+    }
+}
+
+/// Return what is wrong with a node, and what is not known.
+pub(crate) fn troubles(scene: &Scene, node: &NodeView) -> Markup {
+    let messages = node.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.message.as_ref()?)));
+    let held = node.gpus.iter().filter(|gpu| gpu.held_mib > 0);
+    let answer = scene.answers.get(&node.name);
+    html! {
+        @for (index, message) in messages { p.alarm { "⚠ GPU " (index) ": " (shown(message)) } }
+        @if let Some(trouble) = &node.driver_trouble { p.alarm { "⚠ " (shown(trouble)) } }
+        @for gpu in held { p.note { "GPU " (gpu.index) ": pods that have ended still hold " (crate::text::memory(gpu.held_mib.saturating_mul(1 << 20))) } }
+        @for pod in &node.pending { p.note { (table::link(&pod.namespace, &pod.name)) " is on this node and has no GPU yet" } }
+        @for pod in &node.unnamed { p.note { (table::link(&pod.namespace, &pod.name)) " has " (pod.gpus) " " (shown(&pod.resource)) "; which ones is not known" } }
+        @match answer.map(|answer| &answer.usage) {
+            Some(Err(error)) => p.note { "Not measured: " (shown(error)) },
+            Some(Ok(usage)) => @if let Some(note) = usage.note() { p.note { (note) } },
+            None => {}
+        }
+    }
+}

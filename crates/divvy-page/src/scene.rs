@@ -1,0 +1,67 @@
+//! What the pages show.
+
+use std::collections::BTreeMap;
+
+use divvy_model::usage::Usage;
+use divvy_view::{NodeView, View, Waiting};
+
+/// What is known of a cluster at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Scene {
+    /// When it was read, in seconds since 1970.
+    pub at: u64,
+    /// The allocations.
+    pub view: View,
+    /// What the agents answered, by node. A node that was not asked has no entry.
+    pub answers: BTreeMap<String, Measured>,
+    /// The pods that wait for GPUs.
+    pub waiting: Vec<Waiting>,
+    /// Sentences about what is not known, and why: a missing right, a broken watch.
+    pub notices: Vec<String>,
+    /// What `divvy audit record` wrote to a file, if one was named.
+    pub record: Option<Recorded>,
+}
+
+/// The answer of a node's agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Measured {
+    /// When it was read, in seconds since 1970.
+    pub at: u64,
+    /// The answer, or why there is none.
+    pub usage: Result<Usage, String>,
+}
+
+/// A recorded history of the cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Recorded {
+    /// The allocations over time, the oldest first.
+    pub points: Vec<RecordedPoint>,
+    /// The promises that were broken, each a sentence.
+    pub findings: Vec<String>,
+    /// The file's name.
+    pub file: String,
+}
+
+/// The allocations at one time of a recorded history.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecordedPoint {
+    /// The time, in seconds since 1970.
+    pub at: u64,
+    /// The memory in bytes that was allocated to pods.
+    pub allocated: u64,
+    /// The memory in bytes of all GPUs together.
+    pub total: u64,
+}
+
+impl Scene {
+    /// Return the node of this name.
+    pub fn node(&self, name: &str) -> Option<&NodeView> {
+        let at = self.view.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).ok()?;
+        self.view.nodes.get(at)
+    }
+
+    /// Return what the agent of a node measured. `None` if it was not asked or gave no answer.
+    pub(crate) fn usage(&self, node: &str) -> Option<&Usage> {
+        self.answers.get(node)?.usage.as_ref().ok()
+    }
+}
