@@ -305,6 +305,12 @@ impl Audit {
         self.found(at, what);
     }
 
+    /// Return the GPU memory that is allocated now, and that of all GPUs together.
+    pub fn totals(&self) -> (MiB, MiB) {
+        let gpus = self.sites.values().filter(|site| site.known).flat_map(|site| &site.gpus);
+        (self.booked, gpus.fold(MiB(0), |sum, gpu| sum.saturating_add(gpu.capacity)))
+    }
+
     /// End the history and return the result. `now_ms` is the current time if the audit examines a live cluster. With `None`, the
     /// time of the last fact is used.
     pub fn finish(mut self, now_ms: Option<i64>) -> Outcome {

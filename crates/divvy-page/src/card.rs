@@ -45,13 +45,20 @@ pub(crate) fn sum(node: &NodeView, all: &Amounts) -> String {
 pub(crate) fn kinds(node: &NodeView) -> String {
     let mut kinds: Vec<(&str, usize)> = Vec::new();
     for gpu in &node.gpus {
-        let model = gpu.model.as_deref().filter(|model| !model.is_empty()).unwrap_or("GPU of unknown model");
+        let model = gpu
+            .model
+            .as_deref()
+            .filter(|model| !model.is_empty())
+            .unwrap_or("GPU of unknown model");
         match kinds.iter_mut().find(|(known, _)| *known == model) {
             Some((_, count)) => *count += 1,
             None => kinds.push((model, 1)),
         }
     }
-    let texts: Vec<String> = kinds.into_iter().map(|(model, count)| format!("{count} × {}", shown(model))).collect();
+    let texts: Vec<String> = kinds
+        .into_iter()
+        .map(|(model, count)| format!("{count} × {}", shown(model)))
+        .collect();
     texts.join(", ")
 }
 

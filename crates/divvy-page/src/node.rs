@@ -57,7 +57,9 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
 
 /// Return what the driver says of a GPU.
 fn driver(uuid: Option<&str>, usage: Option<&divvy_model::usage::Usage>) -> Vec<String> {
-    let Some(of) = uuid.and_then(|uuid| usage?.gpu(uuid)) else { return Vec::new() };
+    let Some(of) = uuid.and_then(|uuid| usage?.gpu(uuid)) else {
+        return Vec::new();
+    };
     let watts = of.power_milliwatts.map(|power| format!("{} W", power / 1000));
     let celsius = of.temperature_celsius.map(|degrees| format!("{degrees} °C"));
     let clock = of.sm_clock_mhz.map(|clock| format!("{clock} MHz"));

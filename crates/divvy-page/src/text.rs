@@ -45,7 +45,10 @@ pub(crate) fn span(seconds: u64) -> String {
 /// Format a time: `2026-11-28 06:02:10 UTC`.
 pub(crate) fn time(at: u64) -> String {
     let time = i64::try_from(at).ok().and_then(|at| Timestamp::from_second(at).ok());
-    time.map_or_else(|| "an unknown time".to_owned(), |time| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
+    time.map_or_else(
+        || "an unknown time".to_owned(),
+        |time| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
+    )
 }
 
 /// Format the time of day: `06:02`.

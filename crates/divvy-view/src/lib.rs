@@ -222,9 +222,10 @@ pub fn shown(pod: Pod) -> Option<Pod> {
 }
 
 /// Compute the view. Nodes without GPUs that Divvy offers are omitted, as in gpushare's tool.
-pub fn view(nodes: &[Node], pods: &[Pod]) -> View {
+pub fn view<'a>(nodes: impl IntoIterator<Item = &'a Node>, pods: impl IntoIterator<Item = &'a Pod>) -> View {
+    let nodes: Vec<&Node> = nodes.into_iter().collect();
     let mut by_node: HashMap<&str, Vec<&Pod>> = HashMap::new();
-    for pod in pods.iter().filter(|pod| !done(pod)) {
+    for pod in pods.into_iter().filter(|pod| !done(pod)) {
         if let Some(node) = &pod.node {
             by_node.entry(node).or_default().push(pod);
         }

@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod answers;
 mod change;
 mod evaluate;
 mod gpus;
@@ -28,6 +29,7 @@ mod verdict;
 mod wants;
 
 pub use answer::{Answer, Group, NodeAnswer, Request, Share, State, Subject, answer, answer_naming};
+pub use answers::answers;
 pub use change::Change;
 pub use gpus::{GpuAnswer, HolderAnswer};
 pub use named::Named;

@@ -14,6 +14,7 @@ pub mod smoke;
 pub mod system;
 pub mod top;
 pub mod uninstall;
+pub mod web;
 
 use std::path::PathBuf;
 
@@ -94,6 +95,7 @@ pub enum Command {
     #[command(subcommand)]
     Inspect(InspectCommand),
     Top(top::TopArgs),
+    Web(web::WebArgs),
     Why(WhyArgs),
     Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),

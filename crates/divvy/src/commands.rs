@@ -24,6 +24,7 @@ pub mod top;
 pub mod uninstall;
 pub mod version;
 mod watch;
+pub mod web;
 pub mod why;
 
 use std::io::{Read as _, Write as _};
@@ -50,6 +51,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Top(_) => anyhow::bail!(
             "this divvy was built for the node image, without the screens of `divvy top`; use a divvy built with `cargo build --release`"
         ),
+        Command::Web(args) => web::run(args).await.map(|()| true),
         Command::Why(args) => why::run(args).await.map(|()| true),
         Command::Version(args) => version::run(args).await.map(|()| true),
         Command::Audit(args) => audit::run(*args).await,

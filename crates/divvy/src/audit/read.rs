@@ -44,6 +44,8 @@ pub struct Progress {
     pub of: u64,
     /// The number of facts read so far.
     pub facts: u64,
+    /// The time of the last fact, in Unix milliseconds. `None` if it is not known.
+    pub at_ms: Option<i64>,
 }
 
 /// The reports of several files, in chronological order.
@@ -174,7 +176,7 @@ pub fn replay(
     files: &[PathBuf],
     reports: &[PathBuf],
     audit: &mut Audit,
-    mut progress: impl FnMut(Progress),
+    mut progress: impl FnMut(&Audit, Progress),
 ) -> anyhow::Result<()> {
     let mut sources = files.iter().map(|path| Source::open(path)).collect::<Result<Vec<_>, _>>()?;
     sources.sort_by(|a, b| a.order().cmp(&b.order()));
@@ -207,7 +209,7 @@ struct Merge<'a> {
     audit: &'a mut Audit,
     reports: Reports,
     progress: Progress,
-    told: &'a mut dyn FnMut(Progress),
+    told: &'a mut dyn FnMut(&Audit, Progress),
     last_ms: Option<i64>,
 }
 
@@ -315,9 +317,8 @@ impl Merge<'_> {
                 Err(what) => self.audit.note(at, what),
             }
             self.progress.facts += 1;
-            if self.progress.facts.is_multiple_of(4096) {
-                (self.told)(self.progress);
-            }
+            self.progress.at_ms = at.at_ms.or(self.progress.at_ms);
+            (self.told)(self.audit, self.progress);
         }
         Ok(())
     }

@@ -142,6 +142,19 @@ fn write_finding(text: &mut String, finding: &Finding) {
     let _ = writeln!(text, "  Next: {}\n", finding.what.next());
 }
 
+/// Return a finding in one line.
+pub fn line(finding: &Finding) -> String {
+    let at = moment(
+        Moment {
+            revision: None,
+            ..finding.at
+        },
+        false,
+    );
+    let what = plain_line(finding.what.to_string().chars());
+    if at.is_empty() { what } else { format!("{at}: {what}") }
+}
+
 fn timestamp(at_ms: i64) -> Option<jiff::Timestamp> {
     jiff::Timestamp::from_millisecond(at_ms).ok()
 }

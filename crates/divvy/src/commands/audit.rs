@@ -50,8 +50,10 @@ pub async fn run(args: AuditArgs) -> anyhow::Result<bool> {
         now_ms = Some(audit_once(&args, &mut audit).await?);
     } else {
         let bar = Bar::new();
-        read::replay(&args.files, &args.reports, &mut audit, |progress| {
-            bar.show(|| how_far(progress))
+        read::replay(&args.files, &args.reports, &mut audit, |_, progress| {
+            if progress.facts.is_multiple_of(4096) {
+                bar.show(|| how_far(progress));
+            }
         })?;
         bar.clear();
     }

@@ -1,12 +1,12 @@
 //! `divvy top`: shows what pods have of GPUs, and what they use.
 
-mod agents;
 mod screen;
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use divvy_feed::{Agents, Failure, waiting};
 use divvy_kube::client;
 use divvy_model::usage::Usage;
 use divvy_top::{Event, Key, State, Style, lines};
@@ -17,10 +17,8 @@ use serde::Serialize;
 use super::inspect::{self, choice};
 use super::progress::Arrived;
 use super::say;
-use super::why::waiting::waiting;
 use crate::cli::top::{TopArgs, TopOutput};
 use crate::printer;
-use agents::{Agents, Failure};
 
 /// The columns of the table if the output is not a terminal.
 const COLUMNS: u16 = 120;

@@ -2,10 +2,8 @@
 
 mod cluster;
 mod explainer;
-#[cfg(feature = "top")]
-pub(super) mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 
 use divvy_explainer::{from_objects, related};
@@ -13,7 +11,7 @@ use divvy_host::plain;
 use divvy_kube::client::{self, Connection};
 use divvy_kube::list;
 use divvy_kube::list::NotMade;
-use divvy_why::{Answer, Reported, Snapshot, State, Wants};
+use divvy_why::{Answer, Reported, Snapshot, Wants};
 use futures::{Stream, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -200,7 +198,7 @@ async fn answered(connection: &Connection, snapshot: &Snapshot, mut asked: Vec<W
     for wants in &mut asked {
         related::read_claims(client, wants).await;
     }
-    let mut answers = answers(snapshot, &asked, all_nodes);
+    let mut answers = divvy_why::answers(snapshot, &asked, all_nodes);
     if !snapshot.unseen.is_empty() {
         ask_the_explainer(connection, &mut answers, all_nodes).await;
         add_readable_facts(client, &mut answers).await;
@@ -231,47 +229,6 @@ fn formatted<'a, T: Serialize>(
 fn pods_of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> impl Iterator<Item = &'a str> {
     let pods = answers.into_iter().flat_map(|answer| &answer.subject.pods);
     pods.map(|pod| pod.name.as_str())
-}
-
-/// Compute the answers in the order of the pods. Equal pods of one controller share an answer.
-fn answers(snapshot: &Snapshot, asked: &[Wants], all_nodes: bool) -> Vec<Answer> {
-    let mut kinds: Vec<(&Wants, Answer)> = Vec::new();
-    // Only pods of the same controller can be equal, so each pod is compared with few others.
-    let mut of_owner: BTreeMap<_, Vec<usize>> = BTreeMap::new();
-    let mut running: BTreeMap<_, usize> = BTreeMap::new();
-    for wants in asked {
-        let known = of_owner.entry((&wants.pod.namespace, &wants.owner)).or_default();
-        match known.iter().find(|kind| kinds[**kind].0.is_like(wants)) {
-            Some(kind) => kinds[*kind].1.subject.pods.push(divvy_why::PodName {
-                namespace: wants.pod.namespace.clone(),
-                name: wants.pod.name.clone(),
-            }),
-            None => {
-                let answer = divvy_why::answer(snapshot, wants, all_nodes);
-                let runs = wants.owner.is_some() && runs_well(wants, &answer);
-                match running.get(&(&wants.pod.namespace, &wants.owner)).filter(|_| runs) {
-                    Some(first) => kinds[*first].1.join(answer),
-                    None => {
-                        if runs {
-                            running.insert((&wants.pod.namespace, &wants.owner), kinds.len());
-                        }
-                        known.push(kinds.len());
-                        kinds.push((wants, answer));
-                    }
-                }
-            }
-        }
-    }
-    kinds.into_iter().map(|(_, answer)| answer).collect()
-}
-
-/// Report whether the answer only says where the pod runs.
-fn runs_well(wants: &Wants, answer: &Answer) -> bool {
-    answer.state == State::Bound
-        && wants.phase == "Running"
-        && !wants.pod.deleting
-        && !answer.shares.is_empty()
-        && answer.notes.is_empty()
 }
 
 /// Replace the answers by the explainer's answers, which consider the whole cluster. If the explainer gives no answer, add two

@@ -281,7 +281,7 @@ fn replayed() -> impl Fn(&[u8]) -> bool + Send {
             path
         });
         let mut audit = Audit::new(Limits::default());
-        let whole = read::replay(&files[..1], &files[1..], &mut audit, |_| {}).is_ok();
+        let whole = read::replay(&files[..1], &files[1..], &mut audit, |_, _| {}).is_ok();
         let scope = Scope {
             live: false,
             reports: true,

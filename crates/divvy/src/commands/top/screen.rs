@@ -9,11 +9,10 @@ use ratatui::crossterm::event::{self, Event as Input, KeyCode, KeyEventKind, Key
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 
-use super::agents::{Agents, Failure};
 use super::{event as answered, inspect, now};
 use crate::cli::top::TopArgs;
 use crate::commands::progress::Arrived;
-use crate::commands::why::waiting::waiting;
+use divvy_feed::{Agents, Failure, waiting};
 
 /// The shortest time between two reads of the cluster.
 const CLUSTER: Duration = Duration::from_secs(5);

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why nothing is known of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub(super) enum Failure {
+pub enum Failure {
     /// The user may not ask agents.
     #[error("no right to {right}")]
     Forbidden {
@@ -44,7 +44,7 @@ impl Failure {
     }
 
     /// Return a sentence for the user that is about all nodes.
-    pub(super) fn notice(&self) -> Option<String> {
+    pub fn notice(&self) -> Option<String> {
         match self {
             Failure::Forbidden { right } => Some(format!(
                 "USED and BUSY are not known: you lack the right to {right}; ask an administrator for it"
@@ -70,10 +70,16 @@ struct Known {
 }
 
 /// The agents.
-pub(super) struct Agents {
+pub struct Agents {
     client: kube::Client,
     addresses: Mutex<BTreeMap<String, Address>>,
     known: Mutex<BTreeMap<String, Known>>,
+}
+
+impl std::fmt::Debug for Agents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agents").field("known", &self.known).finish_non_exhaustive()
+    }
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -81,7 +87,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Agents {
-    pub(super) fn new(client: kube::Client) -> Agents {
+    pub fn new(client: kube::Client) -> Agents {
         Agents {
             client,
             addresses: Mutex::default(),
@@ -90,7 +96,7 @@ impl Agents {
     }
 
     /// Ask the agents of these nodes, a few at the same time, and return their answers as they arrive.
-    pub(super) fn ask(&self, nodes: Vec<String>) -> impl Stream<Item = (String, Result<Usage, Failure>)> {
+    pub fn ask(&self, nodes: Vec<String>) -> impl Stream<Item = (String, Result<Usage, Failure>)> {
         let one = async |node: String| {
             let late = |_| Err(Failure::Other(format!("no answer in {} s", PATIENCE.as_secs())));
             let answer = tokio::time::timeout(PATIENCE, self.one(&node)).await.unwrap_or_else(late);

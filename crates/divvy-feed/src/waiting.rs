@@ -10,8 +10,6 @@ use divvy_view::Waiting;
 use divvy_why::{Answer, Suggestion, Wants};
 use futures::{StreamExt as _, stream};
 
-use super::answers;
-
 /// The largest number of pods that are explained.
 const MOST: usize = 1000;
 /// For how many pods the volume claims are read at the same time.
@@ -19,7 +17,7 @@ const AT_ONCE: usize = 8;
 
 /// Read the whole cluster and explain the pods that wait for GPUs at `now` (seconds since 1970), the one that has waited longest first. The text says what is
 /// not known, and why: a missing right, an API server that does not answer, or more than 1,000 pods.
-pub(in crate::commands) async fn waiting(client: &kube::Client, now: u64) -> (Vec<Waiting>, Option<String>) {
+pub async fn waiting(client: &kube::Client, now: u64) -> (Vec<Waiting>, Option<String>) {
     let found = Mutex::new(Vec::new());
     let reading = read_cluster(client, MemoryUnit::default(), |arrival| {
         if let Arrival::Pod(Some(wants)) = arrival {
@@ -86,7 +84,7 @@ fn notice(reading: &Reading, pods: usize) -> Option<String> {
 
 /// Explain the pods. Equal pods of one controller are explained once, and each of them gets the explanation.
 fn explained(reading: &Reading, asked: &[Wants], now: u64) -> Vec<Waiting> {
-    let answers = answers(&reading.snapshot, asked, false);
+    let answers = divvy_why::answers(&reading.snapshot, asked, false);
     let by_pod: std::collections::HashMap<(&str, &str), &Answer> = answers
         .iter()
         .flat_map(|answer| {
