@@ -81,7 +81,12 @@ impl Address {
             return Err(NoAddress::Unknown);
         }
         let (path, query) = text.split_once('?').unwrap_or((text, ""));
-        let parts: Option<Vec<String>> = path.strip_prefix('/').ok_or(NoAddress::Unknown)?.split('/').map(decoded).collect();
+        let parts: Option<Vec<String>> = path
+            .strip_prefix('/')
+            .ok_or(NoAddress::Unknown)?
+            .split('/')
+            .map(decoded)
+            .collect();
         match parts.as_deref().unwrap_or_default() {
             [root] if root.is_empty() => Filter::parse(query).map(Address::Cluster),
             [nodes, name] if nodes == "nodes" && !name.is_empty() => Ok(Address::Node(name.clone())),
@@ -106,7 +111,11 @@ impl Display for Address {
         match self {
             Address::Cluster(filter) => {
                 let query = filter.query();
-                if query.is_empty() { f.write_str("/") } else { write!(f, "/?{query}") }
+                if query.is_empty() {
+                    f.write_str("/")
+                } else {
+                    write!(f, "/?{query}")
+                }
             }
             Address::Node(name) => write!(f, "/nodes/{}", encoded(name)),
             Address::Pod { namespace, name } => write!(f, "/pods/{}/{}", encoded(namespace), encoded(name)),
@@ -166,6 +175,10 @@ impl Filter {
 
     /// Report whether the filter selects anything but all nodes.
     pub(crate) fn selects(&self) -> bool {
-        *self != Filter { page: self.page, ..Filter::default() }
+        *self
+            != Filter {
+                page: self.page,
+                ..Filter::default()
+            }
     }
 }

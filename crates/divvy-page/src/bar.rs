@@ -16,7 +16,9 @@ const COLORS: u32 = 12;
 /// Return the class that has the color of a namespace.
 pub(crate) fn color(namespace: &str) -> String {
     // FNV-1a: the same color on all pages, and after each start of the program.
-    let hash = namespace.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let hash = namespace.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
     format!("n{}", (hash ^ (hash >> 16)) % COLORS)
 }
 
@@ -51,7 +53,9 @@ impl<'a> Bar<'a> {
         let mut bars: Vec<Bar<'a>> = Vec::new();
         for gpu in &node.gpus {
             let parent = gpu.partition.as_ref().map(|of| &of.parent);
-            let same = |bar: &&mut Bar<'a>| parent.is_some() && bar.gpus.iter().all(|of| of.partition.as_ref().map(|of| &of.parent) == parent);
+            let same = |bar: &&mut Bar<'a>| {
+                parent.is_some() && bar.gpus.iter().all(|of| of.partition.as_ref().map(|of| &of.parent) == parent)
+            };
             match bars.last_mut().filter(same) {
                 Some(bar) => bar.gpus.push(gpu),
                 None => bars.push(Bar { gpus: vec![gpu] }),
@@ -91,7 +95,7 @@ impl<'a> Bar<'a> {
                     // Parts that are only offered as a whole have no units, and all the same width.
                     @let width = if total == 0 { WIDTH / count } else { scaled(gpu.total, total, WIDTH) };
                     (cell(node, gpu, usage, from, width, titles))
-                    @if at > 0 { rect.gap x=(Length(from)) width="3" height="16" {} }
+                    @if at > 0 { rect.gap x=(Length(from)) width="4" height="16" {} }
                     @let _ = from += width;
                 }
             }
@@ -111,10 +115,18 @@ impl<'a> Bar<'a> {
 /// Draw the segments of a GPU into a part of the bar.
 fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, from: u64, width: u64, titles: bool) -> Markup {
     let held = gpu.held_mib.saturating_mul(1 << 20);
-    let of: Vec<(&PodView, Amounts)> = gpu.pods.iter().map(|pod| (pod, amounts::of_pod(node, gpu, pod, usage))).collect();
+    let of: Vec<(&PodView, Amounts)> = gpu
+        .pods
+        .iter()
+        .map(|pod| (pod, amounts::of_pod(node, gpu, pod, usage)))
+        .collect();
     let whole = amounts::of_gpu(node, gpu, usage);
     // More than there is can be allocated while a node is being changed.
-    let all = whole.total.max(whole.allocated).saturating_add(if whole.total == 0 { 0 } else { held.saturating_sub(whole.free()) });
+    let all = whole.total.max(whole.allocated).saturating_add(if whole.total == 0 {
+        0
+    } else {
+        held.saturating_sub(whole.free())
+    });
     let mut x = from;
     html! {
         @for (pod, amounts) in of {
@@ -144,7 +156,11 @@ pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) ->
     words.extend(gpu.partition.as_ref().map(|of| shown(&of.profile)));
     words.extend(gpu.message.as_deref().map(shown));
     if gpu.total > 0 {
-        words.push(format!("{} of {} allocated", memory(amounts.allocated), memory(amounts.total)));
+        words.push(format!(
+            "{} of {} allocated",
+            memory(amounts.allocated),
+            memory(amounts.total)
+        ));
     }
     words.extend(amounts.used.map(|used| format!("{} used", memory(used))));
     words.extend(amounts.busy.map(|busy| format!("{} busy", percent(Some(busy)))));
@@ -154,14 +170,29 @@ pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) ->
     if gpu.pods.is_empty() {
         words.push("no pods".to_owned());
     }
-    words.extend(gpu.pods.iter().map(|pod| pod_in_words(pod, &amounts::of_pod(node, gpu, pod, usage))));
+    words.extend(
+        gpu.pods
+            .iter()
+            .map(|pod| pod_in_words(pod, &amounts::of_pod(node, gpu, pod, usage))),
+    );
     words.join(", ")
 }
 
 fn pod_in_words(pod: &PodView, amounts: &Amounts) -> String {
-    let share = if pod.whole { "the whole GPU".to_owned() } else { memory(amounts.allocated) };
-    let over = if amounts.over > 0 { format!(", over its share by {}", memory(amounts.over)) } else { String::new() };
-    let used = amounts.used.map(|used| format!(" ({} used{over})", memory(used))).unwrap_or_default();
+    let share = if pod.whole {
+        "the whole GPU".to_owned()
+    } else {
+        memory(amounts.allocated)
+    };
+    let over = if amounts.over > 0 {
+        format!(", over its share by {}", memory(amounts.over))
+    } else {
+        String::new()
+    };
+    let used = amounts
+        .used
+        .map(|used| format!(" ({} used{over})", memory(used)))
+        .unwrap_or_default();
     format!("{}/{} {share}{used}", shown(&pod.namespace), shown(&pod.name))
 }
 
@@ -179,17 +210,20 @@ pub(crate) fn patterns() -> Markup {
 
 /// Say what the looks of a bar mean.
 pub(crate) fn legend<'a>(namespaces: impl Iterator<Item = &'a str>) -> Markup {
-    let swatch = |content: Markup| html! { svg.swatch width="22" height="12" aria-hidden="true" focusable="false" { (content) } };
+    let swatch = |content: Markup| html! { svg.swatch width="18" height="12" aria-hidden="true" focusable="false" { (content) } };
+    let plain = html! { rect.neutral width="18" height="12" {} };
+    let idle = html! { (plain) rect.idle width="18" height="12" fill="url(#idle)" {} };
+    let over = html! { (plain) rect.over width="18" height="4" {} };
     html! {
-        ul.legend aria-label="Legend" {
-            li { (swatch(html! { rect.n1 width="22" height="12" {} })) "used" }
-            li { (swatch(html! { rect.n1 width="22" height="12" {} rect.idle width="22" height="12" fill="url(#idle)" {} })) "allocated and idle" }
-            li { (swatch(html! { rect.n1.unknown width="22" height="12" {} })) "allocated, use not measured" }
-            li { (swatch(html! { rect.track width="22" height="12" {} })) "free" }
-            li { (swatch(html! { rect.n1 width="22" height="12" {} rect.over width="22" height="4" {} })) "over its share" }
-            @for namespace in namespaces {
-                li { (swatch(html! { rect class=(color(namespace)) width="22" height="12" {} })) (shown(namespace)) }
-            }
+        ul.legend aria-label="What the looks of a bar mean" {
+            li { (swatch(plain.clone())) "used" }
+            li { (swatch(idle)) "allocated and idle" }
+            li { (swatch(html! { rect.neutral.unknown width="18" height="12" {} })) "allocated, not measured" }
+            li { (swatch(over)) "over its share" }
+            li { (swatch(html! { rect.track width="18" height="12" {} })) "free" }
+        }
+        ul.legend aria-label="The colors of the namespaces" {
+            @for namespace in namespaces { li { (swatch(html! { rect class=(color(namespace)) width="18" height="12" {} })) (shown(namespace)) } }
         }
     }
 }

@@ -13,7 +13,10 @@ pub(crate) fn line(points: &[(u64, u64)], from: u64, to: u64, most: u64, limit: 
 
 /// Draw values over any time without gaps.
 pub(crate) fn unbroken(points: &[(u64, u64)], most: u64, limit: Option<u64>, alternative: &str) -> Markup {
-    let (from, to) = (points.first().map_or(0, |point| point.0), points.last().map_or(0, |point| point.0));
+    let (from, to) = (
+        points.first().map_or(0, |point| point.0),
+        points.last().map_or(0, |point| point.0),
+    );
     draw(&runs(points, u64::MAX), from, to, most, limit, alternative)
 }
 

@@ -54,13 +54,24 @@ fn nothing(scene: &Scene) -> &'static str {
 pub(crate) fn totals(scene: &Scene) -> Markup {
     let nodes = &scene.view.nodes;
     let all = amounts::of_nodes(nodes.iter().map(|node| (node, None)));
-    let measured: Vec<_> = nodes.iter().filter_map(|node| Some((node, scene.usage(&node.name)?))).collect();
+    let measured: Vec<_> = nodes
+        .iter()
+        .filter_map(|node| Some((node, scene.usage(&node.name)?)))
+        .collect();
     let asked = measured.len();
     let used = amounts::of_nodes(measured.into_iter().map(|(node, usage)| (node, Some(usage))));
     let gpus = nodes.iter().map(|node| node.gpus.len()).sum::<usize>();
-    let wrong = nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.message.is_some()).count();
+    let wrong = nodes
+        .iter()
+        .flat_map(|node| &node.gpus)
+        .filter(|gpu| gpu.message.is_some())
+        .count();
     let troubled = nodes.iter().filter(|node| has_problem(node)).count();
-    let on = if asked == nodes.len() { String::new() } else { format!("on {asked} of {}", counted(nodes.len(), "node")) };
+    let on = if asked == nodes.len() {
+        String::new()
+    } else {
+        format!("on {asked} of {}", counted(nodes.len(), "node"))
+    };
     html! {
         div id="totals" {
             @for notice in &scene.notices { p.notice { (shown(notice)) } }
@@ -88,7 +99,13 @@ fn ratio(part: u64, all: u64) -> String {
 }
 
 fn form(scene: &Scene, filter: &Filter) -> Markup {
-    let namespaces: BTreeSet<&str> = scene.view.nodes.iter().flat_map(namespaces).chain(filter.namespace.as_deref()).collect();
+    let namespaces: BTreeSet<&str> = scene
+        .view
+        .nodes
+        .iter()
+        .flat_map(namespaces)
+        .chain(filter.namespace.as_deref())
+        .collect();
     let models: BTreeSet<&str> = models(scene).into_iter().chain(filter.model.as_deref()).collect();
     html! {
         form.filter role="search" aria-label="Filter the nodes" action="/" method="get" {
@@ -124,13 +141,7 @@ fn choice(name: &str, values: &BTreeSet<&str>, chosen: Option<&str>) -> Markup {
 }
 
 fn pager(selected: &Selected<'_>, filter: &Filter) -> Markup {
-    let to = |page| {
-        Address::Cluster(Filter {
-            page,
-            ..filter.clone()
-        })
-        .to_string()
-    };
+    let to = |page| Address::Cluster(Filter { page, ..filter.clone() }).to_string();
     html! {
         @if selected.pages > 1 {
             nav.pager aria-label="Pages" {

@@ -39,7 +39,7 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
                     h2 {
                         @if bar.has_problem() { span.alarm { "⚠ " } }
                         "GPU " (bar.name()) " "
-                        span.faint { (bar.gpus.first().and_then(|gpu| gpu.model.as_deref()).map(shown).unwrap_or_default()) }
+                        span.faint { (bar.gpus.first().map(|gpu| shown(card::undivided(gpu))).unwrap_or_default()) }
                     }
                     p.facts {
                         @if of.total > 0 { span { (part(of.allocated, of.total)) " allocated" } }
@@ -57,7 +57,9 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
 
 /// Return what the driver says of a GPU.
 fn driver(uuid: Option<&str>, usage: Option<&divvy_model::usage::Usage>) -> Vec<String> {
-    let Some(of) = uuid.and_then(|uuid| usage?.gpu(uuid)) else { return Vec::new() };
+    let Some(of) = uuid.and_then(|uuid| usage?.gpu(uuid)) else {
+        return Vec::new();
+    };
     let watts = of.power_milliwatts.map(|power| format!("{} W", power / 1000));
     let celsius = of.temperature_celsius.map(|degrees| format!("{degrees} °C"));
     let clock = of.sm_clock_mhz.map(|clock| format!("{clock} MHz"));

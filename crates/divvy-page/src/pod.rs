@@ -123,7 +123,10 @@ fn last_hour(scene: &Scene, history: &History, uid: &str, on: &[(&GpuView, &PodV
     let limit = amounts::of_pod_on(node, on.iter().copied());
     let most = points.iter().filter_map(|point| point.used).max().unwrap_or(0).max(limit);
     let of = |value: &dyn Fn(&crate::Point) -> Option<u64>| -> Vec<(u64, u64)> {
-        points.iter().filter_map(|point| Some((point.minute, value(point)?))).collect()
+        points
+            .iter()
+            .filter_map(|point| Some((point.minute, value(point)?)))
+            .collect()
     };
     let (used, busy) = (of(&|point| point.used), of(&|point| point.busy.map(u64::from)));
     html! {

@@ -2,9 +2,9 @@
 
 use maud::{Markup, html};
 
+use crate::chart;
 use crate::scene::Recorded;
 use crate::text::{memory, shown, time};
-use crate::chart;
 
 /// The maximum number of rows in the table, and of points in the chart.
 const ROWS: usize = 200;
@@ -22,7 +22,12 @@ pub(crate) fn page(record: &Recorded) -> Markup {
 /// Everything about the recorded history, which an event replaces.
 pub(crate) fn section(record: &Recorded) -> Markup {
     let points = thinned(&record.points, POINTS);
-    let most = record.points.iter().map(|point| point.total.max(point.allocated)).max().unwrap_or(0);
+    let most = record
+        .points
+        .iter()
+        .map(|point| point.total.max(point.allocated))
+        .max()
+        .unwrap_or(0);
     let allocated: Vec<(u64, u64)> = points.iter().map(|point| (point.at, point.allocated)).collect();
     let total = record.points.last().map(|point| point.total);
     let words = format!("Memory allocated over time: {}", chart::in_words(&allocated, memory));
@@ -32,7 +37,7 @@ pub(crate) fn section(record: &Recorded) -> Markup {
             section.gpu {
                 h2 { "Allocations over time" }
                 @if let (Some(first), Some(last)) = (record.points.first(), record.points.last()) {
-                    figure {
+                    figure.tall {
                         (chart::unbroken(&allocated, most, total, &words))
                         figcaption { (time(first.at)) " to " (time(last.at)) ". Memory allocated, up to " (memory(most)) "; the dashed line is all memory" }
                     }
@@ -63,5 +68,7 @@ pub(crate) fn section(record: &Recorded) -> Markup {
 fn thinned<T: Copy>(points: &[T], most: usize) -> Vec<T> {
     let count = points.len().min(most);
     let last = points.len().saturating_sub(1);
-    (0..count).filter_map(|at| points.get(at * last / count.saturating_sub(1).max(1)).copied()).collect()
+    (0..count)
+        .filter_map(|at| points.get(at * last / count.saturating_sub(1).max(1)).copied())
+        .collect()
 }

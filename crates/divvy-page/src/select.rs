@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use divvy_view::{GpuView, NodeView, amounts};
 
-use crate::address::{Condition, Filter};
 use crate::Scene;
+use crate::address::{Condition, Filter};
 
 /// The number of nodes on a page.
 pub(crate) const A_PAGE: usize = 100;

@@ -22,6 +22,9 @@ pub(crate) fn measured(bytes: Option<u64>) -> String {
 /// Format a part of an amount, with the unit once if it is the same: `24 / 40 GiB`.
 pub(crate) fn part(part: u64, all: u64) -> String {
     let (part, all) = (memory(part), memory(all));
+    if part == "0 MiB" {
+        return format!("0 / {all}");
+    }
     let short = part.split_once(' ').filter(|(_, unit)| all.ends_with(unit));
     format!("{} / {all}", short.map_or(part.as_str(), |(number, _)| number))
 }
@@ -45,7 +48,10 @@ pub(crate) fn span(seconds: u64) -> String {
 /// Format a time: `2026-11-28 06:02:10 UTC`.
 pub(crate) fn time(at: u64) -> String {
     let time = i64::try_from(at).ok().and_then(|at| Timestamp::from_second(at).ok());
-    time.map_or_else(|| "an unknown time".to_owned(), |time| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
+    time.map_or_else(
+        || "an unknown time".to_owned(),
+        |time| time.strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
+    )
 }
 
 /// Format the time of day: `06:02`.
