@@ -95,7 +95,7 @@ impl<'a> Bar<'a> {
                     // Parts that are only offered as a whole have no units, and all the same width.
                     @let width = if total == 0 { WIDTH / count } else { scaled(gpu.total, total, WIDTH) };
                     (cell(node, gpu, usage, from, width, titles))
-                    @if at > 0 { rect.gap x=(Length(from)) width="3" height="16" {} }
+                    @if at > 0 { rect.gap x=(Length(from)) width="4" height="16" {} }
                     @let _ = from += width;
                 }
             }
@@ -210,17 +210,20 @@ pub(crate) fn patterns() -> Markup {
 
 /// Say what the looks of a bar mean.
 pub(crate) fn legend<'a>(namespaces: impl Iterator<Item = &'a str>) -> Markup {
-    let swatch = |content: Markup| html! { svg.swatch width="22" height="12" aria-hidden="true" focusable="false" { (content) } };
+    let swatch = |content: Markup| html! { svg.swatch width="18" height="12" aria-hidden="true" focusable="false" { (content) } };
+    let plain = html! { rect.neutral width="18" height="12" {} };
+    let idle = html! { (plain) rect.idle width="18" height="12" fill="url(#idle)" {} };
+    let over = html! { (plain) rect.over width="18" height="4" {} };
     html! {
-        ul.legend aria-label="Legend" {
-            li { (swatch(html! { rect.n1 width="22" height="12" {} })) "used" }
-            li { (swatch(html! { rect.n1 width="22" height="12" {} rect.idle width="22" height="12" fill="url(#idle)" {} })) "allocated and idle" }
-            li { (swatch(html! { rect.n1.unknown width="22" height="12" {} })) "allocated, use not measured" }
-            li { (swatch(html! { rect.track width="22" height="12" {} })) "free" }
-            li { (swatch(html! { rect.n1 width="22" height="12" {} rect.over width="22" height="4" {} })) "over its share" }
-            @for namespace in namespaces {
-                li { (swatch(html! { rect class=(color(namespace)) width="22" height="12" {} })) (shown(namespace)) }
-            }
+        ul.legend aria-label="What the looks of a bar mean" {
+            li { (swatch(plain.clone())) "used" }
+            li { (swatch(idle)) "allocated and idle" }
+            li { (swatch(html! { rect.neutral.unknown width="18" height="12" {} })) "allocated, not measured" }
+            li { (swatch(over)) "over its share" }
+            li { (swatch(html! { rect.track width="18" height="12" {} })) "free" }
+        }
+        ul.legend aria-label="The colors of the namespaces" {
+            @for namespace in namespaces { li { (swatch(html! { rect class=(color(namespace)) width="18" height="12" {} })) (shown(namespace)) } }
         }
     }
 }

@@ -24,8 +24,12 @@ pub(crate) fn card(scene: &Scene, node: &NodeView) -> Markup {
                 h3 { a href=(Address::Node(node.name.clone()).to_string()) { (shown(&node.name)) } }
                 p.sum { (sum(node, &all)) }
             }
-            p.models { (kinds(node)) }
-            ul.gpus { @for bar in Bar::of(node) { (line(node, &bar, usage, false)) } }
+            div.gpus {
+                p.models { (kinds(node)) }
+                span.head aria-hidden="true" { "allocated" }
+                span.head aria-hidden="true" { "busy" }
+                ul { @for bar in Bar::of(node) { (line(node, &bar, usage, false)) } }
+            }
             (troubles(scene, node))
             details { summary { "Table" } (table::of_gpus(node, node.gpus.iter(), usage)) }
         }
@@ -41,25 +45,52 @@ pub(crate) fn sum(node: &NodeView, all: &Amounts) -> String {
     }
 }
 
-/// Return the kinds of GPUs of a node: `8 × NVIDIA A100-SXM4-40GB`.
+/// Return the kinds of GPUs of a node, and of their parts: `8 × NVIDIA A100-SXM4-40GB`, `2 × NVIDIA H100 80GB HBM3 (7 × 1g.10gb)`.
 pub(crate) fn kinds(node: &NodeView) -> String {
-    let mut kinds: Vec<(&str, usize)> = Vec::new();
-    for gpu in &node.gpus {
-        let model = gpu
-            .model
-            .as_deref()
-            .filter(|model| !model.is_empty())
-            .unwrap_or("GPU of unknown model");
-        match kinds.iter_mut().find(|(known, _)| *known == model) {
-            Some((_, count)) => *count += 1,
-            None => kinds.push((model, 1)),
+    let mut kinds: Vec<(&str, usize, Vec<(&str, usize)>)> = Vec::new();
+    for bar in Bar::of(node) {
+        let model = bar.gpus.first().map_or("", |gpu| undivided(gpu));
+        let model = if model.is_empty() { "GPU of unknown model" } else { model };
+        let parts = bar
+            .gpus
+            .iter()
+            .filter_map(|gpu| Some(gpu.partition.as_ref()?.profile.as_str()));
+        let at = kinds.iter().position(|(known, ..)| *known == model).unwrap_or(kinds.len());
+        if at == kinds.len() {
+            kinds.push((model, 0, Vec::new()));
+        }
+        let (_, count, known) = &mut kinds[at];
+        *count += 1;
+        for profile in parts {
+            match known.iter_mut().find(|(other, _)| *other == profile) {
+                Some((_, count)) => *count += 1,
+                None => known.push((profile, 1)),
+            }
         }
     }
-    let texts: Vec<String> = kinds
-        .into_iter()
-        .map(|(model, count)| format!("{count} × {}", shown(model)))
-        .collect();
-    texts.join(", ")
+    let times = |(of, count): &(&str, usize)| format!("{count} × {}", shown(of));
+    let text = |(model, count, parts): &(&str, usize, Vec<(&str, usize)>)| {
+        let parts: Vec<String> = parts.iter().map(times).collect();
+        let parts = if parts.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", parts.join(", "))
+        };
+        format!("{}{parts}", times(&(model, *count)))
+    };
+    kinds.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// Return a GPU's product name, without the profile that NVML's names of MIG devices end in.
+pub(crate) fn undivided(gpu: &GpuView) -> &str {
+    let model = gpu.model.as_deref().unwrap_or_default();
+    let profile = gpu
+        .partition
+        .as_ref()
+        .map(|of| of.profile.as_str())
+        .filter(|profile| !profile.is_empty());
+    let rest = profile.and_then(|profile| model.strip_suffix(profile)).map(str::trim_end);
+    rest.map_or(model, |rest| rest.strip_suffix("MIG").unwrap_or(rest).trim_end())
 }
 
 /// Return a line with a bar, and its numbers.

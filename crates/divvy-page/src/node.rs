@@ -39,7 +39,7 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
                     h2 {
                         @if bar.has_problem() { span.alarm { "⚠ " } }
                         "GPU " (bar.name()) " "
-                        span.faint { (bar.gpus.first().and_then(|gpu| gpu.model.as_deref()).map(shown).unwrap_or_default()) }
+                        span.faint { (bar.gpus.first().map(|gpu| shown(card::undivided(gpu))).unwrap_or_default()) }
                     }
                     p.facts {
                         @if of.total > 0 { span { (part(of.allocated, of.total)) " allocated" } }

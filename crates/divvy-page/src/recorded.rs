@@ -37,7 +37,7 @@ pub(crate) fn section(record: &Recorded) -> Markup {
             section.gpu {
                 h2 { "Allocations over time" }
                 @if let (Some(first), Some(last)) = (record.points.first(), record.points.last()) {
-                    figure {
+                    figure.tall {
                         (chart::unbroken(&allocated, most, total, &words))
                         figcaption { (time(first.at)) " to " (time(last.at)) ". Memory allocated, up to " (memory(most)) "; the dashed line is all memory" }
                     }

@@ -22,6 +22,9 @@ pub(crate) fn measured(bytes: Option<u64>) -> String {
 /// Format a part of an amount, with the unit once if it is the same: `24 / 40 GiB`.
 pub(crate) fn part(part: u64, all: u64) -> String {
     let (part, all) = (memory(part), memory(all));
+    if part == "0 MiB" {
+        return format!("0 / {all}");
+    }
     let short = part.split_once(' ').filter(|(_, unit)| all.ends_with(unit));
     format!("{} / {all}", short.map_or(part.as_str(), |(number, _)| number))
 }

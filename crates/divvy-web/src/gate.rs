@@ -1,5 +1,7 @@
 //! Who may see the pages.
 
+use std::fmt;
+
 use futures::future::BoxFuture;
 use subtle::ConstantTimeEq as _;
 
@@ -30,8 +32,13 @@ pub enum Refused {
 }
 
 /// The gate of `divvy web`: one random token, which the program shows to the user who started it.
-#[derive(Debug)]
 pub struct LocalToken(String);
+
+impl fmt::Debug for LocalToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LocalToken(…)")
+    }
+}
 
 impl LocalToken {
     /// Make a new token of 256 random bits.

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use http::{HeaderMap, Uri, header};
+
 /// The values of the header `Host` that are answered. Another name means that a page of another site reaches this server by a DNS name of its own
 /// ("DNS rebinding"), and gets status 421.
 #[derive(Debug, Clone)]
 pub struct Hosts {
-    pub(crate) names: BTreeSet<String>,
+    names: BTreeSet<String>,
     pub(crate) tls: bool,
 }
 
@@ -29,5 +31,25 @@ impl Hosts {
     #[must_use]
     pub fn over_tls(self) -> Hosts {
         Hosts { tls: true, ..self }
+    }
+
+    /// Report whether a request is for this server.
+    pub(crate) fn accept(&self, uri: &Uri, headers: &HeaderMap) -> bool {
+        let mut hosts = headers.get_all(header::HOST).iter();
+        let (first, second) = (hosts.next(), hosts.next());
+        // HTTP/2 has the name in the address.
+        let named = match (first, uri.authority()) {
+            (Some(host), _) => host.to_str().ok(),
+            (None, Some(authority)) => Some(authority.as_str()),
+            (None, None) => None,
+        };
+        second.is_none() && named.is_some_and(|name| self.has(&name.to_ascii_lowercase()))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        let without_port = name
+            .rsplit_once(':')
+            .filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+        self.names.contains(name) || without_port.is_some_and(|(name, _)| self.names.contains(name))
     }
 }

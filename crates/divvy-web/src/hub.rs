@@ -1,29 +1,238 @@
-//! The scene that is shown now.
+//! The scene that is shown now, and what changed in which version.
 
-use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use divvy_page::Scene;
+use divvy_page::{Address, Filter, History, Key, Listing, Measured, Scene, listing, page, part};
+use divvy_view::NodeView;
+use tokio::sync::watch;
+use tokio::time::Instant;
 
-/// What all pages and streams are made of.
-#[derive(Debug, Default)]
+use crate::version::Version;
+
+/// For how long after a page was rendered its nodes are wanted.
+const WANTED: Duration = Duration::from_secs(60);
+
+/// What all pages and streams are made of. Each change of the scene has a version; [`Hub::show`] finds out which parts changed in it.
+#[derive(Debug)]
 pub struct Hub {
-    scene: Mutex<Scene>,
+    state: RwLock<State>,
+    newest: watch::Sender<u64>,
+    asked: RwLock<Asked>,
+}
+
+#[derive(Debug)]
+struct State {
+    scene: Scene,
+    history: History,
+    /// A number for this run of the program: the versions of another run mean nothing here.
+    run: u64,
+    version: u64,
+    /// The version in which a part changed last.
+    changed: BTreeMap<String, u64>,
+    totals: Seen,
+    waiting: Seen,
+    record: Seen,
+}
+
+/// A part that is compared by what it looks like.
+#[derive(Debug, Default, Clone, Copy)]
+struct Seen {
+    hash: u64,
+    changed: u64,
+}
+
+/// Which nodes are wanted.
+#[derive(Debug, Default)]
+struct Asked {
+    rendered: BTreeMap<String, Instant>,
+    followed: BTreeMap<u64, Vec<String>>,
+    next: u64,
+}
+
+impl Default for Hub {
+    fn default() -> Hub {
+        Hub::new()
+    }
 }
 
 impl Hub {
     /// Make a hub that shows an empty cluster.
     pub fn new() -> Hub {
-        Hub::default()
+        let run = RandomState::new().build_hasher().finish();
+        Hub {
+            state: RwLock::new(State {
+                scene: Scene::default(),
+                history: History::default(),
+                run,
+                version: 0,
+                changed: BTreeMap::new(),
+                totals: Seen::default(),
+                waiting: Seen::default(),
+                record: Seen::default(),
+            }),
+            newest: watch::Sender::new(0),
+            asked: RwLock::new(Asked::default()),
+        }
     }
 
     /// Show this scene from now on.
     pub fn show(&self, scene: Scene) {
-        *self.scene.lock().unwrap_or_else(PoisonError::into_inner) = scene;
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.show(scene);
+        let version = state.version;
+        drop(state);
+        self.newest.send_replace(version);
     }
 
     /// Return the nodes on pages that were rendered in the last minute, or that a stream follows: the nodes whose agents should be asked.
     pub fn wanted(&self) -> BTreeSet<String> {
-        BTreeSet::new()
+        let mut asked = self.asked.write().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        asked.rendered.retain(|_, at| now.duration_since(*at) < WANTED);
+        let followed = asked.followed.values().flatten();
+        asked.rendered.keys().chain(followed).cloned().collect()
+    }
+
+    /// Return a page. `None` if it does not exist.
+    pub(crate) fn page(&self, address: &Address) -> Option<String> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let page = page(&state.scene, &state.history, address, &state.now().to_string())?;
+        let nodes = listing(&state.scene, address).map(nodes).unwrap_or_default();
+        drop(state);
+        let mut asked = self.asked.write().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        asked.rendered.retain(|_, at| now.duration_since(*at) < WANTED);
+        asked.rendered.extend(nodes.into_iter().map(|node| (node, now)));
+        Some(page)
+    }
+
+    /// Return the receiver of new versions.
+    pub(crate) fn versions(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// Return the parts of a page that changed after a version, and the version now. `None` if the page must be loaded again: it has other parts than the
+    /// client's (`list`), or the version is not one of this run.
+    pub(crate) fn changes(&self, address: &Address, list: &str, since: Version) -> Option<(Vec<Key>, Version)> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let now = state.now();
+        let listing = listing(&state.scene, address).filter(|listing| listing.list == list)?;
+        if since.run != now.run || since.number > now.number {
+            return None;
+        }
+        let changed = |key: &Key| state.changed(key) > since.number;
+        Some((listing.keys.into_iter().filter(changed).collect(), now))
+    }
+
+    /// Return a part of a page as it is now.
+    pub(crate) fn part(&self, address: &Address, key: &Key) -> Option<String> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        part(&state.scene, &state.history, address, key)
+    }
+
+    /// Follow the nodes of a page until the result is dropped.
+    pub(crate) fn follow(self: &Arc<Hub>, address: &Address) -> Followed {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let nodes = listing(&state.scene, address).map(nodes).unwrap_or_default();
+        drop(state);
+        let mut asked = self.asked.write().unwrap_or_else(PoisonError::into_inner);
+        let id = asked.next;
+        asked.next += 1;
+        asked.followed.insert(id, nodes);
+        Followed { hub: self.clone(), id }
+    }
+}
+
+/// A stream's interest in the nodes of its page.
+#[derive(Debug)]
+pub(crate) struct Followed {
+    hub: Arc<Hub>,
+    id: u64,
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        self.hub
+            .asked
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .followed
+            .remove(&self.id);
+    }
+}
+
+fn nodes(listing: Listing) -> Vec<String> {
+    let node = |key| match key {
+        Key::Node(name) => Some(name),
+        Key::Totals | Key::Waiting | Key::Record => None,
+    };
+    listing.keys.into_iter().filter_map(node).collect()
+}
+
+impl State {
+    fn now(&self) -> Version {
+        Version {
+            run: self.run,
+            number: self.version,
+        }
+    }
+
+    fn changed(&self, key: &Key) -> u64 {
+        match key {
+            Key::Totals => self.totals.changed,
+            Key::Waiting => self.waiting.changed,
+            Key::Record => self.record.changed,
+            Key::Node(name) => self.changed.get(name).copied().unwrap_or(0),
+        }
+    }
+
+    fn show(&mut self, scene: Scene) {
+        self.version += 1;
+        let old = std::mem::replace(&mut self.scene, scene);
+        self.history.record(&self.scene);
+        let scene = &self.scene;
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.retain(|name, _| scene.node(name).is_some());
+        for node in &scene.view.nodes {
+            let same = looks(&old, old.node(&node.name)) == looks(scene, Some(node));
+            if !same || !changed.contains_key(&node.name) {
+                changed.insert(node.name.clone(), self.version);
+            }
+        }
+        self.changed = changed;
+        let looks = |address, key| {
+            let mut hasher = DefaultHasher::new();
+            part(&self.scene, &self.history, &address, &key).hash(&mut hasher);
+            hasher.finish()
+        };
+        self.totals = self
+            .totals
+            .next(looks(Address::Cluster(Filter::default()), Key::Totals), self.version);
+        self.waiting = self.waiting.next(looks(Address::Waiting, Key::Waiting), self.version);
+        self.record = self.record.next(looks(Address::History, Key::Record), self.version);
+    }
+}
+
+/// Return what a node looks like, without the number of the sample and the time of the answer, which change each time. A minute is a change: the last hour has
+/// another point.
+fn looks<'s>(scene: &'s Scene, node: Option<&'s NodeView>) -> impl PartialEq + 's {
+    let answer = node.and_then(|node| scene.answers.get(&node.name));
+    let usage = |answer: &'s Measured| {
+        let usage = answer.usage.as_ref();
+        (answer.at / 60, usage.map(|usage| (usage.v, &usage.gpus, &usage.containers)))
+    };
+    (node, answer.map(usage))
+}
+
+impl Seen {
+    fn next(self, hash: u64, version: u64) -> Seen {
+        if self.hash == hash && self.changed > 0 {
+            self
+        } else {
+            Seen { hash, changed: version }
+        }
     }
 }

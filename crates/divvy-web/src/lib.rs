@@ -3,23 +3,25 @@
 //! - [`Hub`]: the scene that is shown now, and what changed since when
 //! - [`Gate`]: who may see it
 //! - [`Hosts`]: under which names
+//! - [`Impatient`]: a connection that ends when its client reads nothing
+//!
+//! The server around the router limits connections and times. It must allow for streams: a limit on the time of a whole answer ends them, and the script connects
+//! again.
 
 #![forbid(unsafe_code)]
 
+mod answer;
+mod events;
 mod gate;
 mod hosts;
 mod hub;
-
-use std::sync::Arc;
-
-use axum::Router;
+mod impatient;
+mod routes;
+mod session;
+mod version;
 
 pub use gate::{Gate, LocalToken, Refused};
 pub use hosts::Hosts;
 pub use hub::Hub;
-
-/// Return the pages as a router.
-pub fn router(hub: Arc<Hub>, gate: Arc<dyn Gate>, hosts: Hosts) -> Router {
-    drop((hub, gate, hosts));
-    Router::new()
-}
+pub use impatient::Impatient;
+pub use routes::router;

@@ -1,0 +1,320 @@
+//! Machines, and the pods on them.
+
+use std::collections::BTreeMap;
+
+use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
+use divvy_model::{
+    Allocation, ContainerKind, ContainerRequest, GpuShare, Health, Held, Inventory, MiB, Node, Partition, Pod, PodRequest,
+    Vendor, WholeContainer, WholeKind, WholeRequest,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// A node with its GPUs and its pods.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// The node's name.
+    pub name: String,
+    gpus: Vec<Gpu>,
+    pods: Vec<Share>,
+    trouble: Option<String>,
+    silent: Option<String>,
+    measured: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Gpu {
+    uuid: String,
+    index: u32,
+    model: String,
+    gib: u64,
+    health: Health,
+    reason: Option<String>,
+    parent: Option<Partition>,
+    held: u64,
+    watts: u64,
+}
+
+/// A pod's share of a GPU.
+#[derive(Debug, Clone)]
+pub struct Share {
+    namespace: String,
+    name: String,
+    gpu: usize,
+    gib: u64,
+    whole: bool,
+    used: u64,
+    busy: u32,
+    escapes: Vec<EscapeKind>,
+    denied: Option<u64>,
+}
+
+impl Share {
+    /// A pod with so many GiB of the GPU at this position.
+    pub fn new(namespace: &str, name: &str, gpu: usize, gib: u64) -> Share {
+        Share {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            gpu,
+            gib,
+            whole: false,
+            used: 0,
+            busy: 0,
+            escapes: Vec::new(),
+            denied: None,
+        }
+    }
+
+    /// A pod that has the whole GPU.
+    pub fn whole(namespace: &str, name: &str, gpu: usize) -> Share {
+        Share {
+            whole: true,
+            ..Share::new(namespace, name, gpu, 0)
+        }
+    }
+
+    /// What it uses: MiB, and percent of the time.
+    #[must_use]
+    pub fn uses(self, mib: u64, busy: u64) -> Share {
+        Share {
+            used: mib,
+            busy: u32::try_from(busy.min(100)).unwrap_or(100),
+            ..self
+        }
+    }
+
+    /// It uses more than its share, and does so in a way that the agent has noticed.
+    #[must_use]
+    pub fn escapes(self, kind: EscapeKind, denied: u64) -> Share {
+        Share {
+            escapes: vec![kind],
+            denied: Some(denied),
+            ..self
+        }
+    }
+
+    fn uid(&self) -> String {
+        format!("uid-{}-{}", self.namespace, self.name)
+    }
+}
+
+impl Machine {
+    /// A machine with equal GPUs.
+    pub fn new(name: impl Into<String>, model: &str, gib: u64, gpus: u32) -> Machine {
+        let name = name.into();
+        let gpu = |index: u32| Gpu {
+            uuid: format!("GPU-{name}-{index}"),
+            index,
+            model: model.to_owned(),
+            gib,
+            health: Health::Ok,
+            reason: None,
+            parent: None,
+            held: 0,
+            watts: 60 + u64::from(index) * 3,
+        };
+        Machine {
+            gpus: (0..gpus).map(gpu).collect(),
+            name,
+            pods: Vec::new(),
+            trouble: None,
+            silent: None,
+            measured: true,
+        }
+    }
+
+    /// Divide the GPU at this position into MIG devices: `(profile, GiB)`.
+    #[must_use]
+    pub fn divided(mut self, at: usize, parts: &[(&str, u64)]) -> Machine {
+        let whole = self.gpus.remove(at);
+        let part = |(number, (profile, gib)): (usize, &(&str, u64))| Gpu {
+            uuid: format!("MIG-{}-{number}", whole.uuid),
+            index: (whole.index + 1) * 100 + u32::try_from(number).unwrap_or(0),
+            model: format!("{} MIG {profile}", whole.model),
+            gib: *gib,
+            parent: Some(Partition {
+                parent: whole.uuid.clone(),
+                profile: (*profile).to_owned(),
+            }),
+            ..whole.clone()
+        };
+        let parts: Vec<Gpu> = parts.iter().enumerate().map(part).collect();
+        self.gpus.splice(at..at, parts);
+        self
+    }
+
+    /// The GPU at this position does not work.
+    #[must_use]
+    pub fn broken(mut self, at: usize, health: Health, reason: &str) -> Machine {
+        self.gpus[at].health = health;
+        self.gpus[at].reason = Some(reason.to_owned());
+        self
+    }
+
+    /// Pods that have ended still hold so many MiB of the GPU at this position.
+    #[must_use]
+    pub fn held(mut self, at: usize, mib: u64) -> Machine {
+        self.gpus[at].held = mib;
+        self
+    }
+
+    /// Containers get no driver libraries.
+    #[must_use]
+    pub fn trouble(self, text: &str) -> Machine {
+        Machine {
+            trouble: Some(text.to_owned()),
+            ..self
+        }
+    }
+
+    /// The agent gives no answer.
+    #[must_use]
+    pub fn silent(self, why: &str) -> Machine {
+        Machine {
+            silent: Some(why.to_owned()),
+            ..self
+        }
+    }
+
+    /// The agent was not asked.
+    #[must_use]
+    pub fn not_asked(self) -> Machine {
+        Machine { measured: false, ..self }
+    }
+
+    /// Add a pod.
+    #[must_use]
+    pub fn pod(mut self, pod: Share) -> Machine {
+        self.pods.push(pod);
+        self
+    }
+
+    pub(crate) fn node(&self) -> Node {
+        let text = r#"{"uuid":"GPU","index":0,"minor":0,"model":"","totalMiB":0,"units":0,"health":"ok"}"#;
+        let gpus = vec![text; 1];
+        let text = format!(
+            r#"{{"v":1,"agent":"0.1.0","driver":"570.86.15","unitMiB":1024,"gpus":[{}]}}"#,
+            gpus.join(",")
+        );
+        let mut inventory = Inventory::parse(&text).expect("an inventory");
+        let template = inventory.gpus.remove(0);
+        inventory.gpus = self
+            .gpus
+            .iter()
+            .map(|gpu| divvy_model::Gpu {
+                uuid: gpu.uuid.clone(),
+                index: gpu.index,
+                model: gpu.model.clone(),
+                total: MiB(gpu.gib * 1024),
+                units: gpu.gib,
+                partition: gpu.parent.clone(),
+                whole: Some(WholeKind::Gpu(Vendor::Nvidia)).filter(|_| self.pods.iter().any(|pod| pod.whole)),
+                health: gpu.health,
+                reason: gpu.reason.clone(),
+                held: MiB(gpu.held),
+                ..template.clone()
+            })
+            .collect();
+        inventory.driver_trouble.clone_from(&self.trouble);
+        let units = self.gpus.iter().map(|gpu| gpu.gib).sum();
+        Node {
+            name: self.name.clone(),
+            capacity_units: units,
+            allocatable_units: units,
+            allocatable_gpus: self.gpus.len() as u64,
+            inventory: Some(Ok(inventory)),
+            ..Node::default()
+        }
+    }
+
+    pub(crate) fn pods(&self) -> impl Iterator<Item = Pod> {
+        self.pods.iter().map(|pod| {
+            let gpu = &self.gpus[pod.gpu];
+            let share = GpuShare {
+                uuid: gpu.uuid.clone(),
+                memory: MiB(if pod.whole { gpu.gib } else { pod.gib } * 1024),
+                cores: 0,
+                whole: pod.whole,
+                enforcement: None,
+            };
+            let container = ContainerRequest {
+                name: "main".to_owned(),
+                kind: ContainerKind::App,
+                units: pod.gib,
+                gpu_count: 0,
+            };
+            let whole = WholeRequest {
+                kind: WholeKind::Gpu(Vendor::Nvidia),
+                containers: vec![WholeContainer {
+                    name: "main".to_owned(),
+                    kind: ContainerKind::App,
+                    gpus: 1,
+                }],
+            };
+            Pod {
+                uid: pod.uid(),
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                node: Some(self.name.clone()),
+                held: Held::Allocation(Allocation {
+                    v: 1,
+                    gpus: vec![share],
+                    containers: BTreeMap::new(),
+                }),
+                request: PodRequest {
+                    containers: if pod.whole { Vec::new() } else { vec![container] },
+                    whole: pod.whole.then(|| Box::new(whole)),
+                    ..PodRequest::default()
+                },
+                ..Pod::default()
+            }
+        })
+    }
+
+    pub(crate) fn answer(&self, at: u64) -> Option<Result<Usage, String>> {
+        if let Some(why) = &self.silent {
+            return Some(Err(why.clone()));
+        }
+        self.measured.then(|| Ok(self.usage(at)))
+    }
+
+    fn usage(&self, now: u64) -> Usage {
+        let on = |at: usize| self.pods.iter().filter(move |pod| pod.gpu == at);
+        let gpu = |(at, gpu): (usize, &Gpu)| {
+            let busy = on(at).map(|pod| pod.busy).sum::<u32>().min(100);
+            GpuUsage {
+                uuid: gpu.uuid.clone(),
+                memory_bytes: Some(gpu.gib * 1024 * MIB),
+                used_bytes: Some((450 + gpu.held + on(at).map(|pod| pod.used).sum::<u64>()) * MIB),
+                busy_percent: Some(busy),
+                power_milliwatts: Some((gpu.watts + u64::from(busy) * 3) * 1000),
+                temperature_celsius: Some(31 + busy * 4 / 10),
+                sm_clock_mhz: Some(1410),
+                ..GpuUsage::default()
+            }
+        };
+        // NVML measures no GPU that has fallen off the bus, and no MIG device.
+        let measures = |gpu: &Gpu| gpu.health == Health::Ok && gpu.parent.is_none();
+        let container = |pod: &Share| ContainerUsage {
+            namespace: pod.namespace.clone(),
+            pod: pod.name.clone(),
+            uid: pod.uid(),
+            container: Some("main".to_owned()),
+            gpu: self.gpus[pod.gpu].uuid.clone(),
+            limit_bytes: Some(if pod.whole { self.gpus[pod.gpu].gib } else { pod.gib } * 1024 * MIB),
+            used_bytes: Some(pod.used * MIB),
+            peak_bytes: Some((pod.used + 900) * MIB),
+            busy_percent: Some(pod.busy),
+            last_busy: Some(if pod.busy == 0 { now.saturating_sub(8000) } else { now }),
+            denied: pod.denied,
+            escapes: pod.escapes.iter().copied().collect(),
+            ..ContainerUsage::default()
+        };
+        Usage {
+            v: 1,
+            sample: 1,
+            gpus: self.gpus.iter().enumerate().filter(|(_, of)| measures(of)).map(gpu).collect(),
+            containers: self.pods.iter().map(container).collect(),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Made-up clusters as a [`View`], with what their agents measure and the pods that wait. The views are made by [`divvy_view::view`] from nodes and pods, as in
+//! the programs.
+
+#![forbid(unsafe_code)]
+
+mod build;
+mod mixed;
+
+use std::collections::BTreeMap;
+
+use divvy_model::usage::Usage;
+use divvy_view::{View, Waiting, view};
+
+pub use build::{Machine, Share};
+pub use mixed::{HOSTILE, mixed};
+
+/// When the first step is, in seconds since 1970.
+const START: u64 = 1_795_845_600;
+
+/// A cluster at one time.
+#[derive(Debug, Clone, Default)]
+pub struct Cluster {
+    /// The time, in seconds since 1970: each step is a minute.
+    pub at: u64,
+    /// The allocations.
+    pub view: View,
+    /// What the agents answer, by node.
+    pub usage: BTreeMap<String, Result<Usage, String>>,
+    /// The pods that wait.
+    pub waiting: Vec<Waiting>,
+}
+
+impl Cluster {
+    /// Make a cluster of these machines.
+    pub fn of(machines: &[Machine], step: u64) -> Cluster {
+        let nodes: Vec<_> = machines.iter().map(Machine::node).collect();
+        let pods: Vec<_> = machines.iter().flat_map(Machine::pods).collect();
+        let at = START + step * 60;
+        Cluster {
+            at,
+            view: view(&nodes, &pods),
+            usage: machines
+                .iter()
+                .filter_map(|machine| Some((machine.name.clone(), machine.answer(at)?)))
+                .collect(),
+            waiting: Vec::new(),
+        }
+    }
+}
+
+/// Make a cluster of equal machines with eight GPUs, each with three pods. `step` changes what they use.
+pub fn equal(machines: u64, step: u64) -> Cluster {
+    let names = ["trainer", "notebook", "inference", "embedding", "batch"];
+    let machines: Vec<Machine> = (0..machines)
+        .map(|number| {
+            let mut machine = Machine::new(format!("gpu-{number:04}"), "NVIDIA A100-SXM4-80GB", 80, 8);
+            for at in 0..24 {
+                let seed = number * 24 + at;
+                let name = format!(
+                    "{}-{:05x}",
+                    names[(seed % 5) as usize],
+                    seed.wrapping_mul(0x9e37_79b9) & 0xf_ffff
+                );
+                let namespace = ["research", "platform", "team-a", "team-b", "vision", "speech"][(seed / 3 % 6) as usize];
+                let used = (seed * 7 + step) % 20;
+                machine = machine.pod(
+                    Share::new(namespace, &name, (at / 3) as usize, 8 + seed % 16)
+                        .uses(used * 1024 + seed % 1024, (seed * 11 + step) % 101),
+                );
+            }
+            machine
+        })
+        .collect();
+    Cluster::of(&machines, step)
+}
