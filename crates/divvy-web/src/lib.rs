@@ -17,6 +17,7 @@ mod hosts;
 mod hub;
 mod impatient;
 mod routes;
+mod serve;
 mod session;
 mod version;
 
@@ -25,3 +26,4 @@ pub use hosts::Hosts;
 pub use hub::Hub;
 pub use impatient::Impatient;
 pub use routes::router;
+pub use serve::{PATIENCE, limits, serve};

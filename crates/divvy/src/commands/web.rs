@@ -4,12 +4,10 @@ mod record;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_kube::{client, list};
 use divvy_program::until_stopped;
-use divvy_serve::{Limits, Plain, Share};
 use divvy_web::{Hosts, Hub, LocalToken, router};
 use tokio::sync::watch;
 
@@ -40,33 +38,9 @@ pub async fn run(args: WebArgs) -> anyhow::Result<()> {
     printer::print(&format!("http://127.0.0.1:{port}/?token={}\n", token.text()))?;
     super::say("Open this address in a browser on this machine. Ctrl-C ends the page.")?;
     let router = router(hub.clone(), Arc::new(token), Hosts::loopback(port));
-    let served = divvy_serve::serve(listener, Plain { known: true }, router, limits(), stop.clone());
+    let served = divvy_web::serve(listener, router, stop.clone());
     tokio::select! {
         () = served => Ok(()),
         () = divvy_feed::feed(client, hub, recorded) => anyhow::bail!("the cluster is no longer watched; start the command again"),
-    }
-}
-
-/// The limits of the server. Only this machine's users reach it.
-fn limits() -> Limits {
-    let share = Share {
-        connections: 128,
-        per_address: 128,
-        idle: Duration::from_secs(90),
-        body_bytes: 64 << 10,
-    };
-    Limits {
-        known: share,
-        unknown: share,
-        handshakes: 1,
-        handshakes_per_address: 1,
-        first_byte: Duration::from_secs(5),
-        handshake: Duration::from_secs(5),
-        header: Duration::from_secs(10),
-        body: Duration::from_secs(10),
-        // A stream of changes is an answer that does not end. After this time, the browser asks again.
-        request: Duration::from_secs(3600),
-        header_bytes: 64 << 10,
-        bodies_bytes: 1 << 20,
     }
 }
