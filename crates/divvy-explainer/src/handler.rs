@@ -10,12 +10,12 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use divvy_kube::caller::Caller;
 use divvy_kube::list;
 use divvy_model::{MemoryUnit, PodKey, names};
 use divvy_why::{Named, Wants};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::caller::Caller;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::snapshot_cache::{Question, SnapshotCache};
@@ -82,8 +82,11 @@ impl Handler {
             let text = format!("{ANSWERS} other questions are being answered; try again in a few seconds");
             return Err(Refusal::unavailable(text));
         };
-        let caller = Caller::of(&self.client, token).await?;
-        if !caller.may("get", &pod.namespace, &pod.name).await? {
+        let caller = Caller::of(&self.client, token).await.map_err(unchecked)?.ok_or_else(|| {
+            let text = "the API server does not accept the token; it may have expired";
+            Refusal::new(StatusCode::UNAUTHORIZED, text)
+        })?;
+        if !self.may(&caller, "get", &pod.namespace, &pod.name).await? {
             let text = format!("{} may not get pod {pod}", caller.name());
             return Err(Refusal::new(StatusCode::FORBIDDEN, text));
         }
@@ -96,10 +99,15 @@ impl Handler {
         Ok(json(body, turn))
     }
 
-    async fn named(&self, caller: &Caller<'_>, namespace: &str) -> Result<Named, Refusal> {
-        Ok(if caller.may("list", "", "").await? {
+    async fn may(&self, caller: &Caller, verb: &str, namespace: &str, name: &str) -> Result<bool, Refusal> {
+        let may = caller.may(&self.client, verb, "pods", namespace, name).await;
+        may.map_err(unchecked)
+    }
+
+    async fn named(&self, caller: &Caller, namespace: &str) -> Result<Named, Refusal> {
+        Ok(if self.may(caller, "list", "", "").await? {
             Named::All
-        } else if caller.may("list", namespace, "").await? {
+        } else if self.may(caller, "list", namespace, "").await? {
             Named::Of(namespace.to_owned())
         } else {
             Named::None
@@ -153,6 +161,10 @@ async fn ask(
     };
     handler.metrics.answered(response.status());
     response
+}
+
+fn unchecked(error: divvy_kube::Error) -> Refusal {
+    Refusal::unavailable(format!("the explainer cannot answer now: {error}"))
 }
 
 fn bearer(headers: &HeaderMap) -> Result<&str, Refusal> {

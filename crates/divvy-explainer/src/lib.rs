@@ -2,8 +2,7 @@
 //! starting.
 //!
 //! - `tunnel`: the only entrance, TLS inside the API server's service proxy
-//! - `handler`: handles one question, from the token to the answer
-//! - `caller`: finds out who the user is and what the user may see (TokenReview, SubjectAccessReview)
+//! - `handler`: handles one question, from the token (whose user it finds out, and what the user may see) to the answer
 //! - `snapshot_cache`: reads the state of the cluster, once for all questions within some seconds
 //! - `identity`: the certificate by which clients identify the explainer
 //! - `publish`: writes that certificate where every user can read it
@@ -17,7 +16,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod caller;
 pub mod from_objects;
 mod handler;
 mod identity;

@@ -13,7 +13,7 @@ use crate::core::{DecideIn, Placement};
 use crate::election::Rules;
 use crate::lease::Candidate;
 use crate::tls::{self, Source};
-use crate::{Config, Error};
+use crate::{Config, Error, Web};
 
 /// Run alongside kube-scheduler: choose the node and the GPU of each pod
 #[derive(Debug, clap::Args)]
@@ -41,6 +41,8 @@ Policies (--policy), which rank nodes and choose GPUs:
 
 With --decide-in prioritize (the default) kube-scheduler adds its own scores. With filter the extender lets only the best node pass. This suits \
 schedulers whose configuration has no prioritizeVerb, but pods' preferences for nodes are then ignored.
+
+With --web-listen the extender also serves a web page of the cluster's GPUs. A request needs a token (header Authorization, or the page's own form) that the API server accepts (TokenReview), of a user who may list nodes and pods in the whole cluster (SubjectAccessReview). Without certificates, the page is served on the loopback address only, as everything else.
 
 With --leader-elect several replicas can run: one holds a Lease and binds pods; the others filter, and forward bind requests to it. Without it, run exactly one replica.
 
@@ -87,6 +89,8 @@ pub struct Args {
     pub tls: TlsArgs,
     #[command(flatten)]
     pub replicas: ReplicaArgs,
+    #[command(flatten)]
+    pub web: WebArgs,
     /// End when standard input is closed, so that the extender does not outlive the program that started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -161,6 +165,24 @@ pub struct ReplicaArgs {
     pub replica: Option<String>,
 }
 
+/// The flags of the web page.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Web page")]
+pub struct WebArgs {
+    /// Also serve a web page of the cluster's GPUs at this address and port, as `divvy web` does, to users who may list nodes and pods in the whole cluster
+    #[arg(long, env = "DIVVY_WEB_LISTEN", value_name = "ADDR:PORT")]
+    pub web_listen: Option<SocketAddr>,
+    /// A name by which browsers reach the page, such as divvy.example.com; may be repeated. localhost and the name in the extender's certificate are always accepted
+    #[arg(
+        long,
+        env = "DIVVY_WEB_HOST",
+        value_name = "NAME",
+        value_delimiter = ',',
+        requires = "web_listen"
+    )]
+    pub web_host: Vec<String>,
+}
+
 /// Parse how long a certificate is valid: a duration, or a number of days such as `30d`.
 fn lifetime(text: &str) -> Result<Duration, String> {
     const SHORTEST: Duration = Duration::from_secs(6);
@@ -205,6 +227,10 @@ impl TryFrom<Args> for Config {
             insecure: args.insecure,
             webhook: args.webhook,
             lease: candidate(args.replicas, args.listen)?,
+            web: args.web.web_listen.map(|listen| Web {
+                listen,
+                hosts: args.web.web_host,
+            }),
         })
     }
 }

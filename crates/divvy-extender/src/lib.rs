@@ -6,6 +6,7 @@
 //! - [`admission`]: the answers to that webhook
 //! - [`election`] and `lease`: the election of a leader among several replicas
 //! - [`tls`]: the certificates of the extender and its clients
+//! - `web`: the web page, on a port of its own
 //! - this file: start and shutdown
 //!
 //! The extender stores nothing. At each start it rebuilds the ledger from the annotations of the pods and nodes that it lists. A GPU's
@@ -28,6 +29,7 @@ pub mod metrics;
 mod recheck;
 mod shared;
 pub mod tls;
+mod web;
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::SocketAddr;
@@ -50,6 +52,7 @@ pub use args::Args;
 pub use error::Error;
 pub use host::{Served, Settings, serve};
 pub use shared::Limits;
+pub use web::{Page, Web};
 
 /// The flags of `divvy extender`.
 #[derive(Debug, Clone)]
@@ -76,6 +79,8 @@ pub struct Config {
     pub webhook: bool,
     /// `--leader-elect`: the election among several replicas; `None` if this is the only replica.
     pub lease: Option<Candidate>,
+    /// `--web-…`: the web page; `None` if it is not served.
+    pub web: Option<Web>,
 }
 
 /// The parts of [`Config`] that say how clients and other replicas reach the extender.
@@ -89,6 +94,8 @@ pub struct Surroundings {
     pub webhook: bool,
     /// As in [`Config`]: `None` means the only replica.
     pub lease: Option<Candidate>,
+    /// The web page; `None` if it is not served.
+    pub page: Option<Page>,
 }
 
 /// Run the extender with the flags of `divvy extender` until it is told to stop.
@@ -103,8 +110,11 @@ pub async fn main(args: Args) -> Result<(), Error> {
 /// Run the extender until `stop` is cancelled. It listens at once, but answers with errors and is not ready until pods and nodes have
 /// been listed.
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
-    if config.tls.is_none() && !config.insecure && !config.listen.ip().to_canonical().is_loopback() {
-        return Err(Error::PlainHttp { address: config.listen });
+    let web = config.web.as_ref().map(|web| web.listen);
+    for address in [config.listen].into_iter().chain(web) {
+        if config.tls.is_none() && !config.insecure && !address.ip().to_canonical().is_loopback() {
+            return Err(Error::PlainHttp { address });
+        }
     }
     let choice = Choice {
         kubeconfig: config.kubeconfig,
@@ -121,6 +131,7 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
         client_names: config.client_names,
         webhook: config.webhook,
         lease: config.lease,
+        page: config.web.map(Page::open).transpose()?,
     };
     let settings = Settings {
         placement: config.placement,
@@ -153,6 +164,7 @@ pub async fn run_with(
         client_names,
         webhook,
         lease,
+        page,
     } = surroundings;
     let protocol = if tls.is_some() { "https" } else { "http" };
     match listener.local_addr() {
@@ -163,6 +175,7 @@ pub async fn run_with(
         Err(error) => tracing::info!(%error, protocol, "the extender is listening"),
     }
     let server_name = tls.as_ref().map(|source| source.server_name().to_owned());
+    let own_name = server_name.clone();
     let names = server_name.as_ref().map(|own| Names::new(&client_names, own));
     let credentials = tls.map(|source| tls::keep(source, client.clone(), stop.clone()));
     // The nonce differs at each start, so that a killed process and its successor have different identities.
@@ -171,10 +184,19 @@ pub async fn run_with(
     let leadership = identity
         .clone()
         .map(|identity| Leadership::new(identity, Forward::new(credentials.clone().zip(server_name))));
+    let of_web = client.clone();
     let served = host::serve_with(client, settings, credentials.clone(), leadership, stop.clone());
     let member = lease
         .zip(identity)
         .map(|(candidate, identity)| tokio::spawn(lease::take_part(candidate, identity, served.shared(), stop.clone())));
+    let page = match &page {
+        None => None,
+        Some(page) => {
+            let parts = credentials.clone().zip(names.clone()).zip(own_name);
+            let tls = parts.map(|((credentials, names), own)| (TlsDoor::new(credentials, names, served.metrics()), own));
+            Some(tokio::spawn(web::Server::new(page, of_web, tls)?.run(stop.clone())))
+        }
+    };
     let limits = http::limits(credentials.is_some(), webhook);
     let answering = match credentials.zip(names) {
         None => tokio::spawn(divvy_serve::serve(
@@ -211,6 +233,9 @@ pub async fn run_with(
             }
             Err(panicked) => return Err(Error::Serve(std::io::Error::other(panicked))),
         }
+    }
+    if let Some(page) = page {
+        page.abort();
     }
     // Only connections without a request are left.
     match tokio::time::timeout(Duration::from_secs(1), answering).await {

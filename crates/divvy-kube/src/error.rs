@@ -50,6 +50,14 @@ pub enum Error {
         /// What is wrong with the answer.
         text: String,
     },
+    /// The API server did not answer in time.
+    #[error("{what}: {text}")]
+    Late {
+        /// What failed.
+        what: String,
+        /// How long the program waited.
+        text: String,
+    },
     /// The user has no token to send to the explainer.
     #[error("{text}")]
     NoToken {

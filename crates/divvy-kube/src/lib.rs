@@ -1,6 +1,7 @@
 //! The connection to a cluster, and the conversion of Kubernetes objects to and from `divvy-model`.
 //!
 //! - [`client`]: chooses the cluster, from flags and kubeconfig files
+//! - [`caller`]: who a user is, and what the user may do
 //! - [`objects`]: slim forms of pods and nodes, with only the fields that Divvy reads
 //! - [`convert`]: converts slim objects to values of `divvy-model`
 //! - [`list`]: lists objects once, for the command line
@@ -12,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod caller;
 pub mod client;
 pub mod convert;
 mod error;

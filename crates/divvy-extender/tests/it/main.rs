@@ -18,5 +18,6 @@ mod tls;
 mod unreadable;
 mod values;
 mod waiting;
+mod web;
 mod whole;
 mod world;

@@ -627,6 +627,7 @@ async fn the_program_listens_serves_and_stops() {
         insecure: false,
         webhook: false,
         lease: None,
+        web: None,
     };
     let error = divvy_extender::run(config, CancellationToken::new())
         .await
