@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use divvy_extender::{Page, Surroundings};
-use divvy_testbed::api::{ApiServer, Effect, Match, Right, Rule};
+use divvy_testbed::api::{ApiServer, Right};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::tls::{NAME, Running, as_nobody, as_scheduler, ask, cluster, connect, secret_source, start_with, until, until_made};
@@ -98,12 +98,7 @@ async fn who_may_list_nodes_and_pods_sees_the_page_and_nobody_else() {
 #[tokio::test]
 async fn a_token_that_cannot_be_checked_does_not_open_the_page() {
     let site = site().await;
-    let refused = Effect::Refuse {
-        code: 500,
-        retry_after_s: None,
-    };
-    let reviews = Match::any().verb("create").resource("tokenreviews*");
-    site.api.faults().add(Rule::new(reviews, refused));
+    site.api.faults().set_down(true);
     let (status, body) = site.status(NAME, "viewer").await;
     assert_eq!(status, 503, "{body}");
     assert!(body.contains("could not be checked") && !body.contains("n1"), "{body}");

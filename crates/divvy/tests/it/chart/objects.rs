@@ -43,7 +43,7 @@ fn yaml(name: &str) -> Value {
 fn every_document_is_an_object_of_its_own() {
     each_is_an_object_of_its_own(&default_objects(), 45);
     if let Some(text) = with(&[yaml("deploy/helm/values/service.yaml")]) {
-        each_is_an_object_of_its_own(&parse(&text), 48);
+        each_is_an_object_of_its_own(&parse(&text), 52);
     }
 }
 
@@ -118,6 +118,7 @@ fn what_makes_no_sense_with_loopback_is_refused_in_words() {
         (json!({"service": {"clusterIP": "10.96.0.7"}}), "has no Service"),
         (json!({"tls": {"existingSecret": "x"}}), "would not be used"),
         (json!({"webhook": true}), "the API server calls webhooks over TLS only"),
+        (json!({"web": {"enabled": true}}), "use kubectl divvy web"),
     ] {
         let loopback = json!({"extender": {"loopback": true}});
         let Some(error) = refusal(&[loopback, json!({"extender": other})]) else {
