@@ -93,7 +93,7 @@ pub enum Command {
     /// Show how much memory of each GPU each pod uses
     #[command(subcommand)]
     Inspect(InspectCommand),
-    Top(top::TopArgs),
+    Top(Box<top::TopArgs>),
     Why(WhyArgs),
     Audit(Box<AuditArgs>),
     SchedulerConfig(Box<SchedulerConfigArgs>),
