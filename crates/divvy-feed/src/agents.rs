@@ -1,21 +1,30 @@
 //! Asks the agents of nodes what is used, through the API server.
+//!
+//! Whoever may create pods can give one the labels of an agent, and owner references too. So only pods in the namespace of Divvy's installation are
+//! asked. Only an administrator can write there, and only an administrator can write what names this namespace: the ConfigMap in `kube-public` by which
+//! `divvy why` finds the explainer. Without the explainer, it is the namespace of the agent's DaemonSet. Anybody who may create a DaemonSet can copy its
+//! labels, so with several such namespaces no agent is asked.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use divvy_explainer::service_proxy::{self, CONFIG_MAP, CONFIG_MAP_NAMESPACE, SERVICE};
 use divvy_kube::in_words;
 use divvy_model::limits::USAGE_BYTES;
 use divvy_model::usage::Usage;
-use futures::{Stream, StreamExt as _, stream};
+use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::ListParams;
 use kube::client::Body;
 use thiserror::Error;
 
+/// The labels of the agent's DaemonSet and of its pods.
+const LABELS: &str = "app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent";
 /// How many agents are asked at the same time.
 const AT_ONCE: usize = 8;
 /// How long to wait for an agent. It waits 2 s for the driver.
@@ -29,6 +38,12 @@ pub enum Failure {
     Forbidden {
         /// The missing right: `get pods/proxy in the namespace divvy-system`.
         right: String,
+    },
+    /// It is not known where Divvy is installed.
+    #[error("the agents' namespace is not known")]
+    Unclear {
+        /// Why, as a part of a sentence.
+        why: String,
     },
     /// Anything else, in a few words.
     #[error("{0}")]
@@ -49,6 +64,7 @@ impl Failure {
             Failure::Forbidden { right } => Some(format!(
                 "USED and BUSY are not known: you lack the right to {right}; ask an administrator for it"
             )),
+            Failure::Unclear { why } => Some(format!("USED and BUSY are not known: {why}")),
             Failure::Other(_) => None,
         }
     }
@@ -72,6 +88,8 @@ struct Known {
 /// The agents.
 pub struct Agents {
     client: kube::Client,
+    /// The namespace of Divvy's installation, once it is known.
+    namespace: OnceLock<String>,
     addresses: Mutex<BTreeMap<String, Address>>,
     known: Mutex<BTreeMap<String, Known>>,
 }
@@ -90,6 +108,7 @@ impl Agents {
     pub fn new(client: kube::Client) -> Agents {
         Agents {
             client,
+            namespace: OnceLock::new(),
             addresses: Mutex::default(),
             known: Mutex::default(),
         }
@@ -97,19 +116,75 @@ impl Agents {
 
     /// Ask the agents of these nodes, a few at the same time, and return their answers as they arrive.
     pub fn ask(&self, nodes: Vec<String>) -> impl Stream<Item = (String, Result<Usage, Failure>)> {
-        let one = async |node: String| {
-            let late = |_| Err(Failure::Other(format!("no answer in {} s", PATIENCE.as_secs())));
-            let answer = tokio::time::timeout(PATIENCE, self.one(&node)).await.unwrap_or_else(late);
-            (node, answer)
+        // All nodes share one search for the namespace, even if it fails.
+        let namespace = self.namespace().shared();
+        let one = move |node: String| {
+            let namespace = namespace.clone();
+            async move {
+                let late = |_| Err(Failure::Other(format!("no answer in {} s", PATIENCE.as_secs())));
+                let asked = async { self.one(&node, &namespace.await?).await };
+                let answer = tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(late);
+                (node, answer)
+            }
         };
         stream::iter(nodes).map(one).buffer_unordered(AT_ONCE)
     }
 
-    async fn one(&self, node: &str) -> Result<Usage, Failure> {
+    /// Return the namespace of Divvy's installation.
+    async fn namespace(&self) -> Result<String, Failure> {
+        if let Some(known) = self.namespace.get() {
+            return Ok(known.clone());
+        }
+        let namespace = match self.of_explainer().await? {
+            Some(namespace) => namespace,
+            None => self.of_daemon_set().await?,
+        };
+        Ok(self.namespace.get_or_init(|| namespace).clone())
+    }
+
+    /// Return the namespace of the explainer. `None` if it is switched off.
+    async fn of_explainer(&self) -> Result<Option<String>, Failure> {
+        let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), CONFIG_MAP_NAMESPACE);
+        let found = match maps.get_opt(CONFIG_MAP).await {
+            // The chart installs the ConfigMap together with the right of everybody to read it.
+            Err(kube::Error::Api(status)) if status.code == 403 => None,
+            Err(error) => return Err(Failure::Other(in_words(&error))),
+            Ok(found) => found,
+        };
+        let service = found.and_then(|map| map.data?.remove(SERVICE));
+        Ok(service
+            .and_then(|service| service_proxy::Address::parse(&service))
+            .map(|address| address.namespace))
+    }
+
+    /// Return the namespace of the agent's DaemonSet if there is only one.
+    async fn of_daemon_set(&self) -> Result<String, Failure> {
+        let sets: Api<DaemonSet> = Api::all(self.client.clone());
+        let list = sets.list_metadata(&ListParams::default().labels(LABELS).limit(20)).await;
+        let list = list.map_err(|error| Failure::api("list daemonsets.apps in all namespaces", &error))?;
+        let mut namespaces: BTreeSet<String> = list.items.into_iter().filter_map(|set| set.metadata.namespace).collect();
+        match (namespaces.len(), namespaces.pop_first()) {
+            (1, Some(only)) => Ok(only),
+            (_, Some(first)) => {
+                let others: Vec<String> = namespaces.into_iter().collect();
+                let why = format!(
+                    "the namespaces {first} and {} have DaemonSets with the labels of Divvy's agent, and it is not known which is Divvy's; delete the \
+                     others, or install Divvy with explainer.enabled=true",
+                    others.join(", ")
+                );
+                Err(Failure::Unclear { why })
+            }
+            (_, None) => Err(Failure::Unclear {
+                why: "the cluster has no DaemonSet of Divvy's agent; type divvy doctor --cluster to find the cause".to_owned(),
+            }),
+        }
+    }
+
+    async fn one(&self, node: &str, namespace: &str) -> Result<Usage, Failure> {
         let known = lock(&self.addresses).get(node).cloned();
         let address = match known {
             Some(address) => address,
-            None => self.find(node).await?,
+            None => self.find(node, namespace).await?,
         };
         let answer = self.get(node, &address).await;
         // The agent's pod may be another one by now.
@@ -120,15 +195,16 @@ impl Agents {
     }
 
     /// Find the agent of a node.
-    async fn find(&self, node: &str) -> Result<Address, Failure> {
-        let pods: Api<Pod> = Api::all(self.client.clone());
+    async fn find(&self, node: &str, namespace: &str) -> Result<Address, Failure> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let params = ListParams::default()
-            .labels("app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent")
+            .labels(LABELS)
             .fields(&format!("spec.nodeName={node}"))
             .limit(10);
         let list = pods.list(&params).await;
-        let list = list.map_err(|error| Failure::api("list pods in all namespaces", &error))?;
-        let address = list.items.iter().filter(|pod| is_running(pod)).find_map(address);
+        let list = list.map_err(|error| Failure::api(&format!("list pods in the namespace {namespace}"), &error))?;
+        let agents = list.items.iter().filter(|pod| is_running(pod) && is_of_daemon_set(pod));
+        let address = agents.into_iter().find_map(address);
         let address = address.ok_or_else(|| Failure::Other("no agent runs".to_owned()))?;
         lock(&self.addresses).insert(node.to_owned(), address.clone());
         Ok(address)
@@ -178,6 +254,12 @@ fn is_running(pod: &Pod) -> bool {
     phase == Some("Running") && pod.metadata.deletion_timestamp.is_none()
 }
 
+/// Report whether a DaemonSet controls a pod, as it does an agent's pod. Other pods of Divvy's namespace, such as a copy for debugging, are not agents.
+fn is_of_daemon_set(pod: &Pod) -> bool {
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    owners.any(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet")
+}
+
 /// Return where the agent in a pod answers: at the port with the name `metrics`.
 fn address(pod: &Pod) -> Option<Address> {
     let containers = &pod.spec.as_ref()?.containers;
@@ -196,7 +278,7 @@ mod tests {
     use axum::Router;
     use axum::response::{IntoResponse as _, Response};
     use futures::future::BoxFuture;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -206,25 +288,102 @@ mod tests {
 
     /// Return the agents of a cluster in which every node but `bare` has one. `agent` answers for them.
     fn agents(agent: impl Fn(Asked) -> BoxFuture<'static, Response> + Clone + Send + Sync + 'static) -> Agents {
+        installed(Some("divvy-system/divvy-explainer:why"), &["divvy-system"], agent)
+    }
+
+    fn pod(node: &str, owner: &str) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "divvy-system", "name": format!("agent-{node}"),
+                "ownerReferences": [{"apiVersion": "apps/v1", "kind": owner, "name": "divvy-agent", "uid": "u", "controller": true}],
+            },
+            "spec": {"containers": [{"name": "agent", "ports": [{"name": "metrics", "containerPort": 9400}]}]},
+            "status": {"phase": "Running"},
+        })
+    }
+
+    /// Return the agents of a cluster whose ConfigMap names this Service, and in which these namespaces have DaemonSets with the agent's labels.
+    fn installed(
+        service: Option<&'static str>,
+        sets: &'static [&'static str],
+        agent: impl Fn(Asked) -> BoxFuture<'static, Response> + Clone + Send + Sync + 'static,
+    ) -> Agents {
+        let list = |kind: &str, items: Vec<Value>| {
+            axum::Json(json!({"kind": kind, "apiVersion": "v1", "metadata": {}, "items": items})).into_response()
+        };
         let router = Router::new().fallback(move |request: Asked| {
             let agent = agent.clone();
             async move {
-                if request.uri().path() != "/api/v1/pods" {
-                    return agent(request).await;
+                match request.uri().path() {
+                    "/api/v1/namespaces/kube-public/configmaps/divvy" => match service {
+                        Some(service) => {
+                            axum::Json(json!({"metadata": {"name": "divvy"}, "data": {"service": service}})).into_response()
+                        }
+                        None => (
+                            StatusCode::NOT_FOUND,
+                            axum::Json(json!({"code": 404, "reason": "NotFound", "message": "none"})),
+                        )
+                            .into_response(),
+                    },
+                    "/apis/apps/v1/daemonsets" => {
+                        let set = |namespace: &&str| json!({"metadata": {"name": "divvy-agent", "namespace": namespace}});
+                        list("PartialObjectMetadataList", sets.iter().map(set).collect())
+                    }
+                    "/api/v1/namespaces/divvy-system/pods" => {
+                        let query = request.uri().query().unwrap_or_default();
+                        let node = query.split("spec.nodeName%3D").nth(1).and_then(|rest| rest.split('&').next());
+                        let node = node.unwrap_or_else(|| panic!("no node in {query}"));
+                        list(
+                            "PodList",
+                            match node {
+                                "bare" => Vec::new(),
+                                "copied" => vec![pod(node, "ReplicaSet")],
+                                node => vec![pod(node, "DaemonSet")],
+                            },
+                        )
+                    }
+                    _ => agent(request).await,
                 }
-                let query = request.uri().query().unwrap_or_default();
-                let node = query.split("spec.nodeName%3D").nth(1).and_then(|rest| rest.split('&').next());
-                let node = node.unwrap_or_else(|| panic!("no node in {query}"));
-                let pod = json!({
-                    "metadata": {"namespace": "divvy-system", "name": format!("agent-{node}")},
-                    "spec": {"containers": [{"name": "agent", "ports": [{"name": "metrics", "containerPort": 9400}]}]},
-                    "status": {"phase": "Running"},
-                });
-                let items = if node == "bare" { json!([]) } else { json!([pod]) };
-                axum::Json(json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})).into_response()
             }
         });
         Agents::new(kube::Client::new(router, "default"))
+    }
+
+    #[tokio::test]
+    async fn only_agents_in_the_namespace_of_divvys_installation_are_asked() {
+        let answers = |request: Asked| -> BoxFuture<'static, Response> {
+            let path = request.uri().path().to_owned();
+            Box::pin(async move {
+                assert!(
+                    path.starts_with("/api/v1/namespaces/divvy-system/pods/agent-n1:9400/"),
+                    "{path}"
+                );
+                r#"{"v":1,"sample":1}"#.into_response()
+            })
+        };
+        let explainer = Some("divvy-system/divvy-explainer:why");
+        for (service, sets) in [
+            (explainer, &["divvy-system"][..]),
+            // A user of the namespace ml has copied the DaemonSet.
+            (explainer, &["divvy-system", "ml"]),
+            (explainer, &[]),
+            (None, &["divvy-system"]),
+            (Some("no address"), &["divvy-system"]),
+        ] {
+            let found = ask(&installed(service, sets, answers), "n1").await;
+            assert!(found.is_ok(), "{service:?} {sets:?} {found:?}");
+        }
+        for (sets, expected) in [
+            (&["divvy-system", "ml"][..], "namespaces divvy-system and ml have DaemonSets"),
+            (&[], "no DaemonSet of Divvy's agent"),
+        ] {
+            let failure = ask(&installed(None, sets, answers), "n1").await.expect_err(expected);
+            let notice = failure.notice().expect("a notice");
+            assert!(notice.contains(expected), "{notice}");
+        }
+        // Only the pods of a DaemonSet are agents.
+        let text = ask(&agents(answers), "copied").await.expect_err("no agent").to_string();
+        assert_eq!(text, "no agent runs");
     }
 
     async fn ask(agents: &Agents, node: &str) -> Result<Usage, Failure> {

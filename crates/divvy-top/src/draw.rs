@@ -44,7 +44,7 @@ const LEGEND: [(char, char, &str); 4] = [
     ('█', '#', "used"),
     ('▒', '=', "allocated and not used"),
     ('░', '.', "free"),
-    ('!', '!', "used beyond a pod's share"),
+    ('!', '!', "used beyond a pod's share, or without a share"),
 ];
 
 /// Draw a state. What does not fit is cut off on the right and at the bottom.
@@ -128,7 +128,7 @@ fn title(state: &State) -> String {
                 .flat_map(|node| &node.gpus);
             let mut pods = pods.flat_map(|gpu| &gpu.pods).filter(|pod| pod.uid == *uid);
             pods.next()
-                .map_or_else(|| "pod".to_owned(), |pod| format!("pod {}/{}", pod.namespace, pod.name))
+                .map_or_else(|| "pod".to_owned(), |pod| format!("pod {}", pod.full_name()))
         }
         Screen::Waiting => match state.seen.waiting.as_ref().map(Vec::len) {
             None => "waiting pods".to_owned(),

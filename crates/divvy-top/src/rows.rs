@@ -226,7 +226,11 @@ fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
         last = last.max(entry.last_busy);
     }
     text.extend(escapes.iter().map(|word| (*word).to_owned()));
-    if amounts.over > 0 && !escapes.contains("over") {
+    // A process that Divvy did not place has no share to keep to.
+    let has_share = pod.units > 0;
+    if !has_share {
+        text.push("no share".to_owned());
+    } else if amounts.over > 0 && !escapes.contains("over") {
         text.push("over".to_owned());
     }
     if denied > 0 {
@@ -244,9 +248,9 @@ fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
         node: node.name.clone(),
         of: Of::Pod(pod.uid.clone(), at),
         indent: 0,
-        name: format!("{}/{}", pod.namespace, pod.name),
+        name: pod.full_name(),
         amounts: Some(amounts),
-        alarm: !escapes.is_empty() || amounts.over > 0,
+        alarm: !escapes.is_empty() || (amounts.over > 0 && has_share),
         age,
         text: text.join(", "),
     }
@@ -287,8 +291,9 @@ fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
             });
             for entry in amounts::entries(usage, pod, gpu.uuid.as_deref()) {
                 let Some(container) = &entry.container else { continue };
-                let limit = entry.limit_bytes.unwrap_or(0);
                 let used = entry.used_bytes.unwrap_or(0);
+                // Without a limit of its own, an entry is a part of the row above it.
+                let limit = entry.limit_bytes.unwrap_or(used);
                 let peak = entry.peak_bytes.map(|bytes| format!("peak {}", amounts::memory(bytes)));
                 let idle = idle(seen, node, entry.busy_percent, entry.last_busy);
                 rows.push(Row {
@@ -297,7 +302,7 @@ fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
                     indent: 1,
                     name: container.clone(),
                     amounts: Some(Amounts {
-                        allocated: limit,
+                        allocated: entry.limit_bytes.unwrap_or(0),
                         used: entry.used_bytes,
                         within: used.min(limit),
                         over: used.saturating_sub(limit),

@@ -201,6 +201,16 @@ impl NodeView {
     }
 }
 
+impl PodView {
+    /// Return `namespace/name`, or the name alone of something that is in no namespace, such as a process of the host.
+    pub fn full_name(&self) -> String {
+        match self.namespace.as_str() {
+            "" => self.name.clone(),
+            namespace => format!("{namespace}/{}", self.name),
+        }
+    }
+}
+
 impl GpuView {
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {

@@ -94,7 +94,7 @@ pub enum Command {
     /// Show how much memory of each GPU each pod uses
     #[command(subcommand)]
     Inspect(InspectCommand),
-    Top(top::TopArgs),
+    Top(Box<top::TopArgs>),
     Web(web::WebArgs),
     Why(WhyArgs),
     Audit(Box<AuditArgs>),

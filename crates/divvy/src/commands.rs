@@ -46,7 +46,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Explainer(args) => divvy_explainer::main(args).await.map_err(Into::into).map(|()| true),
         Command::Inspect(InspectCommand::Gpushare(args)) => inspect::run(args).await.map(|()| true),
         #[cfg(feature = "top")]
-        Command::Top(args) => top::run(args).await.map(|()| true),
+        Command::Top(args) => top::run(*args).await.map(|()| true),
         #[cfg(not(feature = "top"))]
         Command::Top(_) => anyhow::bail!(
             "this divvy was built for the node image, without the screens of `divvy top`; use a divvy built with `cargo build --release`"

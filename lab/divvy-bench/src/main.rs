@@ -5,6 +5,7 @@
 mod extender;
 mod process;
 mod report;
+mod screen;
 mod tools;
 
 use std::io::Read as _;
@@ -48,6 +49,7 @@ enum Command {
 Budgets:
   inspect, why, audit, doctor, simulate-k   peak memory 150 MiB, 3 times the time of curl
   simulate                                  peak memory 150 MiB
+  top                                       first screen within 1.5 s; until then peak memory 60 MiB
   extender                                  ready within 3 s; peak memory 200 MiB, before and after 1000 filter, 1000 prioritize and 500 bind calls
 
 Examples:
@@ -70,7 +72,7 @@ struct ClusterArgs {
     /// Annotations of nodes and pods [default: both forms, one after the other]
     #[arg(long, value_name = "FORM")]
     form: Option<Form>,
-    /// Measure only these: extender, inspect, inspect-d, why, audit, doctor, simulate, simulate-k, or a name of --other
+    /// Measure only these: extender, inspect, inspect-d, why, audit, doctor, simulate, simulate-k, top, or a name of --other
     ///
     /// simulate-k is simulate with --keep-bound: it reads the lists and leaves the bound pods where they are.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]

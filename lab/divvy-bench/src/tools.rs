@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use crate::extender::{self, Extender};
 use crate::process::{self, Ended, Running};
 use crate::report::{Budget, Part, Report, Row};
-use crate::{Other, Size, say};
+use crate::{Other, Size, say, screen};
 
 /// The names of Divvy's measurements.
-pub(crate) const OURS: [&str; 8] = [
+pub(crate) const OURS: [&str; 9] = [
     "inspect",
     "inspect-d",
     "why",
@@ -23,6 +23,7 @@ pub(crate) const OURS: [&str; 8] = [
     "doctor",
     "simulate-k",
     "simulate",
+    "top",
     "extender",
 ];
 /// The number of downloads with curl. Their median is the yardstick for the tools' times.
@@ -186,6 +187,14 @@ impl Bench {
                 true => row.with_note("places every pod again".to_owned()),
                 false => row,
             });
+        }
+        if wanted("top") {
+            say("top");
+            let mut command = self.command(&self.divvy);
+            command.arg("top");
+            self.part
+                .rows
+                .push(screen::first("top", command, &["gpu-node-00000", "quit"]));
         }
         for other in others.iter().filter(|other| !other.is_extender()) {
             say(&other.name);

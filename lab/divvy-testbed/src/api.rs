@@ -11,7 +11,7 @@
 //! - discovery, server-side tables, and health: enough for kubectl
 //! - [`Faults`] on request, and a [history](ApiServer::history) of all commits on pods and nodes for auditors
 //!
-//! - [`Rights`] on request, and the reviews that report them; the service proxy, with connection upgrades
+//! - [`Rights`] on request, and the reviews that report them; the proxies for Services and pods, with connection upgrades
 //!
 //! Simplifications, which make these subjects untestable here: users are in no groups, and rights are not read from Roles. There is no
 //! admission beyond namespaces. Any token names its user. Server-side apply has no field managers. Lists are never split into pages.
@@ -208,7 +208,12 @@ impl ApiServer {
 
     /// Set the address at which the service proxy reaches a Service.
     pub fn reach(&self, namespace: &str, service: &str, address: SocketAddr) {
-        self.0.endpoints.set(namespace, service, address);
+        self.0.endpoints.set(proxy::Kind::Service, namespace, service, address);
+    }
+
+    /// Set the address at which the pod proxy reaches a pod.
+    pub fn reach_pod(&self, namespace: &str, pod: &str, address: SocketAddr) {
+        self.0.endpoints.set(proxy::Kind::Pod, namespace, pod, address);
     }
 
     pub(crate) fn endpoints(&self) -> &proxy::Endpoints {

@@ -30,6 +30,13 @@ pub struct SmiArgs {
     /// Output format [default: the table]
     #[arg(short, long, value_name = "FORMAT")]
     pub output: Option<SmiOutput>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+/// Which probe reads this machine's GPUs.
+#[derive(Debug, Clone, Args)]
+pub struct MachineArgs {
     /// The agent's directory, which contains the records of grants
     #[arg(
         long,

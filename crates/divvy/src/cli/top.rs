@@ -8,6 +8,7 @@ use clap_complete::ArgValueCompleter;
 use divvy_program::values::duration;
 
 use super::ClusterArgs;
+use super::smi::MachineArgs;
 #[cfg(feature = "completions")]
 use crate::commands::completions::cluster as completions;
 
@@ -19,8 +20,15 @@ Examples:
   kubectl divvy top gpu-1 gpu-2    only these nodes
   kubectl divvy top --once         print it once, with all pods
   kubectl divvy top -o json | jq '.usage'
+  kubectl divvy top -o json | jq '.waiting[] | {namespace, name, why}'
+  sudo divvy top                   on a node: its GPUs and processes
 
-What is allocated comes from the API server, as in `divvy inspect gpushare`. What is used comes from the agents, through the API server: that needs the right to get pods/proxy in the agents' namespace.")]
+What is allocated comes from the API server, as in `divvy inspect gpushare`. What is used comes from the agents, through the API server: that needs the right \
+to get pods/proxy in the agents' namespace. Why pods wait is what `divvy why` says, and needs the right to list nodes and pods.
+
+On a machine without a kubeconfig, or with --local, the command shows the GPUs of this machine. It queries the driver through divvy-probe, as divvy smi \
+does, so run it as root. The agent's records say which pods have shares. Pods without a record are shown by their UIDs, and processes of the host by their \
+names and PIDs.")]
 pub struct TopArgs {
     /// Show only these nodes
     #[arg(value_name = "NODE")]
@@ -38,6 +46,11 @@ pub struct TopArgs {
     /// Draw with ASCII characters only [default in the locales C and POSIX]
     #[arg(short = 'U', long)]
     pub ascii: bool,
+    /// Show the GPUs of this machine, and ask no cluster [default if there is no kubeconfig, and if --probe is given]
+    #[arg(long, conflicts_with = "nodes")]
+    pub local: bool,
+    #[command(flatten)]
+    pub machine: MachineArgs,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }

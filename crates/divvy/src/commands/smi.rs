@@ -1,6 +1,6 @@
 //! `divvy smi`: asks the probe, and prints nvidia-smi's table with the pods of the processes.
 
-mod grants;
+pub(super) mod grants;
 mod value;
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use divvy_hardware::{Code, Failure, GpuGauges, GpuProcesses, Snapshot};
 use divvy_model::Vendor;
 
 use super::{probe, say};
-use crate::cli::smi::{SmiArgs, SmiOutput};
+use crate::cli::smi::{MachineArgs, SmiArgs, SmiOutput};
 use crate::printer;
 
 /// What the probe answered.
@@ -24,7 +24,7 @@ struct Answers {
 pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
     // The directory of a started probe's socket. It is removed at the end.
     let directory = tempfile::tempdir()?;
-    let asked = tokio::time::timeout(probe::PATIENCE, ask(which(&args, directory.path())?)).await;
+    let asked = tokio::time::timeout(probe::PATIENCE, ask(which(&args.machine, directory.path())?)).await;
     let answers = asked
         .unwrap_or_else(|_| {
             let text = format!("the driver has not answered for {} s", probe::PATIENCE.as_secs());
@@ -41,7 +41,7 @@ pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
     }
     let is_in_pod = |gpu: &GpuProcesses| gpu.processes.iter().any(|process| process.pod.is_some());
     let (pods, troubles) = match answers.processes.iter().any(is_in_pod) {
-        true => grants::read(&args.state_dir),
+        true => grants::read(&args.machine.state_dir),
         false => Default::default(),
     };
     for trouble in troubles {
@@ -57,7 +57,7 @@ pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
 }
 
 /// Return the probe to ask: the one that `--probe` names, otherwise the one that runs for the agent, otherwise one to start.
-fn which(args: &SmiArgs, directory: &Path) -> anyhow::Result<Probe> {
+pub(super) fn which(args: &MachineArgs, directory: &Path) -> anyhow::Result<Probe> {
     let running = args.state_dir.join("probe/probe.sock");
     if args.probe.is_none() && running.exists() {
         return Ok(Probe::Socket(running));
@@ -92,7 +92,7 @@ async fn ask(probe: Probe) -> Result<Answers, Failure> {
     })
 }
 
-fn unread(Failure { code, text }: Failure) -> anyhow::Error {
+pub(super) fn unread(Failure { code, text }: Failure) -> anyhow::Error {
     let hint = match code {
         Code::ProbeUnreachable => "give the path of divvy-probe with --probe",
         Code::Protocol => {

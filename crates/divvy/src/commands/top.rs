@@ -1,11 +1,13 @@
 //! `divvy top`: shows what pods have of GPUs, and what they use.
 
+mod machine;
 mod screen;
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use anyhow::Context as _;
 use divvy_feed::{Agents, Failure, waiting};
 use divvy_kube::client;
 use divvy_model::usage::Usage;
@@ -16,21 +18,47 @@ use serde::Serialize;
 
 use super::inspect::{self, choice};
 use super::progress::Arrived;
-use super::say;
+use super::{probe, say, smi};
 use crate::cli::top::{TopArgs, TopOutput};
 use crate::printer;
+use machine::{Machine, Seen};
 
 /// The columns of the table if the output is not a terminal.
 const COLUMNS: u16 = 120;
 
+/// Where the values come from.
+enum Source {
+    Cluster(kube::Client),
+    Machine(Box<Machine>),
+}
+
 /// Show the screens until the user leaves, or print everything once.
 pub async fn run(args: TopArgs) -> anyhow::Result<()> {
-    let client = client::connect(&choice(&args.cluster)).await?.client;
     let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    if args.once || args.output.is_some() || is_dumb || !std::io::stdout().is_terminal() {
-        return once(&client, &args).await;
+    let is_once = args.once || args.output.is_some() || is_dumb || !std::io::stdout().is_terminal();
+    match (source(&args).await?, is_once) {
+        (Source::Cluster(client), true) => once(&client, &args).await,
+        (Source::Cluster(client), false) => screen::of_cluster(client, &args, style(&args)).await,
+        (Source::Machine(machine), true) => machine_once(*machine, &args).await,
+        (Source::Machine(machine), false) => screen::of_machine(*machine, &args, style(&args)).await,
     }
-    screen::run(client, &args, style(&args)).await
+}
+
+/// Choose the cluster, or without a kubeconfig this machine.
+async fn source(args: &TopArgs) -> anyhow::Result<Source> {
+    if args.local || args.machine.probe.is_some() {
+        return Ok(Source::Machine(Box::new(Machine::find(&args.machine).await?)));
+    }
+    match client::connect(&choice(&args.cluster)).await {
+        Ok(connection) => Ok(Source::Cluster(connection.client)),
+        Err(error @ divvy_kube::Error::NoCluster) if args.nodes.is_empty() => match Machine::find(&args.machine).await {
+            Ok(machine) => Ok(Source::Machine(Box::new(machine))),
+            Err(local) => anyhow::bail!(
+                "{error}. Without a cluster, divvy top shows the GPUs of the node on which it runs as root, but {local:#}"
+            ),
+        },
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn style(args: &TopArgs) -> Style {
@@ -99,22 +127,57 @@ async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
             })
         }
         None => {
-            let state = State::default()
-                .update(Event::Cluster { at: now(), view })
-                .update(Event::Key(Key::Char('t')));
             let at = now();
             let events = answers.into_iter().filter_map(|(node, answer)| event(node, at, answer));
             let waiting = waiting.map(|(pods, unknown)| Event::Waiting(pods, unknown));
-            let state = events.chain(waiting).fold(state, State::update);
-            let columns = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col);
-            let columns = columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS);
-            let text: String = lines(&state, style(args), columns)
-                .into_iter()
-                .map(|line| line + "\n")
-                .collect();
-            Ok(printer::print(&text)?)
+            print(args, [Event::Cluster { at, view }].into_iter().chain(events).chain(waiting))
         }
     }
+}
+
+async fn machine_once(mut machine: Machine, args: &TopArgs) -> anyhow::Result<()> {
+    let read = tokio::time::timeout(probe::PATIENCE, machine.read()).await;
+    let Seen { view, usage, troubles } = read
+        .context("the driver does not answer; type divvy doctor to find the cause")?
+        .map_err(smi::unread)?;
+    for trouble in troubles {
+        say(&format!("note: {trouble}"))?;
+    }
+    match args.output {
+        Some(TopOutput::Json) => printer::json(&Json {
+            usage: view.nodes.iter().map(|node| (node.name.as_str(), &usage)).collect(),
+            view: &view,
+            waiting: None,
+            unknown: None,
+            errors: BTreeMap::new(),
+        }),
+        None => print(args, machine_events(view, usage)),
+    }
+}
+
+/// Return the events of a machine that was read now.
+fn machine_events(view: View, usage: Usage) -> impl Iterator<Item = Event> {
+    let at = now();
+    let node = view.nodes.first().map(|node| node.name.clone());
+    let usage = node.map(|node| Event::Usage {
+        node,
+        at,
+        answer: Ok(usage),
+    });
+    [Event::Cluster { at, view }].into_iter().chain(usage)
+}
+
+/// Print the table of what these events tell.
+fn print(args: &TopArgs, events: impl Iterator<Item = Event>) -> anyhow::Result<()> {
+    let state = State::default().update(Event::Key(Key::Char('t')));
+    let state = events.fold(state, State::update);
+    let columns = rustix::termios::tcgetwinsize(std::io::stdout()).ok().map(|size| size.ws_col);
+    let columns = columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS);
+    let text: String = lines(&state, style(args), columns)
+        .into_iter()
+        .map(|line| line + "\n")
+        .collect();
+    Ok(printer::print(&text)?)
 }
 
 /// Return the event for an agent's answer. A missing permission does not concern a single node: a notice reports it once.

@@ -30,5 +30,7 @@ mod simulate;
 mod smi;
 mod smoke;
 mod suggestions;
+mod terminal;
+mod top;
 mod uninstall;
 mod unreadable;

@@ -13,17 +13,18 @@ const MACHINE: &str = "v = 1\n[[node]]\nname = \"n\"\ndriver = \"470.82.01\"\n\
     [[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nmemory_mib = 40960\nuuid = \"GPU-a\"\nutilization = 37\nhealth = { ecc_errors = [0, 2] }\n\
     [[node.gpu]]\nmodel = \"Tesla T4\"\nmemory_mib = 15360\nuuid = \"GPU-b\"\ncc = \"7.5\"\nsms = 40\n";
 
-const UID: &str = "0b1f6d3e-5a4c-4f52-9d4e-1c2b3a495867";
-const OTHER_UID: &str = "5c2e8f10-1111-4222-8333-944444444444";
+pub(crate) const UID: &str = "0b1f6d3e-5a4c-4f52-9d4e-1c2b3a495867";
+pub(crate) const OTHER_UID: &str = "5c2e8f10-1111-4222-8333-944444444444";
 
-struct Machine {
+/// A machine without a cluster.
+pub(crate) struct Machine {
     directory: tempfile::TempDir,
     library: String,
 }
 
 impl Machine {
     /// A machine on which these changes were made to the description.
-    fn new(changes: &Value) -> Machine {
+    pub(crate) fn new(changes: &Value) -> Machine {
         let directory = tempfile::tempdir().expect("a directory");
         let library = programs().nvml_sim.display().to_string();
         let machine = Machine { directory, library };
@@ -32,12 +33,12 @@ impl Machine {
         machine
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
     /// A process with its program and its cgroup.
-    fn process(&self, pid: u32, program: &[u8], cgroup: &str) {
+    pub(crate) fn process(&self, pid: u32, program: &[u8], cgroup: &str) {
         let directory = self.path(&format!("root/proc/{pid}"));
         fs::create_dir_all(&directory).expect("created");
         fs::write(directory.join("cmdline"), program).expect("written");
@@ -45,7 +46,7 @@ impl Machine {
     }
 
     /// A record of the agent, in a file of this name.
-    fn record(&self, uid: &str, container: &str, file: &str) {
+    pub(crate) fn record(&self, uid: &str, container: &str, file: &str) {
         let directory = self.path("state/grants");
         fs::create_dir_all(&directory).expect("created");
         let record = json!({
@@ -56,10 +57,15 @@ impl Machine {
     }
 
     fn smi(&self, args: &[&str]) -> Output {
+        self.divvy("smi", args)
+    }
+
+    /// Run a command that asks this machine's probe.
+    pub(crate) fn divvy(&self, command: &str, args: &[&str]) -> Output {
         let [root, state, description, control] =
             ["root", "state", "machine.toml", "control"].map(|name| self.path(name).display().to_string());
         let own = [
-            "smi",
+            command,
             "--nvml-library",
             &self.library,
             "--sys-root",
@@ -72,7 +78,7 @@ impl Machine {
     }
 }
 
-fn cgroup_of(uid: &str) -> String {
+pub(crate) fn cgroup_of(uid: &str) -> String {
     format!("/kubepods/burstable/pod{uid}/{}", "a".repeat(64))
 }
 

@@ -120,7 +120,7 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         let attributes = Attributes {
             verb: Proxied::verb(&parts.method),
             group: "",
-            plural: "services",
+            plural: proxied.plural(),
             subresource: "proxy",
             namespace: &proxied.namespace,
             name: &proxied.id,

@@ -1,6 +1,6 @@
-//! The service proxy: it forwards requests below `services/NAME/proxy` to the Service's endpoint, and returns the endpoint's response.
+//! The proxies for Services and pods: they forward requests below `services/NAME/proxy` and `pods/NAME/proxy`, and return the response.
 //!
-//! As in kube-apiserver (`pkg/registry/core/service/proxy.go`, apimachinery `pkg/util/proxy/upgradeaware.go`): the user's `Authorization`
+//! As in kube-apiserver (`pkg/registry/core/service/proxy.go`, `pkg/registry/core/pod/rest/subresources.go`, apimachinery `pkg/util/proxy/upgradeaware.go`): the user's `Authorization`
 //! header is not forwarded, the certificate of an `https:` endpoint is not verified, and a connection whose upgrade the endpoint accepts
 //! carries bytes until one side ends.
 
@@ -24,50 +24,71 @@ use tokio_rustls::TlsConnector;
 
 use super::error::ApiError;
 
-/// The addresses of Services, keyed by namespace and name.
+/// What a proxy reaches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Service,
+    Pod,
+}
+
+/// The addresses of Services and pods, keyed by kind, namespace, and name. A pod has one address, whatever the port is.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Endpoints(Arc<Mutex<BTreeMap<(String, String), SocketAddr>>>);
+pub(crate) struct Endpoints(Arc<Mutex<BTreeMap<(Kind, String, String), SocketAddr>>>);
 
 impl Endpoints {
-    pub(crate) fn set(&self, namespace: &str, service: &str, address: SocketAddr) {
+    pub(crate) fn set(&self, kind: Kind, namespace: &str, name: &str, address: SocketAddr) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.insert((namespace.to_owned(), service.to_owned()), address);
+        all.insert((kind, namespace.to_owned(), name.to_owned()), address);
     }
 
-    fn get(&self, namespace: &str, service: &str) -> Option<SocketAddr> {
+    fn get(&self, kind: Kind, namespace: &str, name: &str) -> Option<SocketAddr> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.get(&(namespace.to_owned(), service.to_owned())).copied()
+        all.get(&(kind, namespace.to_owned(), name.to_owned())).copied()
     }
 }
 
-/// A request to a Service, parsed from its path.
+/// A request to a Service or a pod, parsed from its path.
 #[derive(Debug, Clone)]
 pub(crate) struct Proxied {
+    kind: Kind,
     pub(crate) namespace: String,
-    /// `[SCHEME:]NAME[:PORT]`, the name by which rights refer to the Service.
+    /// `[SCHEME:]NAME[:PORT]`, the name by which rights refer to the Service or the pod.
     pub(crate) id: String,
-    service: String,
+    name: String,
     tls: bool,
 }
 
 impl Proxied {
     /// Parse a path's segments.
     pub(crate) fn of(segments: &[&str]) -> Option<Proxied> {
-        let ["api", "v1", "namespaces", namespace, "services", id, "proxy", ..] = segments else {
+        let ["api", "v1", "namespaces", namespace, plural, id, "proxy", ..] = segments else {
             return None;
         };
+        let kind = match *plural {
+            "services" => Kind::Service,
+            "pods" => Kind::Pod,
+            _ => return None,
+        };
         let parts: Vec<&str> = id.split(':').collect();
-        let (scheme, service) = match parts.as_slice() {
-            [service] | [service, _] => ("http", *service),
-            [scheme, service, _] => (*scheme, *service),
+        let (scheme, name) = match parts.as_slice() {
+            [name] | [name, _] => ("http", *name),
+            [scheme, name, _] => (*scheme, *name),
             _ => return None,
         };
         Some(Proxied {
+            kind,
             namespace: (*namespace).to_owned(),
             id: (*id).to_owned(),
-            service: service.to_owned(),
+            name: name.to_owned(),
             tls: scheme == "https",
         })
+    }
+
+    pub(crate) fn plural(&self) -> &'static str {
+        match self.kind {
+            Kind::Service => "services",
+            Kind::Pod => "pods",
+        }
     }
 
     pub(crate) fn verb(method: &Method) -> &'static str {
@@ -82,8 +103,11 @@ impl Proxied {
 
     /// Forward the request and return the response.
     pub(crate) async fn forward(&self, endpoints: &Endpoints, mut request: Request<Body>) -> Result<Response, ApiError> {
-        let Some(address) = endpoints.get(&self.namespace, &self.service) else {
-            let text = format!("no endpoints available for service {:?}", self.service);
+        let Some(address) = endpoints.get(self.kind, &self.namespace, &self.name) else {
+            let text = match self.kind {
+                Kind::Service => format!("no endpoints available for service {:?}", self.name),
+                Kind::Pod => format!("address not allowed for pod {:?}", self.name),
+            };
             return Err(ApiError::new(503, "ServiceUnavailable", text));
         };
         let failed = |text: String| ApiError::new(503, "ServiceUnavailable", format!("error trying to reach service: {text}"));

@@ -23,6 +23,21 @@ pub(super) struct Pod {
 
 /// Return the pods by UID, and what could not be read, as sentences.
 pub(super) fn read(state_dir: &Path) -> (BTreeMap<String, Pod>, Vec<String>) {
+    let (records, troubles) = records(state_dir);
+    let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+    for record in records {
+        let pod = pods.entry(record.uid).or_insert_with(|| Pod {
+            namespace: record.namespace,
+            name: record.name,
+            containers: Vec::new(),
+        });
+        pod.containers.push(record.container);
+    }
+    (pods, troubles)
+}
+
+/// Return the agent's records in the order of their files' names, and what could not be read, as sentences.
+pub(in crate::commands) fn records(state_dir: &Path) -> (Vec<GrantRecord>, Vec<String>) {
     let directory = state_dir.join("grants");
     let unread = |error: std::io::Error| {
         let directory = directory.display();
@@ -32,7 +47,7 @@ pub(super) fn read(state_dir: &Path) -> (BTreeMap<String, Pod>, Vec<String>) {
     };
     let mut names: Vec<_> = match fs::read_dir(&directory) {
         Ok(entries) => entries.flatten().map(|entry| entry.file_name()).collect(),
-        Err(error) => return (BTreeMap::new(), vec![unread(error)]),
+        Err(error) => return (Vec::new(), vec![unread(error)]),
     };
     names.retain(|name| Path::new(name).extension().is_some_and(|ending| ending == "json"));
     names.sort();
@@ -45,7 +60,7 @@ pub(super) fn read(state_dir: &Path) -> (BTreeMap<String, Pod>, Vec<String>) {
         ));
         names.truncate(MOST_RECORDS);
     }
-    let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
+    let mut records = Vec::new();
     for name in names {
         let path = directory.join(&name);
         let text = match read_bounded(&path, ALLOCATION_BYTES as u64) {
@@ -58,14 +73,7 @@ pub(super) fn read(state_dir: &Path) -> (BTreeMap<String, Pod>, Vec<String>) {
             }
         };
         match GrantRecord::parse(&text) {
-            Ok(record) if name == *record.file_name() => {
-                let pod = pods.entry(record.uid).or_insert_with(|| Pod {
-                    namespace: record.namespace,
-                    name: record.name,
-                    containers: Vec::new(),
-                });
-                pod.containers.push(record.container);
-            }
+            Ok(record) if name == *record.file_name() => records.push(record),
             Ok(record) => troubles.push(format!(
                 "{} is ignored: it is the record {}",
                 path.display(),
@@ -74,5 +82,5 @@ pub(super) fn read(state_dir: &Path) -> (BTreeMap<String, Pod>, Vec<String>) {
             Err(error) => troubles.push(format!("{} is ignored: {error}", path.display())),
         }
     }
-    (pods, troubles)
+    (records, troubles)
 }

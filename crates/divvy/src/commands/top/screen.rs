@@ -8,8 +8,10 @@ use futures::StreamExt as _;
 use ratatui::crossterm::event::{self, Event as Input, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 
-use super::{event as answered, inspect, now};
+use super::machine::{Machine, Seen};
+use super::{event as answered, inspect, machine_events, now, smi};
 use crate::cli::top::TopArgs;
 use crate::commands::progress::Arrived;
 use divvy_feed::{Agents, Failure, waiting};
@@ -30,32 +32,83 @@ impl Drop for Restore {
     }
 }
 
-/// Show the screens until the user leaves.
-pub(super) async fn run(client: kube::Client, args: &TopArgs, style: Style) -> anyhow::Result<()> {
+/// What the screens tell those who read.
+struct Looking {
+    /// The nodes whose usage is shown.
+    nodes: watch::Receiver<BTreeSet<String>>,
+    /// Whether waiting pods are shown.
+    waiting: watch::Receiver<bool>,
+    events: mpsc::Sender<Event>,
+}
+
+/// Show the screens of a cluster until the user leaves.
+pub(super) async fn of_cluster(client: kube::Client, args: &TopArgs, style: Style) -> anyhow::Result<()> {
     // A cluster that cannot be read is an error on the terminal that the user knows, not on a screen that vanishes.
-    let first = inspect::read(&client, &args.nodes, Arrived::default()).await?;
+    let view = inspect::read(&client, &args.nodes, Arrived::default()).await?;
+    let interval = args.interval.max(SHORTEST);
+    let names = args.nodes.clone();
+    run([Event::Cluster { at: now(), view }], style, |looking| {
+        vec![
+            tokio::spawn(read_cluster(client.clone(), names, looking.events.clone())),
+            tokio::spawn(read_waiting(client.clone(), looking.waiting, looking.events.clone())),
+            tokio::spawn(ask_agents(client, interval, looking.nodes, looking.events)),
+        ]
+    })
+    .await
+}
+
+/// Show the screens of this machine until the user leaves.
+pub(super) async fn of_machine(mut machine: Machine, args: &TopArgs, style: Style) -> anyhow::Result<()> {
+    let Seen { view, usage, troubles } = machine.read().await.map_err(smi::unread)?;
+    let unknown = "only a cluster knows which pods wait: on a machine with a kubeconfig, divvy top shows them".to_owned();
+    let first = machine_events(view, usage)
+        .chain([Event::Waiting(Vec::new(), Some(unknown)), trouble(troubles)])
+        .collect::<Vec<Event>>();
+    let interval = args.interval.max(SHORTEST);
+    run(first, style, |looking| {
+        vec![tokio::spawn(read_machine(machine, interval, looking.events))]
+    })
+    .await
+}
+
+fn trouble(troubles: Vec<String>) -> Event {
+    Event::Trouble(Some(troubles.join("; ")).filter(|text| !text.is_empty()))
+}
+
+/// Show the screens until the user leaves. `readers` starts those who send the next events.
+async fn run(
+    first: impl IntoIterator<Item = Event>,
+    style: Style,
+    readers: impl FnOnce(Looking) -> Vec<JoinHandle<()>>,
+) -> anyhow::Result<()> {
     let (events, mut coming) = mpsc::channel(64);
-    let (wanted, asked) = watch::channel(BTreeSet::new());
-    let mut state = State::default().update(Event::Cluster { at: now(), view: first });
-    let mut stop = [signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
+    let (wanted, nodes) = watch::channel(BTreeSet::new());
+    let (looked_at, waiting) = watch::channel(false);
+    let mut state = first.into_iter().fold(State::default(), State::update);
+    // Each of them ends the program, and the terminal is restored before.
+    let mut stop = Vec::new();
+    for kind in [
+        SignalKind::terminate(),
+        SignalKind::interrupt(),
+        SignalKind::hangup(),
+        SignalKind::quit(),
+    ] {
+        stop.push(signal(kind)?);
+    }
     let mut terminal = ratatui::try_init()?;
     let _restore = Restore;
     read_keys(events.clone());
-    let cluster = tokio::spawn(read_cluster(client.clone(), args.nodes.clone(), events.clone()));
-    let (looked_at, looking) = watch::channel(false);
-    let waiting = tokio::spawn(read_waiting(client.clone(), looking, events.clone()));
-    let agents = tokio::spawn(ask_agents(client, args.interval.max(SHORTEST), asked, events));
+    let readers = readers(Looking { nodes, waiting, events });
     loop {
         let size = terminal.size()?;
         state = state.update(Event::Size(size.width, size.height));
         terminal.draw(|frame| draw(&state, style, frame.area(), frame.buffer_mut()))?;
         tell(&wanted, state.wanted());
         tell(&looked_at, state.wants_waiting());
-        let [terminated, hung_up] = &mut stop;
+        let stopped = futures::future::select_all(stop.iter_mut().map(|signal| Box::pin(signal.recv())));
         let event = tokio::select! {
             event = coming.recv() => event,
-            _ = terminated.recv() => None,
-            _ = hung_up.recv() => None,
+            _ = stopped => None,
         };
         let Some(event) = event else { break };
         state = state.update(event);
@@ -67,8 +120,8 @@ pub(super) async fn run(client: kube::Client, args: &TopArgs, style: Style) -> a
             break;
         }
     }
-    for task in [cluster, waiting, agents] {
-        task.abort();
+    for reader in readers {
+        reader.abort();
     }
     Ok(())
 }
@@ -141,6 +194,24 @@ async fn read_cluster(client: kube::Client, nodes: Vec<String>, events: mpsc::Se
             return;
         }
         pause = CLUSTER.max(begun.elapsed().saturating_mul(SHARE));
+    }
+}
+
+async fn read_machine(mut machine: Machine, interval: Duration, events: mpsc::Sender<Event>) {
+    loop {
+        tokio::time::sleep(interval).await;
+        let next: Vec<Event> = match machine.read().await {
+            Ok(Seen { view, usage, troubles }) => machine_events(view, usage).chain([trouble(troubles)]).collect(),
+            Err(failure) => {
+                let notice = format!("the GPUs cannot be read, and this is what they were before: {}", failure.text);
+                vec![Event::Trouble(Some(notice))]
+            }
+        };
+        for event in next {
+            if events.send(event).await.is_err() {
+                return;
+            }
+        }
     }
 }
 
