@@ -6,6 +6,7 @@ use divvy_view::amounts;
 use maud::{Markup, html};
 
 use crate::address::{Condition, Filter};
+use crate::bar::Bar;
 use crate::select::{Selected, has_problem, models, namespaces, select};
 use crate::text::{counted, memory, shown};
 use crate::{Address, Scene, bar, card};
@@ -60,7 +61,7 @@ pub(crate) fn totals(scene: &Scene) -> Markup {
         .collect();
     let asked = measured.len();
     let used = amounts::of_nodes(measured.into_iter().map(|(node, usage)| (node, Some(usage))));
-    let gpus = nodes.iter().map(|node| node.gpus.len()).sum::<usize>();
+    let gpus = nodes.iter().map(|node| Bar::of(node).len()).sum::<usize>();
     let wrong = nodes
         .iter()
         .flat_map(|node| &node.gpus)
