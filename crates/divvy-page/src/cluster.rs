@@ -88,7 +88,7 @@ pub(crate) fn totals(scene: &Scene) -> Markup {
                     dd.of { @if troubled > 0 { "on " (counted(troubled, "node")) } }
                 }
                 div { dt { "Waiting" } dd { a href="/waiting" { (counted(scene.waiting.len(), "pod")) } } dd.of {} }
-                @for (resource, sum) in &scene.view.whole { div { dt { (shown(resource)) } dd { (sum.allocated) " / " (sum.total) } dd.of { "allocated as a whole" } } }
+                @for (resource, sum) in &scene.view.whole { div { dt { (shown(resource)) } dd { (sum.allocated) " / " (sum.total) } dd.of { "as a whole" } } }
             }
         }
     }
