@@ -22,6 +22,7 @@ mod skips;
 mod suite;
 mod target_directory;
 mod unused;
+mod web_check;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   gpu [FLAGS]       run every check that needs a real GPU, and write a report; `cargo xtask gpu --help`
   gpu pack [DIR]    build what these checks need into a directory for another machine
   bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
+  web-check [FLAGS] check the web pages in a browser, and take pictures of them; `cargo xtask web-check --help`
   ptx               assemble the kernels of `divvy smoke` with NVIDIA's assembler for every GPU; `cargo xtask ptx --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
@@ -90,6 +92,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["ptx", rest @ ..] => return ptx::run(rest),
         ["skips", rest @ ..] => return skips::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),
+        ["web-check", rest @ ..] => return web_check::run(rest),
         ["image", rest @ ..] => image::run(rest)?,
         ["krew", rest @ ..] => krew::run(rest)?,
         ["purity"] => {

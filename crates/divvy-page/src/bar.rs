@@ -87,16 +87,21 @@ impl<'a> Bar<'a> {
     pub(crate) fn draw(&self, node: &NodeView, usage: Option<&Usage>, titles: bool) -> Markup {
         let total = self.gpus.iter().fold(0_u64, |sum, gpu| sum.saturating_add(gpu.total));
         let count = self.gpus.len() as u64;
-        let mut from = 0;
+        // Parts that are only offered as a whole have no units, and all the same width.
+        let width = |gpu: &GpuView| {
+            if total == 0 {
+                WIDTH / count
+            } else {
+                scaled(gpu.total, total, WIDTH)
+            }
+        };
+        let places = in_a_row(0, self.gpus.iter().map(|gpu| width(gpu)));
         html! {
             svg.bar.bad[self.has_problem()] role="img" aria-label=(self.alternative(node, usage)) width="100%" height="16" {
                 rect.track.off[self.gpus.iter().all(|gpu| !gpu.offered)] width="100%" height="16" {}
-                @for (at, gpu) in self.gpus.iter().enumerate() {
-                    // Parts that are only offered as a whole have no units, and all the same width.
-                    @let width = if total == 0 { WIDTH / count } else { scaled(gpu.total, total, WIDTH) };
-                    (cell(node, gpu, usage, from, width, titles))
-                    @if at > 0 { rect.gap x=(Length(from)) width="4" height="16" {} }
-                    @let _ = from += width;
+                @for (gpu, place) in self.gpus.iter().zip(places) {
+                    (cell(node, gpu, usage, place, titles))
+                    @if place.from > 0 { rect.gap x=(Length(place.from)) width="4" height="16" {} }
                 }
             }
         }
@@ -112,41 +117,63 @@ impl<'a> Bar<'a> {
     }
 }
 
+/// A part of a bar.
+#[derive(Clone, Copy)]
+struct Place {
+    from: u64,
+    width: u64,
+}
+
+/// Put parts of these widths next to each other.
+fn in_a_row(from: u64, widths: impl Iterator<Item = u64>) -> Vec<Place> {
+    let next = |end: &mut u64, width| {
+        let from = *end;
+        *end = end.saturating_add(width);
+        Some(Place { from, width })
+    };
+    widths.scan(from, next).collect()
+}
+
 /// Draw the segments of a GPU into a part of the bar.
-fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, from: u64, width: u64, titles: bool) -> Markup {
-    let held = gpu.held_mib.saturating_mul(1 << 20);
-    let of: Vec<(&PodView, Amounts)> = gpu
-        .pods
-        .iter()
-        .map(|pod| (pod, amounts::of_pod(node, gpu, pod, usage)))
-        .collect();
+fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, cell: Place, titles: bool) -> Markup {
     let whole = amounts::of_gpu(node, gpu, usage);
+    let held = if gpu.total == 0 { 0 } else { held(gpu) };
     // More than there is can be allocated while a node is being changed.
-    let all = whole.total.max(whole.allocated).saturating_add(if whole.total == 0 {
-        0
-    } else {
-        held.saturating_sub(whole.free())
-    });
-    let mut x = from;
-    html! {
-        @for (pod, amounts) in of {
-            @let wide = if gpu.total == 0 && pod.whole { width } else { scaled(amounts.allocated, all, width) };
-            @let title = titles.then(|| pod_in_words(pod, &amounts));
-            @let class = color(&pod.namespace);
-            @match amounts.used {
-                None => { rect class={ (class) " unknown" } x=(Length(x)) width=(Length(wide)) height="16" { @if let Some(title) = &title { title { (title) } } } }
-                Some(_) => {
-                    rect class=(class) x=(Length(x)) width=(Length(wide)) height="16" { @if let Some(title) = &title { title { (title) } } }
-                    @let used = if gpu.total == 0 { wide } else { scaled(amounts.within, all, width).min(wide) };
-                    @if used < wide { rect.idle x=(Length(x + used)) width=(Length(wide - used)) height="16" fill="url(#idle)" {} }
-                    @if amounts.over > 0 { rect.over x=(Length(x)) width=(Length(wide)) height="4" {} }
-                }
-            }
-            rect.edge x=(Length(x + wide)) width="1" height="16" {}
-            @let _ = x += wide;
+    let all = whole
+        .total
+        .max(whole.allocated)
+        .saturating_add(held.saturating_sub(whole.free()));
+    let of: Vec<Amounts> = gpu.pods.iter().map(|pod| amounts::of_pod(node, gpu, pod, usage)).collect();
+    // A GPU that is only offered as a whole has no units.
+    let width = |(pod, of): (&PodView, &Amounts)| {
+        if gpu.total == 0 && pod.whole {
+            cell.width
+        } else {
+            scaled(of.allocated, all, cell.width)
         }
-        @if held > 0 { rect.held x=(Length(x)) width=(Length(scaled(held, all, width))) height="16" fill="url(#held)" {} }
+    };
+    let places = in_a_row(cell.from, gpu.pods.iter().zip(&of).map(width));
+    let end = places.last().map_or(cell.from, |place| place.from + place.width);
+    html! {
+        @for ((pod, of), place) in gpu.pods.iter().zip(&of).zip(places) {
+            @let end = place.from + place.width;
+            rect class={ (color(&pod.namespace)) @if of.used.is_none() { " unknown" } } x=(Length(place.from)) width=(Length(place.width)) height="16" {
+                @if titles { title { (pod_in_words(pod, of)) } }
+            }
+            @if of.used.is_some() && gpu.total > 0 {
+                @let used = scaled(of.within, all, cell.width).min(place.width);
+                @if used < place.width { rect.idle x=(Length(place.from + used)) width=(Length(place.width - used)) height="16" fill="url(#idle)" {} }
+                @if of.over > 0 { rect.over x=(Length(place.from)) width=(Length(place.width)) height="4" {} }
+            }
+            rect.edge x=(Length(end)) width="1" height="16" {}
+        }
+        @if held > 0 { rect.held x=(Length(end)) width=(Length(scaled(held, all, cell.width))) height="16" fill="url(#held)" {} }
     }
+}
+
+/// Return the memory in bytes that pods that have ended still hold.
+pub(crate) fn held(gpu: &GpuView) -> u64 {
+    gpu.held_mib.saturating_mul(1 << 20)
 }
 
 /// Return what is on a GPU, as a sentence without a period.
@@ -165,7 +192,7 @@ pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) ->
     words.extend(amounts.used.map(|used| format!("{} used", memory(used))));
     words.extend(amounts.busy.map(|busy| format!("{} busy", percent(Some(busy)))));
     if gpu.held_mib > 0 {
-        words.push(format!("{} held by ended pods", memory(gpu.held_mib.saturating_mul(1 << 20))));
+        words.push(format!("{} held by ended pods", memory(held(gpu))));
     }
     if gpu.pods.is_empty() {
         words.push("no pods".to_owned());

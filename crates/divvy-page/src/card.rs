@@ -1,13 +1,15 @@
 //! The card of a node on the page of the cluster.
 
+use std::collections::BTreeMap;
+
 use divvy_model::usage::Usage;
 use divvy_view::amounts::{self, Amounts};
 use divvy_view::{GpuView, NodeView};
 use maud::{Markup, html};
 
-use crate::bar::Bar;
+use crate::bar::{self, Bar};
 use crate::select::has_problem;
-use crate::text::{counted, part, percent, shown};
+use crate::text::{counted, memory, part, percent, shown};
 use crate::{Address, Scene, table};
 
 /// Return the id of the element about a node.
@@ -26,12 +28,11 @@ pub(crate) fn card(scene: &Scene, node: &NodeView) -> Markup {
             }
             div.gpus {
                 p.models { (kinds(node)) }
-                span.head aria-hidden="true" { "allocated" }
                 span.head aria-hidden="true" { "busy" }
                 ul { @for bar in Bar::of(node) { (line(node, &bar, usage, false)) } }
             }
             (troubles(scene, node))
-            details { summary { "Table" } (table::of_gpus(node, node.gpus.iter(), usage)) }
+            details { summary { "Table" } (table::of_gpus(node, &node.gpus.iter().collect::<Vec<_>>(), usage, "the GPUs")) }
         }
     }
 }
@@ -47,38 +48,42 @@ pub(crate) fn sum(node: &NodeView, all: &Amounts) -> String {
 
 /// Return the kinds of GPUs of a node, and of their parts: `8 × NVIDIA A100-SXM4-40GB`, `2 × NVIDIA H100 80GB HBM3 (7 × 1g.10gb)`.
 pub(crate) fn kinds(node: &NodeView) -> String {
-    let mut kinds: Vec<(&str, usize, Vec<(&str, usize)>)> = Vec::new();
-    for bar in Bar::of(node) {
-        let model = bar.gpus.first().map_or("", |gpu| undivided(gpu));
-        let model = if model.is_empty() { "GPU of unknown model" } else { model };
-        let parts = bar
-            .gpus
-            .iter()
-            .filter_map(|gpu| Some(gpu.partition.as_ref()?.profile.as_str()));
-        let at = kinds.iter().position(|(known, ..)| *known == model).unwrap_or(kinds.len());
-        if at == kinds.len() {
-            kinds.push((model, 0, Vec::new()));
-        }
-        let (_, count, known) = &mut kinds[at];
-        *count += 1;
-        for profile in parts {
-            match known.iter_mut().find(|(other, _)| *other == profile) {
-                Some((_, count)) => *count += 1,
-                None => known.push((profile, 1)),
-            }
+    let bars = Bar::of(node);
+    let mut models = Counts::default();
+    let mut parts: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
+    for gpu in bars.iter().filter_map(|bar| bar.gpus.first()) {
+        models.add(undivided(gpu));
+    }
+    for gpu in bars.iter().flat_map(|bar| &bar.gpus) {
+        if let Some(part) = &gpu.partition {
+            parts.entry(undivided(gpu)).or_default().add(&part.profile);
         }
     }
-    let times = |(of, count): &(&str, usize)| format!("{count} × {}", shown(of));
-    let text = |(model, count, parts): &(&str, usize, Vec<(&str, usize)>)| {
-        let parts: Vec<String> = parts.iter().map(times).collect();
-        let parts = if parts.is_empty() {
-            String::new()
-        } else {
-            format!(" ({})", parts.join(", "))
-        };
-        format!("{}{parts}", times(&(model, *count)))
+    let text = |(model, count): &(&str, usize)| {
+        let model = if model.is_empty() { "GPU of unknown model" } else { model };
+        let parts = parts
+            .get(model)
+            .map(|parts| format!(" ({})", parts.0.iter().map(times).collect::<Vec<_>>().join(", ")));
+        format!("{}{}", times(&(model, *count)), parts.unwrap_or_default())
     };
-    kinds.iter().map(text).collect::<Vec<_>>().join(", ")
+    models.0.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// How often each text is there, in the order of their first appearance.
+#[derive(Default)]
+struct Counts<'t>(Vec<(&'t str, usize)>);
+
+impl<'t> Counts<'t> {
+    fn add(&mut self, text: &'t str) {
+        match self.0.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, count)) => *count += 1,
+            None => self.0.push((text, 1)),
+        }
+    }
+}
+
+fn times((of, count): &(&str, usize)) -> String {
+    format!("{count} × {}", shown(of))
 }
 
 /// Return a GPU's product name, without the profile that NVML's names of MIG devices end in.
@@ -98,7 +103,7 @@ pub(crate) fn line(node: &NodeView, bar: &Bar<'_>, usage: Option<&Usage>, titles
     let amounts = bar.amounts(node, usage);
     html! {
         li {
-            span.index { @if bar.has_problem() { span.alarm title="This GPU cannot be used" { "⚠" } } (bar.name()) }
+            span.index { @if bar.has_problem() { span.alarm title="This GPU cannot be used" { "⚠" } " " } (bar.name()) }
             (bar.draw(node, usage, titles))
             span.number { (allocated(&bar.gpus, &amounts)) }
             span.number { @if amounts.busy.is_some() { (percent(amounts.busy)) } @else { "–" } }
@@ -125,7 +130,7 @@ pub(crate) fn troubles(scene: &Scene, node: &NodeView) -> Markup {
     html! {
         @for (index, message) in messages { p.alarm { "⚠ GPU " (index) ": " (shown(message)) } }
         @if let Some(trouble) = &node.driver_trouble { p.alarm { "⚠ " (shown(trouble)) } }
-        @for gpu in held { p.note { "GPU " (gpu.index) ": pods that have ended still hold " (crate::text::memory(gpu.held_mib.saturating_mul(1 << 20))) } }
+        @for gpu in held { p.note { "GPU " (gpu.index) ": pods that have ended still hold " (memory(bar::held(gpu))) } }
         @for pod in &node.pending { p.note { (table::link(&pod.namespace, &pod.name)) " is on this node and has no GPU yet" } }
         @for pod in &node.unnamed { p.note { (table::link(&pod.namespace, &pod.name)) " has " (pod.gpus) " " (shown(&pod.resource)) "; which ones is not known" } }
         @match answer.map(|answer| &answer.usage) {

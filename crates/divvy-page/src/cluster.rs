@@ -6,6 +6,7 @@ use divvy_view::amounts;
 use maud::{Markup, html};
 
 use crate::address::{Condition, Filter};
+use crate::bar::Bar;
 use crate::select::{Selected, has_problem, models, namespaces, select};
 use crate::text::{counted, memory, shown};
 use crate::{Address, Scene, bar, card};
@@ -60,7 +61,7 @@ pub(crate) fn totals(scene: &Scene) -> Markup {
         .collect();
     let asked = measured.len();
     let used = amounts::of_nodes(measured.into_iter().map(|(node, usage)| (node, Some(usage))));
-    let gpus = nodes.iter().map(|node| node.gpus.len()).sum::<usize>();
+    let gpus = nodes.iter().map(|node| Bar::of(node).len()).sum::<usize>();
     let wrong = nodes
         .iter()
         .flat_map(|node| &node.gpus)
@@ -87,7 +88,7 @@ pub(crate) fn totals(scene: &Scene) -> Markup {
                     dd.of { @if troubled > 0 { "on " (counted(troubled, "node")) } }
                 }
                 div { dt { "Waiting" } dd { a href="/waiting" { (counted(scene.waiting.len(), "pod")) } } dd.of {} }
-                @for (resource, sum) in &scene.view.whole { div { dt { (shown(resource)) } dd { (sum.allocated) " / " (sum.total) } dd.of { "allocated as a whole" } } }
+                @for (resource, sum) in &scene.view.whole { div { dt { (shown(resource)) } dd { (sum.allocated) " / " (sum.total) } dd.of { "as a whole" } } }
             }
         }
     }

@@ -48,7 +48,7 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
                         @for fact in bar.gpus.iter().flat_map(|gpu| driver(gpu.uuid.as_deref(), usage)) { span { (fact) } }
                     }
                     (bar.draw(node, usage, true))
-                    details open { summary { (counted(bar.gpus.iter().map(|gpu| gpu.pods.len()).sum(), "pod")) } (table::of_gpus(node, bar.gpus.iter().copied(), usage)) }
+                    details open { summary { (counted(bar.gpus.iter().map(|gpu| gpu.pods.len()).sum(), "pod")) } (table::of_gpus(node, &bar.gpus, usage, &format!("GPU {}", bar.name()))) }
                 }
             }
         }

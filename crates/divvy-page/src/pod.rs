@@ -74,16 +74,16 @@ fn on_gpu(scene: &Scene, node: &NodeView, gpu: &GpuView, pod: &PodView) -> Marku
             p.faint { "All pods on this GPU: " (bar::in_words(node, gpu, usage)) "." }
             @if let Some(asked) = &pod.requested { p.note { "The pod asked for " (asked.units) " units of " (shown(&asked.unit)) " before the node's unit was changed." } }
             @if let Some(Err(error)) = scene.answers.get(&node.name).map(|answer| &answer.usage) { p.note { "Not measured: " (shown(error)) } }
-            @if !entries.is_empty() { (containers(&entries, scene.at)) }
+            @if !entries.is_empty() { (containers(&entries, scene.at, gpu.index)) }
         }
     }
 }
 
-fn containers(entries: &[&ContainerUsage], now: u64) -> Markup {
+fn containers(entries: &[&ContainerUsage], now: u64, index: u32) -> Markup {
     html! {
         details open {
             summary { (counted(entries.len(), "container")) }
-            div.wide tabindex="0" role="region" aria-label="Table: containers" {
+            div.wide tabindex="0" role="region" aria-label={ "Table: containers on GPU " (index) } {
                 table {
                     thead { tr { th scope="col" { "Container" } th.number scope="col" { "Limit" } th.number scope="col" { "Used" } th.number scope="col" { "Peak" } th.number scope="col" { "Busy" } th.number scope="col" { "Last busy" } th.number scope="col" { "Refused" } th scope="col" { "Signs" } } }
                     tbody {

@@ -8,18 +8,19 @@ use maud::{Markup, html};
 use crate::Address;
 use crate::text::{measured, memory, percent, shown};
 
-/// Return the table of these GPUs: a row for each pod on each of them.
-pub(crate) fn of_gpus<'g>(node: &NodeView, gpus: impl Iterator<Item = &'g GpuView>, usage: Option<&Usage>) -> Markup {
+/// Return the table of these GPUs: a row for each pod on each of them. `of` says in the table's name which GPUs they are.
+pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>, of: &str) -> Markup {
+    let several = gpus.len() != 1;
     html! {
-        div.wide tabindex="0" role="region" aria-label={ "Table: the GPUs of " (shown(&node.name)) } {
+        div.wide tabindex="0" role="region" aria-label={ "Table: " (of) " of " (shown(&node.name)) } {
             table {
-                thead { tr { th scope="col" { "GPU" } th scope="col" { "Pod" } th.number scope="col" { "Allocated" } th.number scope="col" { "Used" } th.number scope="col" { "Busy" } } }
+                thead { tr { @if several { th scope="col" { "GPU" } } th scope="col" { "Pod" } th.number scope="col" { "Allocated" } th.number scope="col" { "Used" } th.number scope="col" { "Busy" } } }
                 tbody {
                     @for gpu in gpus {
-                        @for pod in &gpu.pods { (row(node, gpu, pod, usage)) }
+                        @for pod in &gpu.pods { (row(node, gpu, pod, usage, several)) }
                         @if gpu.pods.is_empty() {
                             @let of = amounts::of_gpu(node, gpu, usage);
-                            tr { th scope="row" { (gpu.index) } td.faint { "no pods" } td.number { (memory(of.allocated)) } td.number { (measured(of.used)) } td.number { (percent(of.busy)) } }
+                            tr { @if several { th scope="row" { (gpu.index) } } td.faint { "no pods" } td.number { (memory(of.allocated)) } td.number { (measured(of.used)) } td.number { (percent(of.busy)) } }
                         }
                     }
                 }
@@ -28,11 +29,11 @@ pub(crate) fn of_gpus<'g>(node: &NodeView, gpus: impl Iterator<Item = &'g GpuVie
     }
 }
 
-fn row(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Markup {
+fn row(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>, several: bool) -> Markup {
     let of = amounts::of_pod(node, gpu, pod, usage);
     html! {
         tr {
-            th scope="row" { (gpu.index) }
+            @if several { th scope="row" { (gpu.index) } }
             td { (link(&pod.namespace, &pod.name)) @if of.over > 0 { " " strong.alarm { "▲ over its share" } } }
             td.number { @if pod.whole { "whole GPU" } @else { (memory(of.allocated)) } }
             td.number { (measured(of.used)) }

@@ -190,12 +190,8 @@ impl Machine {
     }
 
     pub(crate) fn node(&self) -> Node {
-        let text = r#"{"uuid":"GPU","index":0,"minor":0,"model":"","totalMiB":0,"units":0,"health":"ok"}"#;
-        let gpus = vec![text; 1];
-        let text = format!(
-            r#"{{"v":1,"agent":"0.1.0","driver":"570.86.15","unitMiB":1024,"gpus":[{}]}}"#,
-            gpus.join(",")
-        );
+        let gpu = r#"{"uuid":"GPU","index":0,"minor":0,"model":"","totalMiB":0,"units":0,"health":"ok"}"#;
+        let text = format!(r#"{{"v":1,"agent":"0.1.0","driver":"570.86.15","unitMiB":1024,"gpus":[{gpu}]}}"#);
         let mut inventory = Inventory::parse(&text).expect("an inventory");
         let template = inventory.gpus.remove(0);
         inventory.gpus = self

@@ -14,8 +14,10 @@ pub const HOSTILE: &str = "\"><script>alert(1)</script><img src=x onerror=alert(
 pub fn mixed(step: u64) -> Cluster {
     let mut cluster = Cluster::of(
         &[
-            a100(
+            eight(
                 "gpu-a100-01",
+                "NVIDIA A100-SXM4-80GB",
+                80,
                 step,
                 &[
                     ("research", "llama-ft", 64),
@@ -23,8 +25,10 @@ pub fn mixed(step: u64) -> Cluster {
                     ("vision", "segment", 24),
                 ],
             ),
-            a100(
+            eight(
                 "gpu-a100-02",
+                "NVIDIA A100-SXM4-80GB",
+                80,
                 step + 13,
                 &[
                     ("audio", "asr-train", 48),
@@ -32,20 +36,26 @@ pub fn mixed(step: u64) -> Cluster {
                     ("research", "diffusion", 72),
                 ],
             ),
-            a100("gpu-a100-03", step + 29, &[("vision", "detect", 32), ("audio", "tts", 20)]),
+            eight(
+                "gpu-h200-01",
+                "NVIDIA H200",
+                141,
+                step + 29,
+                &[("vision", "detect", 72), ("audio", "tts", 20), ("research", "moe", 110)],
+            ),
             h100(step),
             mig(step),
             l4("gpu-l4-01", step, 4),
             l4("gpu-l4-02", step + 7, 3),
             l4("gpu-l4-03", step + 19, 2),
-            t4(step),
+            a30(step),
             Machine::new("gpu-t4-02", "Tesla T4", 16, 4).silent("the agent gave no answer within 2 s"),
             Machine::new("gpu-v100-01", "Tesla V100-SXM2-32GB", 32, 4)
                 .held(1, 3 * 1024)
                 .pod(wave("genomics", "alphafold-0", 0, 32, step))
                 .pod(wave("genomics", "alphafold-1", 1, 24, step + 4))
                 .pod(Share::new("genomics", "jupyter-mara", 2, 16).uses(900, 0)),
-            Machine::new("gpu-a6000-01", HOSTILE, 48, 2)
+            Machine::new("gpu-l40s-01", HOSTILE, 48, 2)
                 .trouble(&format!("containers get no driver libraries: {HOSTILE}"))
                 .pod(wave("vision", "annotate", 0, 20, step)),
         ],
@@ -69,19 +79,20 @@ fn idle(namespace: &str, name: &str, gpu: usize, gib: u64) -> Share {
 }
 
 /// A machine with eight GPUs, where these pods have many workers, and notebooks have the rest.
-fn a100(name: &str, step: u64, jobs: &[(&str, &str, u64)]) -> Machine {
-    let mut machine = Machine::new(name, "NVIDIA A100-SXM4-80GB", 80, 8);
+fn eight(name: &str, model: &str, gib: u64, step: u64, jobs: &[(&str, &str, u64)]) -> Machine {
+    let mut machine = Machine::new(name, model, gib, 8);
+    let empty = name.bytes().map(usize::from).sum::<usize>() % 8;
     let people = ["ada", "kofi", "mei", "omar", "ines", "tariq", "yuki", "lena"];
     for gpu in 0..8_usize {
-        let (namespace, job, gib) = jobs[(gpu / 2) % jobs.len()];
-        if (gpu + jobs.len()) % 7 == 5 {
+        let (namespace, job, share) = jobs[(gpu / 2) % jobs.len()];
+        if gpu == empty {
             continue;
         }
-        machine = machine.pod(wave(namespace, &format!("{job}-{gpu}"), gpu, gib, step + gpu as u64));
-        if gib <= 48 && gpu % 3 != 2 {
+        machine = machine.pod(wave(namespace, &format!("{job}-{gpu}"), gpu, share, step + gpu as u64));
+        if share <= 48 && gpu % 3 != 2 {
             machine = machine.pod(idle("notebooks", &format!("jupyter-{}-{}", people[gpu], &name[9..]), gpu, 16));
         }
-        if gib <= 24 {
+        if share <= 24 {
             machine = machine.pod(wave("platform", &format!("rerank-{gpu}"), gpu, 20, step + 3));
         }
     }
@@ -127,8 +138,8 @@ fn l4(name: &str, step: u64, replicas: usize) -> Machine {
     machine
 }
 
-fn t4(step: u64) -> Machine {
-    Machine::new("gpu-t4-01", "Tesla T4", 16, 4)
+fn a30(step: u64) -> Machine {
+    Machine::new("gpu-a30-01", "NVIDIA A30", 24, 4)
         .broken(2, Health::Failed, "XID 79: GPU has fallen off the bus")
         .pod(wave("platform", "thumbnails", 0, 8, step))
         // 1.5 GiB more than its share.
@@ -164,8 +175,8 @@ fn waiting() -> Vec<Waiting> {
             "notebooks",
             "jupyter-noor",
             Some(310),
-            "The pod asks for 48 GiB on a GPU of the model Tesla T4, which has 16 GiB.",
-            &["Ask for 8 GiB or less: then the pod would start on gpu-t4-01 now."],
+            "The pod asks for 48 GiB on a GPU of the model NVIDIA A30, which has 24 GiB.",
+            &["Ask for 8 GiB or less: then the pod would start on gpu-a30-01 now."],
         ),
         pod(
             "vision",

@@ -76,17 +76,17 @@ impl Story {
             notices: vec![format!("You may not read the file {HOSTILE}, so its contents are not known.")],
             record: Some(Recorded {
                 points: (0..168).map(point).collect(),
-                findings: vec!["2026-11-27 03:12:44 UTC: two pods held the same memory of GPU-gpu-t4-01-1 for 4 s.".to_owned()],
+                findings: vec!["2026-11-27 03:12:44 UTC: two pods held the same memory of GPU-gpu-a30-01-1 for 4 s.".to_owned()],
                 file: "/var/lib/divvy/audit.jsonl".to_owned(),
             }),
         };
         if self.plain {
             scene.notices.clear();
-            for node in scene.view.nodes.iter_mut().filter(|node| node.name == "gpu-a6000-01") {
+            for node in scene.view.nodes.iter_mut().filter(|node| node.name == "gpu-l40s-01") {
                 node.driver_trouble = None;
                 node.gpus
                     .iter_mut()
-                    .for_each(|gpu| gpu.model = Some("NVIDIA RTX A6000".to_owned()));
+                    .for_each(|gpu| gpu.model = Some("NVIDIA L40S".to_owned()));
             }
             scene
                 .waiting

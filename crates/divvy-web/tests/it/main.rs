@@ -1,1 +1,6 @@
-//! Tests.
+//! Who sees the pages, and how they are updated.
+
+mod events;
+mod impatient;
+mod pages;
+mod site;

@@ -1,0 +1,63 @@
+//! Scenes for tests.
+
+use divvy_model::Health;
+use divvy_model::usage::EscapeKind;
+use divvy_page::{Measured, Recorded, RecordedPoint, Scene};
+use divvy_view_sim::{Cluster, Machine, Share, mixed};
+
+pub(crate) const GIB: u64 = 1 << 30;
+
+/// Return a scene of a made-up cluster.
+pub(crate) fn scene(cluster: Cluster) -> Scene {
+    let at = cluster.at;
+    let answers = cluster.usage.into_iter();
+    Scene {
+        at,
+        view: cluster.view,
+        answers: answers.map(|(node, usage)| (node, Measured { at, usage })).collect(),
+        waiting: cluster.waiting,
+        ..Scene::default()
+    }
+}
+
+/// A scene with something of everything.
+pub(crate) fn everything() -> Scene {
+    let mut scene = scene(mixed(3));
+    scene.notices.push("You may not list pods in all namespaces.".to_owned());
+    scene.record = Some(Recorded {
+        points: (0..3)
+            .map(|at| RecordedPoint {
+                at: at * 3600,
+                allocated: (5 + at) * GIB,
+                total: 32 * GIB,
+            })
+            .collect(),
+        findings: vec!["Two pods held the same memory.".to_owned()],
+        file: "/tmp/audit".to_owned(),
+    });
+    scene
+}
+
+/// A scene that fits into a snapshot: a shared GPU, a broken GPU, MIG devices, and a pod over its share.
+pub(crate) fn small() -> Scene {
+    scene(Cluster::of(
+        &[
+            Machine::new("gpu-a", "Tesla T4", 16, 2)
+                .broken(1, Health::Failed, "XID 79")
+                .held(0, 1024)
+                .pod(Share::new("ml", "train", 0, 8).uses(6 * 1024, 70))
+                .pod(
+                    Share::new("vision", "tagger", 0, 4)
+                        .uses(5 * 1024, 20)
+                        .escapes(EscapeKind::Unguarded, 3),
+                ),
+            Machine::new("gpu-b", "NVIDIA H100", 80, 1)
+                .divided(0, &[("3g.40gb", 40), ("3g.40gb", 40)])
+                .pod(Share::new("ml", "part", 1, 10).uses(1024, 5)),
+            Machine::new("gpu-c", "NVIDIA L4", 24, 1)
+                .not_asked()
+                .pod(Share::whole("ml", "all", 0)),
+        ],
+        0,
+    ))
+}
