@@ -40,6 +40,7 @@ extender:
   tls: {lifetime: 30s}
   # second_scheduler.sh also assigns pods to a second scheduler with the webhook.
   webhook: true
+  web: {enabled: true, hosts: [gpus.example.com]}
   extraEnv: *api
 explainer: {extraEnv: *api}
 runtimeClass: {enabled: true, handler: runc}
@@ -161,6 +162,7 @@ check_all() {
   replicas
   objects
   namespace_user
+  web_page
   smoke
   second_scheduler
   # shellcheck disable=SC2086
@@ -442,6 +444,31 @@ namespace_user() {
   kube delete pod holds --wait > /dev/null
   kube delete namespace team-a team-b > /dev/null
   rm -f "$ann" "$bob"
+}
+
+page() { # ADDRESS HOST TOKEN: print the extender's page, and its status
+  curl -sk -m 10 -w '\nstatus %{http_code}\n' --resolve "$2:8443:$1" -H "Authorization: Bearer $3" "https://$2:8443/"
+}
+web_page() {
+  scene "The extender serves the web page to users who may list nodes and pods"
+  local ann address viewer token
+  ann=$(user_of team-a)
+  token=$(kube create token ann -n team-a)
+  kube create serviceaccount viewer -n team-a > /dev/null
+  kube create clusterrolebinding team-a-viewer --clusterrole=divvy-viewer --serviceaccount=team-a:viewer > /dev/null
+  viewer=$(kube create token viewer -n team-a)
+  address=$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=extender -o 'jsonpath={.items[0].status.podIP}')
+  create holds 5 "" 0 n1
+  started holds
+  eventually 20 "the page has the pod" prints "default/holds" page "$address" gpus.example.com "$viewer"
+  eventually 20 "and what the node's agent measured" prints "on 3 of 3 nodes" page "$address" gpus.example.com "$viewer"
+  check "a user of one namespace does not see it" says "$(page "$address" gpus.example.com "$token")" "list nodes in the whole cluster" "status 403"
+  check "nobody sees it without a token" says "$(page "$address" gpus.example.com "")" "status 401"
+  check "it is served under its own names only" says "$(page "$address" elsewhere.example.com "$viewer")" "status 421"
+  kube delete pod holds --wait > /dev/null
+  kube delete clusterrolebinding team-a-viewer > /dev/null
+  kube delete namespace team-a > /dev/null
+  rm -f "$ann"
 }
 
 memory() {
