@@ -162,7 +162,7 @@ impl Agent {
     /// Add what the guard has found.
     fn with_signs(&self, measured: Measured) -> Measured {
         Measured {
-            denied: self.shares.denied(),
+            counted: self.shares.counted(),
             escapes: self.escapes(),
             ..measured
         }

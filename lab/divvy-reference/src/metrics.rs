@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use axum::http::StatusCode;
-use divvy_agent::Measured;
+use divvy_agent::{GuardCounts, Measured};
 use divvy_agent_core::{Account, Escape, NodeKey, Settings, Used};
 use divvy_exposition::Format;
 use divvy_hardware::{Fault, Gauges, Gpm, GpuGauges, GpuMemory};
@@ -157,9 +157,14 @@ fn measured() -> Measured {
         uuid: uuid.clone(),
         pid: 1,
     };
+    let counts = GuardCounts {
+        denied: 0,
+        denied_bytes: Some(0),
+        throttled_ns: Some(0),
+    };
     Measured {
         gpus: vec![gpu],
-        denied: [((uid.clone(), uuid.clone()), 0)].into(),
+        counted: [((uid.clone(), uuid.clone()), counts)].into(),
         escapes: [(uid.clone(), vec![escape])].into(),
         containers: vec![Used {
             uid,

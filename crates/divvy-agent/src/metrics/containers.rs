@@ -15,7 +15,8 @@ use super::{Floats, Measured, usage};
 pub(super) fn describe(registry: &mut Registry, measured: &Measured) {
     let (mut limit, mut used, mut peak) = (Floats::default(), Floats::default(), Floats::default());
     let (mut busy, mut last_busy, mut allocated) = (Floats::default(), Floats::default(), Floats::default());
-    let (mut denied, mut escapes) = (Floats::default(), Floats::default());
+    let (mut denied, mut denied_bytes) = (Floats::default(), Floats::default());
+    let (mut throttled, mut escapes) = (Floats::default(), Floats::default());
     for of in usage::containers(measured) {
         let shared = Arc::new(labels(&of).into());
         let values = [
@@ -25,6 +26,8 @@ pub(super) fn describe(registry: &mut Registry, measured: &Measured) {
             (&mut busy, of.busy_ns.map(|ns| ns as f64 / 1e9)),
             (&mut last_busy, of.last_busy.map(|seconds| seconds as f64)),
             (&mut denied, of.denied.map(|count| count as f64)),
+            (&mut denied_bytes, of.denied_bytes.map(|bytes| bytes as f64)),
+            (&mut throttled, of.throttled_ns.map(|ns| ns as f64 / 1e9)),
         ];
         for (floats, value) in values {
             if let Some(value) = value {
@@ -79,6 +82,17 @@ pub(super) fn describe(registry: &mut Registry, measured: &Measured) {
         registry,
         "divvy_container_gpu_denied_allocations",
         "Allocations that the guard refused because of the limit; of a pod with several containers on the GPU, the label container is empty",
+    );
+    denied_bytes.counter(
+        registry,
+        "divvy_container_gpu_denied_bytes",
+        "Memory that the refused allocations would have taken, at most 1 TiB each; absent until a process of the pod has used the GPU with the guard",
+    );
+    throttled.counter(
+        registry,
+        "divvy_container_gpu_throttled_seconds",
+        "Time for which the guard let launches wait because the pod had used up its compute time or was stopped, as the sum of the times of the pod's \
+         processes; absent until one of them has used the GPU with the guard",
     );
     escapes.gauge(
         registry,

@@ -54,7 +54,7 @@ pub(super) fn containers(measured: &Measured) -> Vec<ContainerUsage> {
         };
         entries.insert((uid, Some(container), uuid), entry);
     }
-    for ((uid, uuid), denied) in &measured.denied {
+    for ((uid, uuid), counts) in &measured.counted {
         let Some((account, names)) = pods.get(&(uid.as_str(), uuid.as_str())) else {
             continue;
         };
@@ -62,7 +62,9 @@ pub(super) fn containers(measured: &Measured) -> Vec<ContainerUsage> {
         let entry = entries
             .entry((uid, name, uuid))
             .or_insert_with(|| empty(uid, account, name, uuid));
-        entry.denied = Some(*denied);
+        entry.denied = Some(counts.denied);
+        entry.denied_bytes = counts.denied_bytes;
+        entry.throttled_ns = counts.throttled_ns;
     }
     for (uid, escapes) in &measured.escapes {
         // Any of the pod's accounts has its name, also for a GPU that was not granted to it.
