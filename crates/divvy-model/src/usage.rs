@@ -30,11 +30,11 @@ pub struct Usage {
     pub containers: Vec<ContainerUsage>,
 }
 
-/// What the driver measures of one GPU.
+/// What the driver measures of one GPU, or of one MIG device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuUsage {
-    /// The GPU's UUID. MIG devices have no entry of their own.
+    /// The UUID of the GPU or MIG device. A GPU that is divided has an entry, too.
     pub uuid: String,
     /// The memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

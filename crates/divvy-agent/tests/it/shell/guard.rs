@@ -214,9 +214,8 @@ async fn what_guards_count_is_shown_and_absent_before_and_without_the_guard() {
     let names = ["denied_allocations", "denied_bytes", "throttled_seconds"];
     let values = |text: &str| {
         names.map(|name| {
-            let series = format!(
-                "divvy_container_gpu_{name}_total{{namespace=\"default\",pod=\"a\",container=\"main\",uuid=\"GPU-0\"}} "
-            );
+            let series =
+                format!("divvy_container_gpu_{name}_total{{namespace=\"default\",pod=\"a\",container=\"main\",uuid=\"GPU-0\"}} ");
             let found = text.lines().find_map(|line| line.strip_prefix(&series));
             found.map(|value| value.parse::<f64>().expect("a number"))
         })
