@@ -2,9 +2,8 @@
 
 use divvy_hardware::{Gauges, GpuGauges, PartGauges};
 use divvy_model::{Inventory, MiB};
-use prometheus_client::registry::Registry;
 
-use super::{Floats, Measured, Xids, bytes};
+use super::{Floats, Measured, Sheet, Xids, bytes};
 
 /// Why a GPU's clocks are lower than possible (nvml.h, `nvmlClocksEventReason…`). That the GPU is idle is left out.
 const REASONS: [(u64, &str); 7] = [
@@ -19,7 +18,7 @@ const REASONS: [(u64, &str); 7] = [
 
 /// Describe the GPUs. `allocated` is what pods with a grant have of each GPU.
 pub(super) fn describe<'a>(
-    registry: &mut Registry,
+    sheet: &mut Sheet<'_>,
     inventory: &Inventory,
     allocated: impl Iterator<Item = (&'a str, MiB)>,
     measured: &Measured,
@@ -42,19 +41,19 @@ pub(super) fn describe<'a>(
             shared.set(of(&gpu.uuid), bytes(inventory.unit.memory(gpu.units).unwrap_or_default()));
         }
     }
-    info.gauge(registry, "divvy_gpu_info", "1 for each GPU and MIG device, with what it is");
-    shared.gauge(registry, "divvy_gpu_shared_bytes", "Memory that the GPU offers for sharing");
+    info.gauge(sheet, "divvy_gpu_info", "1 for each GPU and MIG device, with what it is");
+    shared.gauge(sheet, "divvy_gpu_shared_bytes", "Memory that the GPU offers for sharing");
     let mut sums = Floats::default();
     for (uuid, memory) in allocated {
         sums.set(of(uuid), bytes(memory));
     }
     sums.gauge(
-        registry,
+        sheet,
         "divvy_gpu_allocated_bytes",
         "Memory on the GPU that pods with a grant have",
     );
     held.gauge(
-        registry,
+        sheet,
         "divvy_gpu_held_bytes",
         "Memory held by containers without an allocation: their pod object is gone or has ended, or the extender did not place the pod",
     );
@@ -64,11 +63,11 @@ pub(super) fn describe<'a>(
         counts.set([("uuid", uuid.clone()), ("xid", xid.clone())], *count as f64);
     }
     counts.counter(
-        registry,
+        sheet,
         "divvy_gpu_xid_errors",
         "Errors that NVIDIA's driver reported about the GPU since the agent started, by XID",
     );
-    describe_measured(registry, measured);
+    describe_measured(sheet, measured);
 }
 
 /// A value of a GPU in base units.
@@ -105,7 +104,7 @@ fn busy_ratio(of: &Gauges) -> Option<(f64, Option<&'static str>)> {
 }
 
 /// Describe what the driver measures. A value that it does not return has no series.
-fn describe_measured(registry: &mut Registry, measured: &Measured) {
+fn describe_measured(sheet: &mut Sheet<'_>, measured: &Measured) {
     let simple: [(&'static str, &'static str, Value); 6] = [
         ("divvy_gpu_memory_bytes", "The GPU's memory, as the driver reports it", |of| {
             of.memory.map(|memory| float(memory.total))
@@ -140,7 +139,7 @@ fn describe_measured(registry: &mut Registry, measured: &Measured) {
         for (uuid, value) in gpus.iter().flat_map(|gpu| values(gpu, value)) {
             floats.set(of(uuid), value);
         }
-        floats.gauge(registry, name, help);
+        floats.gauge(sheet, name, help);
     }
     let mut busy = Floats::default();
     for (uuid, (ratio, source)) in gpus.iter().flat_map(|gpu| values(gpu, busy_ratio)) {
@@ -150,7 +149,7 @@ fn describe_measured(registry: &mut Registry, measured: &Measured) {
         }
     }
     busy.gauge(
-        registry,
+        sheet,
         "divvy_gpu_busy_ratio",
         "Part of the driver's last sample period in which a kernel ran on the GPU; with source=\"gpm\", which MIG devices from Hopper on have, part of the \
          time since the last scrape",
@@ -183,22 +182,22 @@ fn describe_measured(registry: &mut Registry, measured: &Measured) {
         }
     }
     energy.counter(
-        registry,
+        sheet,
         "divvy_gpu_energy_joules",
         "Energy that the GPU has used since the driver was loaded",
     );
     temperature.gauge(
-        registry,
+        sheet,
         "divvy_gpu_temperature_celsius",
         "Temperature of the GPU's chip and of its memory",
     );
     clock.gauge(
-        registry,
+        sheet,
         "divvy_gpu_clock_hertz",
         "Clocks of the multiprocessors and of the memory",
     );
     throttled.gauge(
-        registry,
+        sheet,
         "divvy_gpu_throttled",
         "1 while the GPU's clocks are reduced for this reason; an idle GPU does not count",
     );

@@ -277,3 +277,49 @@ async fn dcgm_exporters_names_show_the_containers_of_a_shared_gpu_and_the_gpu_ot
     assert!(text.contains("\n# TYPE DCGM_FI_DEV_POWER_USAGE gauge\n"), "{text}");
     bed.stop_agent().await;
 }
+
+#[tokio::test]
+async fn only_the_metrics_that_are_allowed_are_served() {
+    let mut bed = Bed::new(&[16384, 15109]).await;
+    bed.stop_agent().await;
+    bed.config.dcgm_metrics = true;
+    bed.config.metrics_allow =
+        "divvy_gpu_info, divvy_agent_steering_misses_total,divvy_container_gpu_allocated_byte_seconds_total,divvy_agent_pre_start_duration_seconds,\
+         divvy_agent_probe_up,DCGM_FI_DEV_GPU_UTIL"
+            .to_owned();
+    bed.start_agent();
+    bed.memory_is(30, 30).await;
+    bed.create("a", Some(0), 3);
+    bed.running("a").await;
+    bed.machine.send_modify(|machine| {
+        machine.gauges = vec![json!({"uuid": "GPU-1", "values": {"gpuPercent": 70, "temperatureCelsius": 41}})]
+    });
+    let families = |text: &str| -> Vec<String> {
+        let names = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let mut names: Vec<String> = names.map(str::to_owned).collect();
+        names.sort_unstable();
+        names
+    };
+    let text = until(&bed, "/metrics", |text| {
+        text.contains("byte_seconds").then(|| text.to_owned())
+    })
+    .await;
+    let expected = [
+        "divvy_agent_pre_start_duration_seconds",
+        "divvy_agent_probe_up",
+        "divvy_agent_steering_misses",
+        "divvy_container_gpu_allocated_byte_seconds",
+        "divvy_gpu_info",
+    ];
+    let without_suffix = |name: String| name.strip_suffix("_total").map_or(name.clone(), str::to_owned);
+    let found: Vec<String> = families(&text).into_iter().map(without_suffix).collect();
+    assert_eq!(found, expected, "{text}");
+    let text = until(&bed, "/metrics/dcgm", |text| {
+        text.contains("GPU_UTIL{").then(|| text.to_owned())
+    })
+    .await;
+    assert_eq!(families(&text), ["DCGM_FI_DEV_GPU_UTIL"], "{text}");
+    bed.stop_agent().await;
+}
