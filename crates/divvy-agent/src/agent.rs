@@ -27,7 +27,7 @@ use crate::guard::Shares;
 use crate::labels::Seen;
 use crate::limits;
 use crate::memory_in_use::memory_in_use;
-use crate::metrics::{Counts, Measured, Metrics};
+use crate::metrics::{Allow, Counts, Measured, Metrics};
 use crate::mps;
 use crate::observed::{Observed, Shown};
 use crate::pending_event::PendingEvent;
@@ -162,7 +162,7 @@ impl Agent {
     /// Add what the guard has found.
     fn with_signs(&self, measured: Measured) -> Measured {
         Measured {
-            denied: self.shares.denied(),
+            counted: self.shares.counted(),
             escapes: self.escapes(),
             ..measured
         }
@@ -181,6 +181,8 @@ pub(crate) struct Parts {
     pub(crate) node_name: String,
     /// `--dcgm-metrics`.
     pub(crate) dcgm_metrics: bool,
+    /// `--metrics-allow`.
+    pub(crate) allow: Allow,
     pub(crate) cdi_declared: bool,
     pub(crate) events: mpsc::Sender<PendingEvent>,
 }
@@ -225,7 +227,7 @@ impl Agent {
             labels_on_node: watch::Sender::default(),
             out_of_service: watch::Sender::default(),
             events: parts.events,
-            metrics: Metrics::default(),
+            metrics: Metrics::showing(parts.allow),
             ready: Readiness::default(),
             cdi_declared: parts.cdi_declared,
             without_cdi: watch::Sender::new(false),

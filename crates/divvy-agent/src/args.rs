@@ -131,6 +131,11 @@ pub struct Settings {
     /// With --metrics: also serve /metrics/dcgm, with the names of NVIDIA's dcgm-exporter, for dashboards that use them
     #[arg(long, env = "DIVVY_DCGM_METRICS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub dcgm_metrics: Option<bool>,
+    /// With --metrics: serve only the metrics with these exact names, separated by commas, such as
+    /// divvy_gpu_info,divvy_container_gpu_memory_used_bytes. docs/reference/metrics.md lists the names; with --dcgm-metrics, those of NVIDIA's dcgm-exporter
+    /// are names as well. An unknown name is refused, and similar ones are shown [default: all metrics]
+    #[arg(long, env = "DIVVY_METRICS_ALLOW", value_name = "NAME,NAME")]
+    pub metrics_allow: Option<String>,
     /// How long a failed GPU must run without a new error before it is advertised again, such as 30s or 5m [default: 30s]
     #[arg(long, env = "DIVVY_HEALTH_RECOVERY", value_name = "TIME", value_parser = duration)]
     #[serde(default, deserialize_with = "seconds")]
@@ -308,6 +313,7 @@ impl Settings {
             device_list_strategy: self.device_list_strategy.or(other.device_list_strategy),
             metrics: self.metrics.or(other.metrics),
             dcgm_metrics: self.dcgm_metrics.or(other.dcgm_metrics),
+            metrics_allow: self.metrics_allow.or(other.metrics_allow),
             health_recovery: self.health_recovery.or(other.health_recovery),
             disable_health_checks: self.disable_health_checks.or(other.disable_health_checks),
             enable_health_checks: self.enable_health_checks.or(other.enable_health_checks),

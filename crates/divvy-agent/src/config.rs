@@ -9,6 +9,7 @@ use divvy_nvidia_plugin::HealthChecks;
 
 use crate::Error;
 use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, OnEscape, Probe, Settings};
+use crate::metrics::Allow;
 
 /// The agent's configuration, with one field per flag of `divvy agent`.
 #[derive(Debug, Clone)]
@@ -61,6 +62,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// `--dcgm-metrics`: whether the same address serves `/metrics/dcgm`.
     pub dcgm_metrics: bool,
+    /// `--metrics-allow`: the names of the metrics that are served. [`Config::allow`] parses them.
+    pub metrics_allow: String,
     /// `--health-recovery`: how long a failed GPU must go without a new error before the agent offers it again.
     pub health_recovery: Duration,
     /// `--disable-health-checks`: the XIDs that do not make a GPU fail. [`Config::health_checks`] parses them.
@@ -111,6 +114,7 @@ impl Config {
             device_list_strategy: set.device_list_strategy.unwrap_or_default(),
             metrics: set.metrics,
             dcgm_metrics: set.dcgm_metrics.unwrap_or(false),
+            metrics_allow: set.metrics_allow.unwrap_or_default(),
             health_recovery: set.health_recovery.unwrap_or(Duration::from_secs(30)),
             disable_health_checks: set.disable_health_checks.unwrap_or_default(),
             enable_health_checks: set.enable_health_checks.unwrap_or_default(),
@@ -131,6 +135,17 @@ impl Config {
             }),
             None => Ok(checks),
         }
+    }
+
+    /// Return which metrics are served.
+    ///
+    /// # Errors
+    /// The flag contains a name that no metric has. The error shows similar ones.
+    pub fn allow(&self) -> Result<Allow, Error> {
+        Allow::parse(&self.metrics_allow).map_err(|text| Error::Config {
+            origin: "--metrics-allow".to_owned(),
+            text,
+        })
     }
 
     /// Report whether MIG devices are offered.
@@ -199,6 +214,7 @@ impl Config {
                  auto or cdi, with a container runtime that has CDI enabled (containerd 2.0 and later enable it by default)",
             );
         }
+        self.allow()?;
         self.health_checks().map(drop)
     }
 }
@@ -222,6 +238,10 @@ mod tests {
             text.contains("--disable-health-checks") && text.contains("\"none\""),
             "{text}"
         );
+        let mut config = Config::new("n1");
+        config.metrics_allow = "divvy_gpu_info,divvy_gpu_inf".to_owned();
+        let text = config.check().expect_err("no metric").to_string();
+        assert!(text.contains("--metrics-allow") && text.contains("divvy_gpu_info"), "{text}");
         let mut config = Config::new("n1");
         config.driver_root = "run/nvidia/driver".to_owned();
         let text = config.check().expect_err("relative").to_string();

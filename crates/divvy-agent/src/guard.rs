@@ -33,6 +33,7 @@ use tracing::{debug, warn};
 
 use crate::args::GuardMode;
 use crate::files::{self, FileError};
+use crate::metrics::GuardCounts;
 
 mod compute;
 mod escapes;
@@ -130,31 +131,73 @@ struct Known {
     told: BTreeMap<Share, String>,
     /// The compute time of the shares that have a limit of it.
     meters: BTreeMap<Share, Meter>,
-    /// The allocations that were refused.
-    denied: BTreeMap<Share, Denied>,
+    /// What the guards of the pods have counted.
+    counted: BTreeMap<Share, Counted>,
     /// Signs that programs avoid the guard.
     signs: escapes::Signs,
 }
 
-/// The allocations that were refused in a share so far.
+/// What the guards of a pod have counted on a GPU so far.
+///
+/// The pod can write any numbers into the file, so the sums here only grow: a number that goes back begins again at 0, as the count of a new owner of a slot
+/// and those of a file that was restored do. A pod that writes wrong numbers changes only what is shown about itself.
 #[derive(Debug)]
-struct Denied {
-    total: u64,
+struct Counted {
+    denied: u64,
     /// What each slot said last. It begins at 0 with each owner of the slot.
     last: Box<[u64; usage::SLOTS]>,
+    denied_bytes: Option<Sum>,
+    throttled_ns: Option<Sum>,
+    /// When the file was read last, in nanoseconds of the monotonic clock. It is 0 at first: the time since the machine started.
+    at: u64,
 }
 
-impl Denied {
-    fn add(&mut self, slots: &[usage::Seen; usage::SLOTS]) {
+impl Default for Counted {
+    fn default() -> Counted {
+        Counted {
+            denied: 0,
+            last: Box::new([0; usage::SLOTS]),
+            denied_bytes: None,
+            throttled_ns: None,
+            at: 0,
+        }
+    }
+}
+
+/// A sum of what a counter said.
+#[derive(Debug, Default)]
+struct Sum {
+    total: u64,
+    last: u64,
+}
+
+impl Sum {
+    /// Add what the counter has grown by, and at most `most`.
+    fn add(&mut self, says: u64, most: u64) {
+        self.total = self.total.saturating_add(growth(self.last, says).min(most));
+        self.last = says;
+    }
+}
+
+fn growth(last: u64, says: u64) -> u64 {
+    if says < last { says } else { says - last }
+}
+
+impl Counted {
+    fn add(&mut self, slots: &[usage::Seen; usage::SLOTS], totals: usage::Totals, now: u64) {
         for (last, slot) in self.last.iter_mut().zip(slots) {
-            let more = if slot.denied < *last {
-                slot.denied
-            } else {
-                slot.denied - *last
-            };
-            self.total = self.total.saturating_add(more);
+            self.denied = self.denied.saturating_add(growth(*last, slot.denied));
             *last = slot.denied;
         }
+        if let Some(bytes) = totals.denied_bytes {
+            self.denied_bytes.get_or_insert_default().add(bytes, u64::MAX);
+        }
+        if let Some(ns) = totals.throttled_ns {
+            // In each process, one launch at a time counts its waiting.
+            let most = now.saturating_sub(self.at).saturating_mul(usage::SLOTS as u64);
+            self.throttled_ns.get_or_insert_default().add(ns, most);
+        }
+        self.at = now;
     }
 }
 
@@ -288,7 +331,7 @@ impl Shares {
                     known.shares.retain(|(of, _), _| of != uid);
                     known.told.retain(|(of, _), _| of != uid);
                     known.meters.retain(|(of, _), _| of != uid);
-                    known.denied.retain(|(of, _), _| of != uid);
+                    known.counted.retain(|(of, _), _| of != uid);
                     known.signs.forget(uid);
                 }
             }
@@ -313,30 +356,29 @@ impl Shares {
         said.collect()
     }
 
-    /// Count the allocations that were refused since the last time. A file that a pod has damaged says nothing.
-    pub(crate) fn count_denied(&self) {
+    /// Add what the guards have counted since the last time. `now` is in nanoseconds of the monotonic clock. A file that a pod has damaged says nothing.
+    pub(crate) fn count(&self, now: u64) {
         let mut known = self.known();
-        let Known { shares, denied, .. } = &mut *known;
+        let Known { shares, counted, .. } = &mut *known;
         for share in shares.keys() {
-            let Ok((_, slots, _)) = read_slots(&self.directory(share).join(USAGE)) else {
-                continue;
-            };
-            let of_share = denied.entry(share.clone()).or_insert_with(|| Denied {
-                total: 0,
-                last: Box::new([0; usage::SLOTS]),
-            });
-            of_share.add(&slots);
+            if let Ok((_, slots, totals)) = read_slots(&self.directory(share).join(USAGE)) {
+                counted.entry(share.clone()).or_default().add(&slots, totals, now);
+            }
         }
     }
 
-    /// Return how many allocations were refused, as far as they were counted.
-    pub(crate) fn denied(&self) -> BTreeMap<Share, u64> {
+    /// Return what the guards have counted, as far as it was read.
+    pub(crate) fn counted(&self) -> BTreeMap<Share, GuardCounts> {
         let known = self.known();
-        known
-            .denied
-            .iter()
-            .map(|(share, denied)| (share.clone(), denied.total))
-            .collect()
+        let shares = known.counted.iter().map(|(share, counted)| {
+            let counts = GuardCounts {
+                denied: counted.denied,
+                denied_bytes: counted.denied_bytes.as_ref().map(|sum| sum.total),
+                throttled_ns: counted.throttled_ns.as_ref().map(|sum| sum.total),
+            };
+            (share.clone(), counts)
+        });
+        shares.collect()
     }
 
     /// Write how much memory the driver reports for each pod in addition to what its processes say: contexts and code, which no allocation
@@ -501,8 +543,8 @@ fn limits_in(directory: &Path) -> Option<Limits> {
     Limits::from_bytes(&bytes).ok().map(|(_, limits)| limits)
 }
 
-/// Read a file of usage: its slots, and how many processes got none.
-fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS], u64), Damage> {
+/// Read a file of usage: its slots, and what its head says.
+fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS], usage::Totals), Damage> {
     let unreadable = |error| Damage::Other(format!("the file cannot be read: {error}"));
     let file = files::open(path).map_err(unreadable)?;
     let mut bytes = Vec::with_capacity(usage::SIZE);
@@ -510,7 +552,7 @@ fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS], u64), D
     let read = (&file).take(usage::SIZE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(unreadable)?;
     match usage::parse(&bytes) {
-        Ok((slots, crowded)) => Ok((file, slots, crowded)),
+        Ok((slots, totals)) => Ok((file, slots, totals)),
         Err(error @ usage::Unusable::Newer(_)) => Err(Damage::Other(error.to_string())),
         Err(error @ (usage::Unusable::Size(_) | usage::Unusable::Foreign)) => Err(Damage::Changed(error.to_string())),
     }
@@ -518,9 +560,9 @@ fn read_slots(path: &Path) -> Result<(File, [usage::Seen; usage::SLOTS], u64), D
 
 /// Read the slots that have an owner.
 fn in_slots(path: &Path) -> Result<InSlots, Damage> {
-    let (file, slots, crowded) = read_slots(path)?;
+    let (file, slots, totals) = read_slots(path)?;
     let mut sum = InSlots {
-        is_crowded: crowded > 0,
+        is_crowded: totals.crowded > 0,
         ..InSlots::default()
     };
     for (index, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.used > 0 || slot.pid > 0) {
@@ -657,23 +699,63 @@ mod tests {
         let bed = Bed::new();
         let share = ("a".to_owned(), GPU.to_owned());
         let file = OpenOptions::new().write(true).open(bed.path(USAGE)).expect("open");
-        for (slot, says, total) in [(0_u64, 3_u64, 3), (1, 2, 5), (0, 4, 6), (0, 1, 7), (1, u64::MAX, u64::MAX)] {
+        for (slot, says, denied) in [(0_u64, 3_u64, 3), (1, 2, 5), (0, 4, 6), (0, 1, 7), (1, u64::MAX, u64::MAX)] {
             file.write_all_at(&says.to_ne_bytes(), 64 + slot * 64 + 4 * 8)
                 .expect("written");
-            bed.shares.count_denied();
-            bed.shares.count_denied();
+            bed.shares.count(1);
+            bed.shares.count(2);
+            let counts = GuardCounts {
+                denied,
+                ..GuardCounts::default()
+            };
             assert_eq!(
-                bed.shares.denied(),
-                BTreeMap::from([(share.clone(), total)]),
+                bed.shares.counted(),
+                BTreeMap::from([(share.clone(), counts)]),
                 "slot {slot} says {says}"
             );
         }
         // A damaged file says nothing, and what was counted stays until the pod is gone.
         std::fs::write(bed.path(USAGE), [7; 100]).expect("damaged");
-        bed.shares.count_denied();
-        assert_eq!(bed.shares.denied()[&share], u64::MAX);
+        bed.shares.count(3);
+        assert_eq!(bed.shares.counted()[&share].denied, u64::MAX);
         bed.shares.clear(&["a".to_owned()].into());
-        assert_eq!(bed.shares.denied(), BTreeMap::new());
+        assert_eq!(bed.shares.counted(), BTreeMap::new());
+    }
+
+    #[test]
+    fn what_guards_count_only_grows_and_no_pod_waits_for_longer_than_its_processes_can() {
+        const SECOND: u64 = 1_000_000_000;
+        let bed = Bed::new();
+        let file = OpenOptions::new().write(true).open(bed.path(USAGE)).expect("open");
+        let mut now = 1000 * SECOND;
+        let mut says = |counts: u64, bytes: u64, ns: u64| {
+            for (index, word) in [counts, bytes, ns].into_iter().enumerate() {
+                file.write_all_at(&word.to_ne_bytes(), 32 + index as u64 * 8)
+                    .expect("written");
+            }
+            now += SECOND;
+            bed.shares.count(now);
+            let counted = bed.shares.counted().into_values().next().expect("a share");
+            (counted.denied_bytes, counted.throttled_ns)
+        };
+        assert_eq!(says(0, 5, 5), (None, None), "a guard of an earlier version counts nothing");
+        assert_eq!(says(1, 0, 0), (Some(0), Some(0)));
+        assert_eq!(says(1, 10, 7), (Some(10), Some(7)));
+        assert_eq!(says(1, 15, 9), (Some(15), Some(9)));
+        // The pod, or an agent that restores a damaged file, sets them back.
+        assert_eq!(says(1, 4, 3), (Some(19), Some(12)));
+        assert_eq!(says(0, 0, 0), (Some(19), Some(12)), "what was counted stays");
+        assert_eq!(says(1, 0, 0), (Some(19), Some(12)));
+        let most = 12 + 256 * SECOND;
+        assert_eq!(says(1, u64::MAX, u64::MAX), (Some(u64::MAX), Some(most)));
+        assert_eq!(says(1, 0, 0), (Some(u64::MAX), Some(most)));
+        assert_eq!(says(1, 1, 1), (Some(u64::MAX), Some(most + 1)));
+        // Another agent continues with what is in the file.
+        assert_eq!(says(1, 30, 40 * SECOND).1, Some(most + 40 * SECOND));
+        let later = Shares::open(bed.state.path(), false).expect("opened");
+        later.count(2000 * SECOND);
+        let counted = later.counted().into_values().next().expect("a share");
+        assert_eq!((counted.denied_bytes, counted.throttled_ns), (Some(30), Some(40 * SECOND)));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use tracing::warn;
 use crate::agent::Agent;
 use crate::guard::{escaped, processes_of};
 use crate::memory_in_use::memory_in_use;
+use crate::metering::{monotonic, nanos};
 
 /// How long to wait until the probe has killed a process.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -50,7 +51,7 @@ impl Agent {
         let processes = self.processes().await?;
         let after = said().await?;
         self.blocking(move |agent| {
-            agent.shares().count_denied();
+            agent.shares().count(nanos(monotonic()));
             agent.shares().watch(&processes, &before, &after);
             agent.shares().measured(&memory_in_use(&processes), &before, &after);
             processes

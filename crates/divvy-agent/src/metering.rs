@@ -132,8 +132,7 @@ impl Agent {
             };
             uuids.into_iter().map(failed).collect()
         });
-        let clock = clock_gettime(ClockId::Monotonic);
-        let monotonic = Duration::try_from(clock).unwrap_or_default();
+        let monotonic = monotonic();
         let mut measured = Vec::new();
         for GpuSamples { uuid, samples, error } in answer {
             let Some(gpu) = gpus.get_mut(&uuid) else { continue };
@@ -162,7 +161,7 @@ impl Agent {
                 continue;
             };
             let passed = gpu.told.replace(monotonic).map(|told| monotonic.saturating_sub(told));
-            let passed = passed.and_then(|passed| u64::try_from(passed.as_nanos()).ok());
+            let passed = passed.map(nanos);
             self.usage().busy(&uuid, &busy, passed, since_1970.as_secs());
             let mut pods: BTreeMap<String, u64> = BTreeMap::new();
             for ((pod, _), ns) in busy {
@@ -173,7 +172,7 @@ impl Agent {
         if measured.is_empty() {
             return;
         }
-        let monotonic = u64::try_from(monotonic.as_nanos()).unwrap_or(u64::MAX);
+        let monotonic = nanos(monotonic);
         self.blocking(move |agent| {
             for (uuid, pods) in measured {
                 agent.shares().kept_busy(&uuid, &pods, monotonic);
@@ -181,6 +180,15 @@ impl Agent {
         })
         .await;
     }
+}
+
+/// The time on the clock that the guards read, too.
+pub(crate) fn monotonic() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
+}
+
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn micros(time: Duration) -> u64 {

@@ -1,5 +1,6 @@
 //! The content of `/metrics`. Counters are kept here; gauges that describe a state are computed from the core at each request.
 
+mod allow;
 mod containers;
 mod dcgm;
 mod gpus;
@@ -24,6 +25,8 @@ use prometheus_client::registry::Registry;
 
 use divvy_agent_core::{Class, Core, Escape, Reconciled, Used};
 
+pub use allow::Allow;
+use allow::Sheet;
 pub(crate) use usage::usage;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -122,10 +125,21 @@ pub struct Measured {
     pub gpus: Vec<GpuGauges>,
     /// What containers use.
     pub containers: Vec<Used>,
-    /// How many allocations the guard has refused, by the pod's UID and the GPU's UUID.
-    pub denied: BTreeMap<(String, String), u64>,
+    /// What the guard has counted, by the pod's UID and the GPU's UUID.
+    pub counted: BTreeMap<(String, String), GuardCounts>,
     /// The signs that programs do not keep to their shares, by the pod's UID.
     pub escapes: BTreeMap<String, Vec<Escape>>,
+}
+
+/// What the guards of a pod have counted on one GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GuardCounts {
+    /// How many allocations they have refused.
+    pub denied: u64,
+    /// The bytes of these. `None` if no guard that counts them has used the GPU.
+    pub denied_bytes: Option<u64>,
+    /// For how many nanoseconds launches have waited, as the sum of the times of the pod's processes. `None` as above.
+    pub throttled_ns: Option<u64>,
 }
 
 /// A sample's labels. Many metrics have samples with the same ones.
@@ -147,24 +161,25 @@ impl Floats {
     }
 
     /// Register the samples as a gauge.
-    fn gauge(self, registry: &mut Registry, name: &'static str, help: &'static str) {
-        self.register(registry, name, help, MetricType::Gauge);
+    fn gauge(self, sheet: &mut Sheet<'_>, name: &'static str, help: &'static str) {
+        self.register(sheet, name, help, MetricType::Gauge);
     }
 
     /// Register the samples as a counter. Its name gets the suffix `_total`.
-    fn counter(self, registry: &mut Registry, name: &'static str, help: &'static str) {
-        self.register(registry, name, help, MetricType::Counter);
+    fn counter(self, sheet: &mut Sheet<'_>, name: &'static str, help: &'static str) {
+        self.register(sheet, name, help, MetricType::Counter);
     }
 
-    fn register(self, registry: &mut Registry, name: &'static str, help: &'static str, kind: MetricType) {
+    fn register(self, sheet: &mut Sheet<'_>, name: &'static str, help: &'static str, kind: MetricType) {
         if !self.samples.is_empty() {
             let samples = self.samples;
-            registry.register_collector(Box::new(Described {
+            let described = Described {
                 name,
                 help,
                 kind,
                 samples,
-            }));
+            };
+            sheet.collect(name, described);
         }
     }
 }
@@ -231,27 +246,27 @@ impl Counts {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn describe(&self, registry: &mut Registry) {
+    fn describe(&self, sheet: &mut Sheet<'_>) {
         let faults: Family<FaultLabel, Counter> = Family::default();
         for (name, count) in &self.faults().by_name {
             faults.get_or_create(&FaultLabel { fault: name.clone() }).inc_by(*count);
         }
-        registry.register(
+        sheet.register(
             "divvy_agent_registrations",
             "Registrations that the kubelet accepted since the program started",
             self.registrations.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_registered",
             "1 while the kubelet watches the resource's devices",
             self.registered.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_probe_up",
             "1 while the probe delivers snapshots of the GPUs",
             self.probe_up.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_faults",
             "Errors that the driver reported, by name; an XID that an application caused counts as well",
             faults,
@@ -261,6 +276,7 @@ impl Counts {
 
 /// The metrics of one agent. docs/reference/metrics.md is generated from them.
 pub struct Metrics {
+    allow: Allow,
     registry: Mutex<Registry>,
     counts: Counts,
     pre_start: Family<Outcome, Histogram>,
@@ -280,9 +296,17 @@ impl fmt::Debug for Metrics {
 }
 
 impl Default for Metrics {
-    /// Return metrics that have counted nothing.
+    /// Return metrics that have counted nothing, all of which are shown.
     fn default() -> Metrics {
+        Metrics::showing(Allow::default())
+    }
+}
+
+impl Metrics {
+    /// Return metrics that have counted nothing, and of which only some are shown.
+    pub fn showing(allow: Allow) -> Metrics {
         let metrics = Metrics {
+            allow,
             registry: Mutex::new(Registry::default()),
             counts: Counts::default(),
             // The buckets reach up to 5 s, the time that a start waits for its pod's object.
@@ -301,43 +325,44 @@ impl Default for Metrics {
             drop(metrics.reconcile.get_or_create(&ClassLabel { class: class.label() }));
         }
         let mut registry = metrics.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        registry.register(
+        let mut sheet = Sheet::new(&mut registry, &metrics.allow);
+        sheet.register(
             "divvy_agent_pre_start_duration_seconds",
             "Time to answer PreStartContainer, by outcome",
             metrics.pre_start.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_steering_misses",
             "Containers whose device ids lie on a GPU other than the one that they were granted",
             metrics.steering_misses.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_double_handouts",
             "Container starts whose device ids are also held by another live pod (kubernetes#137534)",
             metrics.double_handouts.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_reconcile",
             "Disagreements found between records, specs, checkpoint, pods, cgroups, and processes, by class",
             metrics.reconcile.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_driver_spec_stale",
             "1 while the CDI specs that provide the driver's libraries do not fit: made for another driver than the loaded one, naming \
              missing files, or not naming a GPU",
             metrics.driver_spec_stale.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_guarded_pods",
             "Pods whose containers have Divvy's guard in the place of CUDA's driver library",
             metrics.guarded_pods.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_memory_limits",
             "Container starts at which the driver was to limit the GPU memory of the pod, by outcome: set, or failed",
             metrics.limits.clone(),
         );
-        registry.register(
+        sheet.register(
             "divvy_agent_container_limits",
             "Containers and sandboxes of limited pods whose own cgroup was to get the limit as well, by outcome: set, or failed",
             metrics.container_limits.clone(),
@@ -345,9 +370,7 @@ impl Default for Metrics {
         drop(registry);
         metrics
     }
-}
 
-impl Metrics {
     /// Count one answer to PreStartContainer.
     pub fn pre_start(&self, outcome: &'static str, took: Duration) {
         self.pre_start.get_or_create(&Outcome { outcome }).observe(took.as_secs_f64());
@@ -401,20 +424,21 @@ impl Metrics {
     /// A value cannot be formatted.
     pub fn text(&self, core: &Core, measured: &Measured, format: Format) -> Result<String, fmt::Error> {
         let mut now = Registry::default();
-        self.counts.describe(&mut now);
+        let mut sheet = Sheet::new(&mut now, &self.allow);
+        self.counts.describe(&mut sheet);
         let inventory = core.inventory();
         let allocated = allocated(core, &inventory);
-        describe(&mut now, core, &inventory, &allocated);
+        describe(&mut sheet, core, &inventory, &allocated);
         let allocated = allocated.iter().map(|(uuid, memory)| (uuid.as_str(), *memory));
-        gpus::describe(&mut now, &inventory, allocated, measured, &self.counts.faults().xids);
-        containers::describe(&mut now, measured);
+        gpus::describe(&mut sheet, &inventory, allocated, measured, &self.counts.faults().xids);
+        containers::describe(&mut sheet, measured);
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         divvy_exposition::encode(&[&registry, &now], format)
     }
 
     /// Return the text of `/metrics/dcgm`, in the text format 0.0.4: dcgm-exporter's names do not fit into OpenMetrics.
     pub(crate) fn dcgm(&self, node: &str, core: &Core, measured: &Measured) -> String {
-        dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids)
+        dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids, &self.allow)
     }
 }
 
@@ -442,10 +466,12 @@ impl PluginMetrics {
         format: Format,
     ) -> Result<String, fmt::Error> {
         let mut now = Registry::default();
-        self.counts.describe(&mut now);
+        let all = Allow::default();
+        let mut sheet = Sheet::new(&mut now, &all);
+        self.counts.describe(&mut sheet);
         let gpus = gpus.iter().map(|(uuid, health)| (uuid.as_str(), *health));
         let offered = offered.iter().map(|(resource, counts)| (resource.clone(), *counts));
-        describe_health(&mut now, gpus, offered);
+        describe_health(&mut sheet, gpus, offered);
         divvy_exposition::encode(&[&now], format)
     }
 }
@@ -455,7 +481,7 @@ type Offered = (String, [u64; 2]);
 
 /// Describe the health of GPUs, and the devices that are offered for them.
 fn describe_health<'a>(
-    registry: &mut Registry,
+    sheet: &mut Sheet<'_>,
     gpus: impl Iterator<Item = (&'a str, Health)>,
     offered: impl Iterator<Item = Offered>,
 ) {
@@ -476,13 +502,13 @@ fn describe_health<'a>(
             ids.get_or_create(&DeviceLabel { resource, healthy }).set(gauge(count));
         }
     }
-    registry.register("divvy_agent_gpus", "GPUs of the node, by health", by_health);
-    registry.register(
+    sheet.register("divvy_agent_gpus", "GPUs of the node, by health", by_health);
+    sheet.register(
         "divvy_agent_gpu_healthy",
         "1 while the GPU or MIG device is healthy; 0 while it has failed or is lost",
         healthy,
     );
-    registry.register("divvy_agent_device_ids", "Device ids offered to the kubelet", ids);
+    sheet.register("divvy_agent_device_ids", "Device ids offered to the kubelet", ids);
 }
 
 fn gauge(value: u64) -> i64 {
@@ -507,7 +533,7 @@ fn allocated(core: &Core, inventory: &Inventory) -> BTreeMap<String, MiB> {
     sums
 }
 
-fn describe(registry: &mut Registry, core: &Core, inventory: &Inventory, allocated: &BTreeMap<String, MiB>) {
+fn describe(sheet: &mut Sheet<'_>, core: &Core, inventory: &Inventory, allocated: &BTreeMap<String, MiB>) {
     let held: Family<GpuLabel, Gauge> = Family::default();
     let shared: Family<GpuLabel, Gauge> = Family::default();
     let granted: Family<GpuLabel, Gauge> = Family::default();
@@ -536,26 +562,26 @@ fn describe(registry: &mut Registry, core: &Core, inventory: &Inventory, allocat
         (resource, [healthy, devices.len() as u64 - healthy])
     });
     let gpus = inventory.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.health));
-    describe_health(registry, gpus, offers);
+    describe_health(sheet, gpus, offers);
     let grants: Gauge = Gauge::default();
     grants.set(gauge(core.records().count() as u64));
-    registry.register("divvy_agent_grants", "Containers with a grant", grants);
-    registry.register(
+    sheet.register("divvy_agent_grants", "Containers with a grant", grants);
+    sheet.register(
         "divvy_agent_gpu_shared_mebibytes",
         "The same as divvy_gpu_shared_bytes, in MiB; the next release has it no more",
         shared,
     );
-    registry.register(
+    sheet.register(
         "divvy_agent_gpu_granted_mebibytes",
         "The same as divvy_gpu_allocated_bytes, in MiB; the next release has it no more",
         granted,
     );
-    registry.register(
+    sheet.register(
         "divvy_agent_gpu_enforcement",
         "1 for each mechanism that holds pods to their shares of the GPU; a GPU without such a mechanism has no series",
         enforced,
     );
-    registry.register(
+    sheet.register(
         "divvy_agent_gpu_held_mebibytes",
         "The same as divvy_gpu_held_bytes, in MiB; the next release has it no more",
         held,

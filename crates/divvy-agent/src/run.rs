@@ -135,6 +135,7 @@ pub(crate) async fn run_in(
         client: client.clone(),
         node_name: config.node_name.clone(),
         dcgm_metrics: config.dcgm_metrics,
+        allow: config.allow()?,
         cdi_declared: config.device_list_strategy == DeviceListStrategy::Cdi,
         events,
     }));

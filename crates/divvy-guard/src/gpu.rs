@@ -229,7 +229,12 @@ impl Gpu {
                     let [even, odd] = bells;
                     let seen = if next.is_multiple_of(2) { even } else { odd };
                     sys::wait(words, limits::bell(next), seen, time);
+                    let before = now;
                     now = sys::now();
+                    // After each part of a long wait, so that it is seen while it lasts.
+                    if let Some((usage, _)) = usage {
+                        usage.throttle(now.saturating_sub(before));
+                    }
                 }
             }
         }
@@ -249,8 +254,17 @@ impl Gpu {
         self.context.load(Ordering::Relaxed)
     }
 
-    /// Reserve memory, in whole pages.
+    /// Reserve memory, in whole pages, or count that it was refused.
     pub(crate) fn reserve(&self, charge: u64, allowed: &Allowed) -> Reserved {
+        self.request(charge, allowed, true)
+    }
+
+    /// Reserve memory for a request that is made once more if it is refused.
+    pub(crate) fn try_reserve(&self, charge: u64, allowed: &Allowed) -> Reserved {
+        self.request(charge, allowed, false)
+    }
+
+    fn request(&self, charge: u64, allowed: &Allowed, counts: bool) -> Reserved {
         let _locked = self.lock.lock();
         let Some((usage, slot)) = (match self.sit() {
             FREE => return Reserved::Free,
@@ -260,8 +274,8 @@ impl Gpu {
             return Reserved::Refused;
         };
         if charge > 0 && reserve::reserve(&mut Slots::new(self, usage, slot), slot, charge, allowed.charges).is_err() {
-            if let Some(slot) = usage.slots.get(slot) {
-                slot.denied.fetch_add(1, Ordering::Relaxed);
+            if counts {
+                usage.deny(slot, charge);
             }
             return Reserved::Refused;
         }
@@ -356,6 +370,7 @@ impl Gpu {
         if let Some(slot) = usage.slots.get(slot) {
             slot.namespace.store(sys::pid_namespace(), Ordering::Relaxed);
         }
+        usage.count();
         self.usage.store(core::ptr::from_ref(usage).cast_mut(), Ordering::Relaxed);
         self.slot.store(u32::try_from(slot).unwrap_or(u32::MAX), Ordering::Relaxed);
         self.seat.store(HELD, Ordering::Release);

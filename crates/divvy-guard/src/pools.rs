@@ -72,7 +72,12 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> 
             0 => 0,
             more => more.checked_next_multiple_of(CHUNK).unwrap_or(u64::MAX),
         };
-        match held.gpu.reserve(growth, &held.allowed) {
+        let answer = if settled {
+            held.gpu.reserve(growth, &held.allowed)
+        } else {
+            held.gpu.try_reserve(growth, &held.allowed)
+        };
+        match answer {
             Reserved::Free => return call(),
             Reserved::Refused if settled => return OUT_OF_MEMORY,
             // Pools may have returned memory with which they are still charged.

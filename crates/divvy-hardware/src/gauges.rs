@@ -45,6 +45,9 @@ pub struct PartGauges {
     /// Errors of the memory that ECC found and could not correct, since the driver was loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uncorrected_ecc: Option<u64>,
+    /// What only GPUs from Hopper on measure. It is about the GPU instance, so a MIG device that shares its GPU instance has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpm: Option<Gpm>,
 }
 
 /// Which processes may use a GPU.
@@ -227,6 +230,7 @@ impl PartGauges {
         PartGauges {
             memory: self.memory.filter(GpuMemory::is_possible),
             bar1: self.bar1.filter(GpuMemory::is_possible),
+            gpm: self.gpm.map(Gpm::possible),
             ..self
         }
     }
@@ -451,7 +455,15 @@ mod tests {
             used: MEMORY.total + 1,
             ..MEMORY
         };
+        let too_busy = PartGauges {
+            gpm: Some(Gpm {
+                sm_active: Some(PARTS + 1),
+                ..Gpm::default()
+            }),
+            ..part("MIG-a", MEMORY)
+        };
         let mut cases = vec![
+            ("a MIG device that is busier than all of the time", divided(vec![too_busy])),
             (
                 "the same MIG device twice",
                 divided(vec![part("MIG-a", MEMORY), part("MIG-a", MEMORY)]),

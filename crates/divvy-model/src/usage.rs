@@ -30,11 +30,11 @@ pub struct Usage {
     pub containers: Vec<ContainerUsage>,
 }
 
-/// What the driver measures of one GPU.
+/// What the driver measures of one GPU, or of one MIG device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuUsage {
-    /// The GPU's UUID. MIG devices have no entry of their own.
+    /// The UUID of the GPU or MIG device. A GPU that is divided has an entry, too.
     pub uuid: String,
     /// The memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -98,6 +98,12 @@ pub struct ContainerUsage {
     /// How many allocations the guard has refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub denied: Option<u64>,
+    /// The bytes that these would have taken, at most 1 TiB each. Absent until a process has used the GPU with the guard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denied_bytes: Option<u64>,
+    /// For how many nanoseconds the guard let launches wait, as the sum of the times of the processes. Absent until a process has used the GPU with the guard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled_ns: Option<u64>,
     /// The signs that the container's programs do not keep to its share.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub escapes: BTreeSet<EscapeKind>,
@@ -319,7 +325,7 @@ mod tests {
                 gpus: vec![GpuUsage { uuid: "GPU-1".to_owned(), used_bytes: used, busy_percent: busy, ..GpuUsage::default() }],
                 containers: vec![ContainerUsage {
                     namespace: "ns".to_owned(), pod: "a".to_owned(), uid: "u".to_owned(), container, gpu: "GPU-1".to_owned(),
-                    used_bytes: used, busy_percent: busy, escapes, ..ContainerUsage::default()
+                    used_bytes: used, busy_percent: busy, denied_bytes: used, throttled_ns: used, escapes, ..ContainerUsage::default()
                 }],
             };
             let text = serde_json::to_string(&usage).expect("JSON");

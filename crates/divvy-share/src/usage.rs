@@ -10,6 +10,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"DIVVYUSE");
 pub const VERSION: u64 = 1;
 /// The number of processes that can use the GPU at the same time.
 pub const SLOTS: usize = 256;
+/// What one refused allocation counts for at most. No GPU has as much, but a program can ask for any amount.
+const MOST_DENIED: u64 = 1 << 40;
 const HEAD: usize = 64;
 const SLOT: usize = 64;
 /// Bytes of the file.
@@ -25,7 +27,13 @@ pub struct Usage {
     pub crowded: AtomicU64,
     /// Slots from this one on have never had an owner, so processes need not read them.
     pub(crate) bound: AtomicU64,
-    _rest: [AtomicU64; 4],
+    /// Not 0 once a guard that counts the next two words has used the file: an earlier guard leaves zeros.
+    pub counts: AtomicU64,
+    /// The bytes of the allocations that were refused because of the limit, of all processes so far.
+    pub denied_bytes: AtomicU64,
+    /// For how many nanoseconds launches have waited, of all processes so far.
+    pub throttled_ns: AtomicU64,
+    _rest: [AtomicU64; 1],
     /// The slots. The owner of a slot has locked the byte of the file at the slot's index.
     pub slots: [Slot; SLOTS],
 }
@@ -72,6 +80,17 @@ pub struct Seen {
     pub launches: u64,
 }
 
+/// What the head says about all processes of the pod, also those that have ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// [`Usage::crowded`].
+    pub crowded: u64,
+    /// The bytes of the allocations that were refused. `None` if no guard that counts them has used the file.
+    pub denied_bytes: Option<u64>,
+    /// For how many nanoseconds launches have waited, as the sum of the times of the processes. `None` as above.
+    pub throttled_ns: Option<u64>,
+}
+
 /// Why a file cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
@@ -95,6 +114,9 @@ impl Default for Usage {
             version: AtomicU64::new(VERSION),
             crowded: AtomicU64::default(),
             bound: AtomicU64::default(),
+            counts: AtomicU64::default(),
+            denied_bytes: AtomicU64::default(),
+            throttled_ns: AtomicU64::default(),
             _rest: Default::default(),
             slots: core::array::from_fn(|_| Slot::default()),
         }
@@ -106,6 +128,24 @@ impl Usage {
     #[must_use]
     pub fn bound(&self) -> usize {
         usize::try_from(self.bound.load(Ordering::Acquire)).map_or(SLOTS, |bound| bound.min(SLOTS))
+    }
+
+    /// Note that refused allocations and waiting launches are counted from now on.
+    pub fn count(&self) {
+        self.counts.store(1, Ordering::Relaxed);
+    }
+
+    /// Count an allocation of so many bytes that was refused because of the limit, in the slot of its process.
+    pub fn deny(&self, slot: usize, bytes: u64) {
+        if let Some(slot) = self.slots.get(slot) {
+            slot.denied.fetch_add(1, Ordering::Relaxed);
+        }
+        self.denied_bytes.fetch_add(bytes.min(MOST_DENIED), Ordering::Relaxed);
+    }
+
+    /// Count the time for which a launch has waited, in nanoseconds.
+    pub fn throttle(&self, time: u64) {
+        self.throttled_ns.fetch_add(time, Ordering::Relaxed);
     }
 
     /// Check that the mapped file is a file of usage of this version.
@@ -127,12 +167,12 @@ pub fn file() -> [u8; SIZE] {
     file
 }
 
-/// Read the slots from a file's bytes, and the number of processes that found no slot. The caller must find out which slots have an owner.
+/// Read the slots from a file's bytes, and what the head says. The caller must find out which slots have an owner.
 ///
 /// # Errors
 ///
 /// Fails if the bytes are not a file of usage of this version.
-pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], u64), Unusable> {
+pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], Totals), Unusable> {
     if bytes.len() != SIZE {
         return Err(Unusable::Size(bytes.len()));
     }
@@ -150,7 +190,13 @@ pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], u64), Unusable> {
             launches: word(first + 5),
         }
     });
-    Ok((slots, word(2)))
+    let counted = |index| (word(4) != 0).then(|| word(index));
+    let totals = Totals {
+        crowded: word(2),
+        denied_bytes: counted(5),
+        throttled_ns: counted(6),
+    };
+    Ok((slots, totals))
 }
 
 fn check(magic: u64, version: u64) -> Result<(), Unusable> {

@@ -104,6 +104,8 @@ pub(crate) struct Gauges {
     pub(crate) ecc_aggregate: Option<(u64, u64)>,
     /// Values of GPU Performance Monitoring in percent or MiB/s, by the number of the metric. `None` is not a number (NaN).
     pub(crate) gpm: BTreeMap<String, Option<f64>>,
+    /// The same of GPU instances, by their number.
+    pub(crate) instance_gpm: BTreeMap<String, BTreeMap<String, Option<f64>>>,
     /// The error codes of the functions of `abi::gauges` and `abi::gpm`, by the function's name.
     pub(crate) errors: BTreeMap<String, u32>,
 }

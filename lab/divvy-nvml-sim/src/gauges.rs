@@ -79,9 +79,15 @@ pub(crate) fn sm_clock(card: &Card, changes: Option<&GpuChanges>) -> u32 {
     })
 }
 
-/// Return a value of GPU Performance Monitoring in percent or MiB/s; `None` if the simulated GPU does not have the metric.
-pub(crate) fn gpm(card: &Card, changes: Option<&GpuChanges>, metric: u32) -> Option<f64> {
-    if let Some(set) = changes.and_then(|changes| changes.gauges.gpm.get(&metric.to_string())) {
+/// Return a value of GPU Performance Monitoring in percent or MiB/s; `None` if the simulated GPU does not have the metric. Without a set value, a GPU instance
+/// is as busy as its GPU.
+pub(crate) fn gpm(card: &Card, changes: Option<&GpuChanges>, instance: Option<u32>, metric: u32) -> Option<f64> {
+    let gauges = changes.map(|changes| &changes.gauges);
+    let set = match instance {
+        None => gauges.map(|gauges| &gauges.gpm),
+        Some(instance) => gauges.and_then(|gauges| gauges.instance_gpm.get(&instance.to_string())),
+    };
+    if let Some(set) = set.and_then(|set| set.get(&metric.to_string())) {
         return Some(set.unwrap_or(f64::NAN));
     }
     let factor = match metric {
@@ -152,7 +158,7 @@ mod tests {
             utilization: Some(50),
             ..GpuChanges::default()
         };
-        let metrics = |changes: &GpuChanges| [1, 5, 4].map(|metric| gpm(card, Some(changes), metric));
+        let metrics = |changes: &GpuChanges| [1, 5, 4].map(|metric| gpm(card, Some(changes), None, metric));
         assert_eq!(metrics(&changes), [Some(50.0), Some(30.0), None]);
         assert_eq!((sm_clock(card, None), sm_clock(card, Some(&changes))), (210, 1410));
         assert_eq!(memory_celsius(card, Some(&changes), 35), Some(43));

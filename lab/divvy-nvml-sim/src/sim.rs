@@ -58,6 +58,8 @@ pub(crate) struct Inner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Measured {
     pub(crate) gpu: usize,
+    /// The GPU instance, if it is about one.
+    pub(crate) instance: Option<u32>,
     /// On the monotonic clock.
     pub(crate) at: Duration,
 }
@@ -536,6 +538,7 @@ mod tests {
     fn a_sample_that_was_not_taken_or_was_freed_is_refused() {
         const REFUSED: Code = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
         let measured = Measured {
+            instance: None,
             gpu: 1,
             at: Duration::from_secs(7),
         };

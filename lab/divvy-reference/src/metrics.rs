@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::Result;
 use axum::http::StatusCode;
-use divvy_agent::Measured;
+use divvy_agent::{GuardCounts, Measured};
 use divvy_agent_core::{Account, Escape, NodeKey, Settings, Used};
 use divvy_exposition::Format;
-use divvy_hardware::{Fault, Gauges, Gpm, GpuGauges, GpuMemory};
+use divvy_hardware::{Fault, Gauges, Gpm, GpuGauges, GpuMemory, PartGauges};
 use divvy_model::{Enforcement, Gpu, Health, MemoryUnit, MiB, Vendor, names};
 
 use crate::cell;
@@ -122,6 +122,7 @@ fn fault() -> Fault {
 /// Return a measurement in which each metric has a sample.
 fn measured() -> Measured {
     let gpm = Gpm {
+        graphics_active: Some(0),
         sm_active: Some(0),
         tensor_active: Some(0),
         dram_active: Some(0),
@@ -140,10 +141,17 @@ fn measured() -> Measured {
         gpm: Some(gpm),
         ..Gauges::default()
     };
+    let part = PartGauges {
+        uuid: "MIG-0".to_owned(),
+        memory: Some(GpuMemory::default()),
+        gpm: Some(gpm),
+        ..PartGauges::default()
+    };
     let gpu = GpuGauges {
         uuid: "GPU-0".to_owned(),
         values,
-        parts: Vec::new(),
+        // A MIG device has a label more.
+        parts: vec![part],
         error: None,
     };
     let account = Account {
@@ -157,9 +165,14 @@ fn measured() -> Measured {
         uuid: uuid.clone(),
         pid: 1,
     };
+    let counts = GuardCounts {
+        denied: 0,
+        denied_bytes: Some(0),
+        throttled_ns: Some(0),
+    };
     Measured {
         gpus: vec![gpu],
-        denied: [((uid.clone(), uuid.clone()), 0)].into(),
+        counted: [((uid.clone(), uuid.clone()), counts)].into(),
         escapes: [(uid.clone(), vec![escape])].into(),
         containers: vec![Used {
             uid,

@@ -7,7 +7,7 @@ use divvy_exposition::{Decimal, Kind, family};
 use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
-use super::{Measured, Xids};
+use super::{Allow, Measured, Xids};
 
 /// A metric of a GPU.
 struct Metric {
@@ -153,6 +153,19 @@ const METRICS: [Metric; 28] = [
     ),
 ];
 
+/// The metrics that are not in [`METRICS`].
+const XID_ERRORS: &str = "DCGM_FI_DEV_XID_ERRORS";
+const FB_USED: &str = "DCGM_FI_DEV_FB_USED";
+const GPU_UTIL: &str = "DCGM_FI_DEV_GPU_UTIL";
+
+/// Return the names of all metrics.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    METRICS
+        .iter()
+        .map(|metric| metric.name)
+        .chain([XID_ERRORS, FB_USED, GPU_UTIL])
+}
+
 fn whole<N: Into<i128>>(value: Option<N>) -> Option<Decimal> {
     value.map(Decimal::from)
 }
@@ -179,29 +192,26 @@ type Labels = Vec<(&'static str, String)>;
 
 /// Return the metrics of the node's NVIDIA GPUs in the text format 0.0.4. Where containers have a grant, the memory in use and the utilization are shown
 /// for each of them and not for the GPU, so that a sum counts nothing twice.
-pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids) -> String {
+pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, allow: &Allow) -> String {
     let gpus: Vec<(Labels, &GpuGauges)> = measured
         .gpus
         .iter()
         .filter_map(|gpu| Some((labels(node, inventory, &gpu.uuid)?, gpu)))
         .collect();
-    let mut text = String::new();
+    let mut text = Text {
+        text: String::new(),
+        allow,
+    };
     for metric in &METRICS {
         let samples = gpus
             .iter()
             .filter_map(|(labels, gpu)| Some((labels.clone(), (metric.value)(&gpu.values)?)));
-        write(&mut text, metric.name, metric.kind, metric.help, samples);
+        text.write(metric.name, metric.kind, metric.help, samples);
     }
     let last_xids = gpus
         .iter()
         .map(|(labels, gpu)| (labels.clone(), Decimal::from(xids.last(&gpu.uuid))));
-    write(
-        &mut text,
-        "DCGM_FI_DEV_XID_ERRORS",
-        Kind::Gauge,
-        "Value of the last XID error encountered.",
-        last_xids,
-    );
+    text.write(XID_ERRORS, Kind::Gauge, "Value of the last XID error encountered.", last_xids);
     let of_containers = |value: fn(&divvy_agent_core::Account) -> Option<Decimal>, of_gpu: fn(&Gauges) -> Option<Decimal>| {
         let mut samples = Vec::new();
         for (labels, gpu) in &gpus {
@@ -221,9 +231,8 @@ pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids:
         }
         samples.into_iter()
     };
-    write(
-        &mut text,
-        "DCGM_FI_DEV_FB_USED",
+    text.write(
+        FB_USED,
         Kind::Gauge,
         "Framebuffer memory used (in MiB).",
         of_containers(
@@ -231,24 +240,31 @@ pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids:
             |of| mebibytes(of.memory.map(|memory| memory.used)),
         ),
     );
-    write(
-        &mut text,
-        "DCGM_FI_DEV_GPU_UTIL",
+    text.write(
+        GPU_UTIL,
         Kind::Gauge,
         "GPU utilization (in %).",
         of_containers(|account| whole(account.percent), |of| whole(of.gpu_percent)),
     );
-    text
+    text.text
 }
 
-fn write(text: &mut String, name: &str, kind: Kind, help: &str, samples: impl Iterator<Item = (Labels, Decimal)>) {
-    let mut samples = samples.peekable();
-    if samples.peek().is_none() {
-        return;
-    }
-    let mut family = family(text, name, kind, help);
-    for (labels, value) in samples {
-        family.sample(labels.iter().map(|(name, value)| (*name, value.as_str())), value);
+/// The metrics that are shown.
+struct Text<'a> {
+    text: String,
+    allow: &'a Allow,
+}
+
+impl Text<'_> {
+    fn write(&mut self, name: &str, kind: Kind, help: &str, samples: impl Iterator<Item = (Labels, Decimal)>) {
+        let mut samples = samples.peekable();
+        if !self.allow.has(name) || samples.peek().is_none() {
+            return;
+        }
+        let mut family = family(&mut self.text, name, kind, help);
+        for (labels, value) in samples {
+            family.sample(labels.iter().map(|(name, value)| (*name, value.as_str())), value);
+        }
     }
 }
 

@@ -1,10 +1,9 @@
 //! The metrics about GPUs: what the driver measures, and what Divvy has allocated, in base units.
 
-use divvy_hardware::Gauges;
+use divvy_hardware::{Gauges, GpuGauges, PartGauges};
 use divvy_model::{Inventory, MiB};
-use prometheus_client::registry::Registry;
 
-use super::{Floats, Measured, Xids, bytes};
+use super::{Floats, Measured, Sheet, Xids, bytes};
 
 /// Why a GPU's clocks are lower than possible (nvml.h, `nvmlClocksEventReason…`). That the GPU is idle is left out.
 const REASONS: [(u64, &str); 7] = [
@@ -19,7 +18,7 @@ const REASONS: [(u64, &str); 7] = [
 
 /// Describe the GPUs. `allocated` is what pods with a grant have of each GPU.
 pub(super) fn describe<'a>(
-    registry: &mut Registry,
+    sheet: &mut Sheet<'_>,
     inventory: &Inventory,
     allocated: impl Iterator<Item = (&'a str, MiB)>,
     measured: &Measured,
@@ -42,19 +41,19 @@ pub(super) fn describe<'a>(
             shared.set(of(&gpu.uuid), bytes(inventory.unit.memory(gpu.units).unwrap_or_default()));
         }
     }
-    info.gauge(registry, "divvy_gpu_info", "1 for each GPU and MIG device, with what it is");
-    shared.gauge(registry, "divvy_gpu_shared_bytes", "Memory that the GPU offers for sharing");
+    info.gauge(sheet, "divvy_gpu_info", "1 for each GPU and MIG device, with what it is");
+    shared.gauge(sheet, "divvy_gpu_shared_bytes", "Memory that the GPU offers for sharing");
     let mut sums = Floats::default();
     for (uuid, memory) in allocated {
         sums.set(of(uuid), bytes(memory));
     }
     sums.gauge(
-        registry,
+        sheet,
         "divvy_gpu_allocated_bytes",
         "Memory on the GPU that pods with a grant have",
     );
     held.gauge(
-        registry,
+        sheet,
         "divvy_gpu_held_bytes",
         "Memory held by containers without an allocation: their pod object is gone or has ended, or the extender did not place the pod",
     );
@@ -64,19 +63,49 @@ pub(super) fn describe<'a>(
         counts.set([("uuid", uuid.clone()), ("xid", xid.clone())], *count as f64);
     }
     counts.counter(
-        registry,
+        sheet,
         "divvy_gpu_xid_errors",
         "Errors that NVIDIA's driver reported about the GPU since the agent started, by XID",
     );
-    describe_measured(registry, measured);
+    describe_measured(sheet, measured);
 }
 
 /// A value of a GPU in base units.
 type Value = fn(&Gauges) -> Option<f64>;
 
+/// A GPU's UUID and values, and those of its MIG devices.
+type Divided<'a> = (&'a str, Gauges, Vec<(&'a str, Gauges)>);
+
+fn divided(gpu: &GpuGauges) -> Divided<'_> {
+    let part = |part: &PartGauges| Gauges {
+        memory: part.memory,
+        gpm: part.gpm,
+        ..Gauges::default()
+    };
+    let parts = gpu.parts.iter().map(|of| (of.uuid.as_str(), part(of)));
+    (&gpu.uuid, gpu.values, parts.collect())
+}
+
+/// Return a value of the MIG devices for which the driver measures it, and otherwise that of the GPU. So a sum counts nothing twice.
+fn values<'a, T>((uuid, whole, parts): &Divided<'a>, value: fn(&Gauges) -> Option<T>) -> Vec<(&'a str, T)> {
+    let of_parts = parts.iter().filter_map(|(uuid, of)| Some((*uuid, value(of)?)));
+    let of_parts: Vec<(&str, T)> = of_parts.collect();
+    if of_parts.is_empty() {
+        return value(whole).map(|value| (*uuid, value)).into_iter().collect();
+    }
+    of_parts
+}
+
+/// Return for which part of the time a GPU was busy, and where this is from if it is not the driver's utilization, which no MIG device has.
+fn busy_ratio(of: &Gauges) -> Option<(f64, Option<&'static str>)> {
+    let utilization = of.gpu_percent.map(|percent| (f64::from(percent) / 100.0, None));
+    let gpm = || Some((f64::from(of.gpm?.graphics_active?) / 1e6, Some("gpm")));
+    utilization.or_else(gpm)
+}
+
 /// Describe what the driver measures. A value that it does not return has no series.
-fn describe_measured(registry: &mut Registry, measured: &Measured) {
-    let simple: [(&'static str, &'static str, Value); 7] = [
+fn describe_measured(sheet: &mut Sheet<'_>, measured: &Measured) {
+    let simple: [(&'static str, &'static str, Value); 6] = [
         ("divvy_gpu_memory_bytes", "The GPU's memory, as the driver reports it", |of| {
             of.memory.map(|memory| float(memory.total))
         }),
@@ -84,11 +113,6 @@ fn describe_measured(registry: &mut Registry, measured: &Measured) {
             "divvy_gpu_memory_used_bytes",
             "Memory in use on the GPU, as the driver reports it",
             |of| of.memory.map(|memory| float(memory.used)),
-        ),
-        (
-            "divvy_gpu_busy_ratio",
-            "Part of the driver's last sample period in which a kernel ran on the GPU",
-            |of| of.gpu_percent.map(|percent| f64::from(percent) / 100.0),
         ),
         (
             "divvy_gpu_sm_active_ratio",
@@ -109,15 +133,27 @@ fn describe_measured(registry: &mut Registry, measured: &Measured) {
             of.power_milliwatts.map(|power| float(power) / 1000.0)
         }),
     ];
+    let gpus: Vec<Divided<'_>> = measured.gpus.iter().map(divided).collect();
     for (name, help, value) in simple {
         let mut floats = Floats::default();
-        for gpu in &measured.gpus {
-            if let Some(value) = value(&gpu.values) {
-                floats.set(of(&gpu.uuid), value);
-            }
+        for (uuid, value) in gpus.iter().flat_map(|gpu| values(gpu, value)) {
+            floats.set(of(uuid), value);
         }
-        floats.gauge(registry, name, help);
+        floats.gauge(sheet, name, help);
     }
+    let mut busy = Floats::default();
+    for (uuid, (ratio, source)) in gpus.iter().flat_map(|gpu| values(gpu, busy_ratio)) {
+        match source {
+            None => busy.set(of(uuid), ratio),
+            Some(source) => busy.set([("uuid", uuid.to_owned()), ("source", source.to_owned())], ratio),
+        }
+    }
+    busy.gauge(
+        sheet,
+        "divvy_gpu_busy_ratio",
+        "Part of the driver's last sample period in which a kernel ran on the GPU; with source=\"gpm\", which MIG devices from Hopper on have, part of the \
+         time since the last scrape",
+    );
     let (mut energy, mut temperature) = (Floats::default(), Floats::default());
     let (mut clock, mut throttled) = (Floats::default(), Floats::default());
     for gpu in &measured.gpus {
@@ -146,22 +182,22 @@ fn describe_measured(registry: &mut Registry, measured: &Measured) {
         }
     }
     energy.counter(
-        registry,
+        sheet,
         "divvy_gpu_energy_joules",
         "Energy that the GPU has used since the driver was loaded",
     );
     temperature.gauge(
-        registry,
+        sheet,
         "divvy_gpu_temperature_celsius",
         "Temperature of the GPU's chip and of its memory",
     );
     clock.gauge(
-        registry,
+        sheet,
         "divvy_gpu_clock_hertz",
         "Clocks of the multiprocessors and of the memory",
     );
     throttled.gauge(
-        registry,
+        sheet,
         "divvy_gpu_throttled",
         "1 while the GPU's clocks are reduced for this reason; an idle GPU does not count",
     );

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Account, Escape, Used};
+use divvy_hardware::{GpuGauges, PartGauges};
 use divvy_model::limits::{NODE_GPUS, USAGE_CONTAINERS};
 use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
 
@@ -10,7 +11,14 @@ use super::Measured;
 
 /// Return what was measured in the format of `/v1/usage`, as the sample with the number 0. Entries above the format's limits are left out.
 pub(crate) fn usage(measured: &Measured) -> Usage {
-    let gpus = measured.gpus.iter().map(|gpu| GpuUsage {
+    let part = |part: &PartGauges| GpuUsage {
+        uuid: part.uuid.clone(),
+        memory_bytes: part.memory.map(|memory| memory.total),
+        used_bytes: part.memory.map(|memory| memory.used),
+        sm_active_millionths: part.gpm.and_then(|gpm| gpm.sm_active),
+        ..GpuUsage::default()
+    };
+    let whole = |gpu: &GpuGauges| GpuUsage {
         uuid: gpu.uuid.clone(),
         memory_bytes: gpu.values.memory.map(|memory| memory.total),
         used_bytes: gpu.values.memory.map(|memory| memory.used),
@@ -20,7 +28,11 @@ pub(crate) fn usage(measured: &Measured) -> Usage {
         temperature_celsius: gpu.values.temperature_celsius,
         sm_clock_mhz: gpu.values.sm_clock_mhz,
         error: gpu.error.clone().filter(|error| !error.is_empty()),
-    });
+    };
+    let gpus = measured
+        .gpus
+        .iter()
+        .flat_map(|gpu| std::iter::once(whole(gpu)).chain(gpu.parts.iter().map(part)));
     Usage {
         v: 1,
         sample: 0,
@@ -54,7 +66,7 @@ pub(super) fn containers(measured: &Measured) -> Vec<ContainerUsage> {
         };
         entries.insert((uid, Some(container), uuid), entry);
     }
-    for ((uid, uuid), denied) in &measured.denied {
+    for ((uid, uuid), counts) in &measured.counted {
         let Some((account, names)) = pods.get(&(uid.as_str(), uuid.as_str())) else {
             continue;
         };
@@ -62,7 +74,9 @@ pub(super) fn containers(measured: &Measured) -> Vec<ContainerUsage> {
         let entry = entries
             .entry((uid, name, uuid))
             .or_insert_with(|| empty(uid, account, name, uuid));
-        entry.denied = Some(*denied);
+        entry.denied = Some(counts.denied);
+        entry.denied_bytes = counts.denied_bytes;
+        entry.throttled_ns = counts.throttled_ns;
     }
     for (uid, escapes) in &measured.escapes {
         // Any of the pod's accounts has its name, also for a GPU that was not granted to it.

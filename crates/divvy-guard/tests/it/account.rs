@@ -53,6 +53,8 @@ fn the_share_ends_where_it_ends() {
     program.alloc(MIB);
     assert_eq!(program.code("alloc 1"), OUT_OF_MEMORY);
     assert_eq!(sandbox.slots()[0].denied, 7);
+    // Whole pages and a context, and what no GPU has counts as much as the largest one.
+    assert_eq!(sandbox.totals().denied_bytes, Some(4 * PAGE + CONTEXT + (2 << 40)));
     assert_eq!(sandbox.slots()[0].peak, CONTEXT + 10 * PAGE);
 }
 

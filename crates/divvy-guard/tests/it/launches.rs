@@ -116,8 +116,15 @@ fn a_balance_that_grows_ends_a_wait_without_a_write() {
     sandbox.give(0, &owing);
     let mut program = sandbox.ready();
     let kernel = ok(&mut program, "kernel k");
+    let before = now();
+    assert_eq!(sandbox.totals().throttled_ns, Some(0), "nothing has waited");
     ok(&mut program, &format!("launch cuLaunchKernel {kernel}"));
-    assert!(now() - start >= 200 * MS);
+    let end = now();
+    assert!(end - start >= 200 * MS);
+    // Waiting begins after `before` and lasts until the balance is positive.
+    let waited = sandbox.totals().throttled_ns.unwrap();
+    assert!(waited <= end - before, "{waited} ns of {}", end - before);
+    assert!(waited + 50 * MS >= end - before, "{waited} ns of {}", end - before);
 }
 
 #[test]
@@ -166,6 +173,8 @@ fn without_a_limit_that_holds_nothing_waits() {
             ok(&mut program, &format!("launch cuLaunchKernel {kernel}"));
         }
         assert_eq!(sandbox.busy(program.child.id()), 20 * 7, "{name}");
+        let throttled = sandbox.totals().throttled_ns;
+        assert!(throttled.is_none_or(|waited| waited == 0), "{name}: {throttled:?}");
     }
 }
 
@@ -207,6 +216,10 @@ fn launches_of_a_pod_wait_while_it_is_stopped() {
     assert!(busy <= 7 * 20, "{busy} ns: it notices within a few launches");
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(sandbox.busy(program.child.id()), busy, "it looks again and again, and waits");
+    assert!(
+        sandbox.totals().throttled_ns > Some(100 * MS),
+        "the wait is counted while it lasts"
+    );
     let generation = sandbox.change(&going);
     wake(&sandbox, generation);
     let end = now() + 10_000 * MS;

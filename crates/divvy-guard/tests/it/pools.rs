@@ -62,6 +62,9 @@ fn a_pool_that_keeps_memory_can_give_it_out_again_at_the_limit() {
     ok(&mut program, &format!("alloc {}", 3 * CHUNK));
     assert_eq!(program.code(&format!("async {}", CHUNK + 1)), OUT_OF_MEMORY);
     ok(&mut program, &format!("async-free {some}"));
+    // A request to a pool is decided twice, and counts once.
+    assert_eq!(sandbox.slots()[0].denied, 3);
+    assert_eq!(sandbox.totals().denied_bytes, Some(3 * CHUNK + 2 * MIB));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use divvy_gpu_sim::Ledger;
 use divvy_shadow_testkit::{build, replace, shadow, target};
 use divvy_share::limits::Limits;
-use divvy_share::usage::{self, Seen};
+use divvy_share::usage::{self, Seen, Totals};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -211,6 +211,11 @@ impl Sandbox {
     pub(crate) fn slots(&self) -> Vec<Seen> {
         let (slots, _) = usage::parse(&fs::read(self.file(0, "usage")).unwrap()).unwrap();
         slots.into_iter().filter(|slot| slot.pid != 0).collect()
+    }
+
+    /// What the guards of the pod have counted.
+    pub(crate) fn totals(&self) -> Totals {
+        usage::parse(&fs::read(self.file(0, "usage")).unwrap()).unwrap().1
     }
 
     /// What a process is charged with.

@@ -263,9 +263,21 @@ unsafe impl Send for GpmSample {}
 impl GpmSample {
     /// Take a sample of a GPU, which belongs to `nvml`.
     pub(super) fn take(nvml: Arc<Nvml>, device: &Device<'_>) -> Result<GpmSample, NvmlError> {
+        let fill = *nvml_sym(nvml.lib().nvmlGpmSampleGet.as_ref())?;
+        // SAFETY: the handle belongs to an initialized NVML, which `device` borrows; the sample is one of this NVML.
+        GpmSample::filled(nvml, |sample| unsafe { fill(device.handle(), sample) })
+    }
+
+    /// Take a sample of a GPU instance of a GPU, which belongs to `nvml`.
+    pub(super) fn take_of_instance(nvml: Arc<Nvml>, device: &Device<'_>, instance: u32) -> Result<GpmSample, NvmlError> {
+        let fill = *nvml_sym(nvml.lib().nvmlGpmMigSampleGet.as_ref())?;
+        // SAFETY: as above. NVML refuses a number that no instance has.
+        GpmSample::filled(nvml, |sample| unsafe { fill(device.handle(), instance, sample) })
+    }
+
+    fn filled(nvml: Arc<Nvml>, fill: impl FnOnce(sys::nvmlGpmSample_t) -> sys::nvmlReturn_t) -> Result<GpmSample, NvmlError> {
         let lib = nvml.lib();
         let allocate = *nvml_sym(lib.nvmlGpmSampleAlloc.as_ref())?;
-        let fill = *nvml_sym(lib.nvmlGpmSampleGet.as_ref())?;
         // Without it, each sample would leak.
         nvml_sym(lib.nvmlGpmSampleFree.as_ref())?;
         let mut sample = std::ptr::null_mut();
@@ -273,8 +285,7 @@ impl GpmSample {
         nvml_try(unsafe { allocate(&raw mut sample) })?;
         // From here on, dropping it frees the sample.
         let taken = GpmSample { sample, nvml };
-        // SAFETY: the handle belongs to an initialized NVML, which `device` borrows; this NVML allocated the sample.
-        nvml_try(unsafe { fill(device.handle(), taken.sample) })?;
+        nvml_try(fill(taken.sample))?;
         Ok(taken)
     }
 }

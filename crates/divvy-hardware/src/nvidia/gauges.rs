@@ -16,7 +16,7 @@ use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_MEMORY_TEMP;
 use super::condition::known as returned;
 use super::{failure, ffi, read};
 use crate::backend::Calls;
-use crate::{ComputeMode, Failure, Gauges, GpuGauges, GpuMemory, Known, PartGauges};
+use crate::{ComputeMode, Failure, Gauges, Gpm, GpuGauges, GpuMemory, Known, PartGauges};
 
 /// The latest sample of GPU Performance Monitoring of each GPU.
 pub(super) type Samples = gpm::Samples<ffi::GpmSample>;
@@ -34,14 +34,12 @@ pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut
             Ok((device, uuid)) => (
                 Some(uuid.clone()),
                 measure(&device).and_then(|values| {
-                    let take = || match returned(device.gpm_support())? {
-                        Some(true) => returned(ffi::GpmSample::take(nvml.clone(), &device)),
-                        _ => Ok(None),
+                    let mut gpm = |uuid: &str, instance| gpm_of(nvml, samples, &device, uuid, instance);
+                    let values = Gauges {
+                        gpm: gpm(&uuid, None)?,
+                        ..values
                     };
-                    let compare =
-                        |before: &_, after: &_| Ok(returned(ffi::gpm_values(before, after, gpm::METRICS))?.map(gpm::of_values));
-                    let gpm = samples.gpm(&uuid, Instant::now(), take, compare)?;
-                    Ok((Gauges { gpm, ..values }, parts(&device)?))
+                    Ok((values, parts(&device, gpm)?))
                 }),
             ),
             // A device without a UUID is only reported under its last known UUID.
@@ -62,7 +60,30 @@ pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut
             error,
         });
     }
+    samples.keep(|uuid| {
+        let is_it = |gpu: &GpuGauges| gpu.uuid == uuid || gpu.parts.iter().any(|part| part.uuid == uuid);
+        all.iter().any(is_it)
+    });
     Ok(all)
+}
+
+/// Read GPU Performance Monitoring of a GPU, or of one of its GPU instances, for the device with this UUID.
+fn gpm_of(
+    nvml: &Arc<Nvml>,
+    samples: &mut Samples,
+    device: &Device<'_>,
+    uuid: &str,
+    instance: Option<u32>,
+) -> Result<Option<Gpm>, NvmlError> {
+    let take = || match returned(device.gpm_support())? {
+        Some(true) => returned(match instance {
+            None => ffi::GpmSample::take(nvml.clone(), device),
+            Some(instance) => ffi::GpmSample::take_of_instance(nvml.clone(), device, instance),
+        }),
+        _ => Ok(None),
+    };
+    let compare = |before: &_, after: &_| Ok(returned(ffi::gpm_values(before, after, gpm::METRICS))?.map(gpm::of_values));
+    samples.gpm(uuid, Instant::now(), take, compare)
 }
 
 /// Read the values of one GPU. Only its loss is an error.
@@ -104,24 +125,33 @@ fn measure(device: &Device<'_>) -> Result<Gauges, NvmlError> {
     })
 }
 
-/// Read the MIG devices of a GPU. One that was destroyed a moment ago has no values.
-fn parts(device: &Device<'_>) -> Result<Vec<PartGauges>, NvmlError> {
+/// Read the MIG devices of a GPU. One that was destroyed a moment ago has no values. `gpm` reads the GPU instance of the device with a UUID.
+fn parts(
+    device: &Device<'_>,
+    mut gpm: impl FnMut(&str, Option<u32>) -> Result<Option<Gpm>, NvmlError>,
+) -> Result<Vec<PartGauges>, NvmlError> {
     let is_divided = returned(device.mig_mode())?.is_some_and(|mode| mode.current == 1);
     let count = match is_divided {
         true => returned(device.mig_device_count())?.unwrap_or(0),
         false => 0,
     };
-    let mut parts: Vec<PartGauges> = Vec::new();
+    let mut found: Vec<(Device<'_>, String, Option<u32>)> = Vec::new();
     for index in 0..count {
         let Some(part) = returned(device.mig_device_by_index(index))? else {
             continue;
         };
-        let Some(uuid) = returned(part.uuid())?.filter(|uuid| parts.iter().all(|part| part.uuid != *uuid)) else {
+        let Some(uuid) = returned(part.uuid())?.filter(|uuid| found.iter().all(|(_, other, _)| other != uuid)) else {
             continue;
         };
+        let instance = returned(ffi::mig_instances(&part))?.map(|(instance, _)| instance);
+        found.push((part, uuid, instance));
+    }
+    let is_alone = |instance: &u32| found.iter().filter(|(.., other)| other == &Some(*instance)).count() == 1;
+    let mut parts: Vec<PartGauges> = Vec::new();
+    for (part, uuid, instance) in &found {
         parts.push(PartGauges {
-            uuid,
-            memory: memory(&part)?,
+            uuid: uuid.clone(),
+            memory: memory(part)?,
             bar1: returned(part.bar1_memory_info())?.map(|bar1| GpuMemory {
                 total: bar1.total,
                 used: bar1.used,
@@ -129,6 +159,10 @@ fn parts(device: &Device<'_>) -> Result<Vec<PartGauges>, NvmlError> {
                 free: bar1.free,
             }),
             uncorrected_ecc: returned(part.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))?,
+            gpm: match instance.filter(is_alone) {
+                Some(instance) => gpm(uuid, Some(instance))?,
+                None => None,
+            },
         });
     }
     Ok(parts)

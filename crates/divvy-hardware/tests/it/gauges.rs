@@ -356,6 +356,61 @@ fn gpus_that_are_divided_have_what_nvml_measures_of_them() {
     assert_eq!(parts.as_array().map(Vec::len), Some(7));
 }
 
+#[test]
+fn a_mig_device_has_the_performance_of_its_gpu_instance_unless_it_shares_the_instance() {
+    let gpu = |cc: &str| {
+        format!(
+            "[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 81920\ncc = \"{cc}\"\nutilization = 40\nmig = [{}]\n",
+            "{ gpu_instance = 7, compute_instance = 0, profile = 0 }, { gpu_instance = 2, compute_instance = 0, profile = 1 }, \
+             { gpu_instance = 2, compute_instance = 1, profile = 1 }"
+        )
+    };
+    let mut bed = Bed::new(&format!("v = 1\n[[node]]\nname = \"n\"\n{}{}", gpu("9.0"), gpu("8.0")));
+    bed.set(&json!({"instance_gpm": {"7": {"1": 25, "2": null, "3": 100.1}}}));
+    let gpm = |gpus: &[Value], gpu: usize, part: usize| gpus[gpu]["parts"][part].get("gpm").cloned();
+    let mut gpus = bed.ask();
+    assert_eq!(gpm(&gpus, 0, 0), None, "the first question has one sample only");
+    let taken = bed.samples();
+    assert_eq!(taken, (2, 2), "of the GPU, and of the GPU instance that is not shared");
+    eventually("a comparison", || {
+        gpus = bed.ask();
+        gpm(&gpus, 0, 0).is_some()
+    });
+    assert_eq!(bed.samples().0, 2, "only the latest samples are kept");
+    let expected = json!({
+        "graphicsActive": 250_000, "tensorActive": 240_000, "dramActive": 160_000,
+        "fp64Active": 0, "fp32Active": 100_000, "fp16Active": 50_000, "pcieTxBytes": 320_u64 << 20, "pcieRxBytes": 640_u64 << 20,
+    });
+    assert_eq!(gpm(&gpus, 0, 0), Some(expected));
+    for (gpu, part) in [(0, 1), (0, 2), (1, 0), (1, 1)] {
+        assert_eq!(gpm(&gpus, gpu, part), None, "MIG device {part} of GPU {gpu}");
+        assert!(gpus[gpu]["parts"][part]["memory"]["total"].is_u64(), "{gpus:?}");
+    }
+    // A GPU that is put together again needs no samples of its instances.
+    bed.machine.control(&json!({"op": "mig", "gpu": 0, "devices": null}));
+    bed.ask();
+    assert_eq!(bed.samples().0, 1);
+}
+
+#[test]
+fn a_driver_that_does_not_sample_gpu_instances_costs_only_their_performance() {
+    let machine = Machine::new(
+        "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 81920\ncc = \"9.0\"\nutilization = 40\n\
+         mig = [{ gpu_instance = 7, compute_instance = 0, profile = 0 }]\n",
+    );
+    let library = Library::new(&machine);
+    library.hide("nvmlGpmMigSampleGet", true);
+    let mut bed = Bed::with(machine, &library.path);
+    let mut gpus = bed.ask();
+    eventually("the performance of the GPU", || {
+        gpus = bed.ask();
+        gpus[0]["values"].get("gpm").is_some()
+    });
+    let part = &gpus[0]["parts"][0];
+    assert_eq!((gpus[0].get("error"), part.get("gpm")), (None, None));
+    assert!(part["memory"]["total"].is_u64(), "{part}");
+}
+
 #[tokio::test]
 async fn the_client_asks_and_reads_the_answer() {
     let machine = Machine::new(&described());

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use divvy_share::claim::{Locks, claim};
 use divvy_share::limits::Account;
 use divvy_share::limits::{self, Limits, Unreadable};
-use divvy_share::usage::{self, SLOTS, Seen, Unusable, Usage};
+use divvy_share::usage::{self, SLOTS, Seen, Totals, Unusable, Usage};
 use proptest::prelude::*;
 
 fn limits_of(bytes: u64) -> Limits {
@@ -156,7 +156,7 @@ fn a_slot_is_read_from_where_processes_write_it() {
         let first = 64 + 255 * 64 + word as usize * 8;
         file[first..first + 8].copy_from_slice(&(word + 10).to_ne_bytes());
     }
-    let (slots, crowded) = usage::parse(&file).unwrap();
+    let (slots, totals) = usage::parse(&file).unwrap();
     let last = Seen {
         used: 10,
         pending: 11,
@@ -165,7 +165,51 @@ fn a_slot_is_read_from_where_processes_write_it() {
         denied: 14,
         launches: 15,
     };
-    assert_eq!((slots[255], slots[254], crowded), (last, Seen::default(), 4));
+    let totals_of_an_earlier_guard = Totals {
+        crowded: 4,
+        ..Totals::default()
+    };
+    assert_eq!(
+        (slots[255], slots[254], totals),
+        (last, Seen::default(), totals_of_an_earlier_guard)
+    );
+}
+
+/// An earlier guard knows neither word, and an earlier agent reads neither. So the version is the same, and the words count only if a guard says so.
+#[test]
+fn refused_bytes_and_waiting_time_are_absent_until_a_guard_counts_them() {
+    let mut file = usage::file();
+    for (says, counted) in [(0_u64, None), (1, Some(())), (u64::MAX, Some(()))] {
+        for (index, word) in [says, 20, 30].into_iter().enumerate() {
+            file[32 + index * 8..40 + index * 8].copy_from_slice(&word.to_ne_bytes());
+        }
+        let (_, totals) = usage::parse(&file).unwrap();
+        let expected = Totals {
+            crowded: 0,
+            denied_bytes: counted.map(|()| 20),
+            throttled_ns: counted.map(|()| 30),
+        };
+        assert_eq!(totals, expected, "{says}");
+    }
+}
+
+#[test]
+fn what_guards_count_adds_up_and_no_request_counts_for_more_than_a_gpu_can_have() {
+    let usage = Usage::default();
+    let words = || [&usage.counts, &usage.denied_bytes, &usage.throttled_ns].map(|word| word.load(Ordering::Relaxed));
+    assert_eq!(words(), [0, 0, 0]);
+    usage.count();
+    usage.deny(3, 5 << 20);
+    usage.deny(4, u64::MAX);
+    usage.throttle(7);
+    usage.throttle(8);
+    // Another guard of the pod starts.
+    usage.count();
+    assert_eq!(words(), [1, (5 << 20) + (1 << 40), 15]);
+    assert_eq!(
+        [2, 3, 4].map(|slot| usage.slots[slot].denied.load(Ordering::Relaxed)),
+        [0, 1, 1]
+    );
 }
 
 /// Bytes that another description has locked.

@@ -240,6 +240,17 @@ async fn each_expression_of_the_dashboards_has_data_and_the_containers_memory_ad
             .len(),
         1
     );
+    let refused = prometheus
+        .data("sum(divvy_container_gpu_denied_bytes_total{pod=\"one\"})")
+        .await;
+    assert!(refused[0] >= 10000.0 * mib, "{refused:?}");
+    // The other pod's programs were refused nothing, and no launch has waited.
+    for expression in [
+        "sum(divvy_container_gpu_denied_bytes_total{pod=\"two\"})",
+        "sum(divvy_container_gpu_throttled_seconds_total)",
+    ] {
+        assert_eq!(prometheus.data(expression).await, [0.0], "{expression}");
+    }
     assert_eq!(prometheus.data("max(sum by (instance) (divvy_pods_waiting))").await, [1.0]);
     assert_eq!(prometheus.data("min(up)").await, [1.0]);
     drop(prometheus);

@@ -1,5 +1,6 @@
 //! Symbols for GPU Performance Monitoring. nvml.h has them from CUDA 12.0 on, and not yet in CUDA 11.6.
 
+use std::ffi::c_uint;
 use std::ptr::without_provenance_mut;
 
 use nvml_wrapper_sys::bindings as ffi;
@@ -72,15 +73,37 @@ extern "C" fn nvmlGpmSampleGet(device: ffi::nvmlDevice_t, sample: ffi::nvmlGpmSa
             HOPPER.. => Ok(index),
             _ => Err(NOT_SUPPORTED),
         })?;
-        let at = divvy_gpu_sim::monotonic();
-        sim().call(|inner, _| inner.fill_sample(sample.addr(), Measured { gpu, at }))
+        fill(sample, gpu, None)
     })
 }
 
-/// Return the GPU of two samples, if the second one was taken later.
-fn gpu_of(first: Measured, second: Measured) -> Result<usize, Code> {
-    match first.gpu == second.gpu && first.at < second.at {
-        true => Ok(first.gpu),
+#[unsafe(no_mangle)]
+extern "C" fn nvmlGpmMigSampleGet(
+    device: ffi::nvmlDevice_t,
+    instance: c_uint,
+    sample: ffi::nvmlGpmSample_t,
+) -> ffi::nvmlReturn_t {
+    answer(|| {
+        is_there()?;
+        let gpu = call(device, "nvmlGpmMigSampleGet", |_, card, index| match card.cc.0 {
+            HOPPER.. if card.mig.iter().any(|mig| mig.gpu_instance == instance) => Ok(index),
+            HOPPER.. => Err(INVALID_ARGUMENT),
+            _ => Err(NOT_SUPPORTED),
+        })?;
+        fill(sample, gpu, Some(instance))
+    })
+}
+
+fn fill(sample: ffi::nvmlGpmSample_t, gpu: usize, instance: Option<u32>) -> Result<(), Code> {
+    let at = divvy_gpu_sim::monotonic();
+    sim().call(|inner, _| inner.fill_sample(sample.addr(), Measured { gpu, instance, at }))
+}
+
+/// Return the GPU of two samples, and the GPU instance, if the second one was taken later.
+fn of_both(first: Measured, second: Measured) -> Result<(usize, Option<u32>), Code> {
+    let is_same = first.gpu == second.gpu && first.instance == second.instance;
+    match is_same && first.at < second.at {
+        true => Ok((first.gpu, first.instance)),
         false => Err(INVALID_ARGUMENT),
     }
 }
@@ -108,13 +131,13 @@ unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut ffi::nvmlGpmMetricsGet_t) -
         // SAFETY: as above; this reads nothing.
         let metrics = unsafe { &raw mut (*request).metrics }.cast::<ffi::nvmlGpmMetric_t>();
         sim().call(|inner, machine| {
-            let index = gpu_of(inner.sample(first.addr())?, inner.sample(second.addr())?)?;
+            let (index, instance) = of_both(inner.sample(first.addr())?, inner.sample(second.addr())?)?;
             let card = inner.present(machine, index)?;
             inner.is_readable(index, "nvmlGpmMetricsGet")?;
             for at in 0..count as usize {
                 // SAFETY: the caller's array has `numMetrics` metrics, each with its id.
                 let metric = unsafe { &mut *metrics.add(at) };
-                let value = gauges::gpm(card, inner.gpu(index), metric.metricId);
+                let value = gauges::gpm(card, inner.gpu(index), instance, metric.metricId);
                 metric.nvmlReturn = value.map_or(NOT_SUPPORTED, |_| ffi::nvmlReturn_enum_NVML_SUCCESS);
                 metric.value = value.unwrap_or_default();
             }
@@ -131,17 +154,22 @@ mod tests {
 
     #[test]
     fn only_samples_of_one_gpu_in_their_order_are_compared() {
-        let sample = |gpu, seconds| Measured {
+        let of = |gpu, instance, seconds| Measured {
             gpu,
+            instance,
             at: Duration::from_secs(seconds),
         };
+        let sample = |gpu, seconds| of(gpu, None, seconds);
         for (first, second, expected) in [
-            (sample(3, 1), sample(3, 2), Ok(3)),
+            (sample(3, 1), sample(3, 2), Ok((3, None))),
+            (of(3, Some(7), 1), of(3, Some(7), 2), Ok((3, Some(7)))),
             (sample(3, 2), sample(3, 1), Err(INVALID_ARGUMENT)),
             (sample(3, 1), sample(3, 1), Err(INVALID_ARGUMENT)),
             (sample(3, 1), sample(4, 2), Err(INVALID_ARGUMENT)),
+            (of(3, Some(7), 1), of(3, Some(8), 2), Err(INVALID_ARGUMENT)),
+            (of(3, Some(7), 1), sample(3, 2), Err(INVALID_ARGUMENT)),
         ] {
-            assert_eq!(gpu_of(first, second), expected, "{first:?} {second:?}");
+            assert_eq!(of_both(first, second), expected, "{first:?} {second:?}");
         }
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Machine {
     pub(super) gauges: Vec<Value>,
     /// The UID of the pod whose process 4711 uses the first GPU until it is killed.
     pub(super) process_of: Option<String>,
+    /// The UUID of the device that it uses in place of the first GPU.
+    pub(super) process_on: Option<String>,
     /// The requests to kill a process so far.
     pub(super) killed: Arc<Mutex<Vec<Value>>>,
 }
@@ -153,11 +155,17 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                     }
                     Some("metrics") => json!(machine.borrow().gauges),
                     Some("processes") => {
-                        let Machine { process_of, killed, .. } = &*machine.borrow();
+                        let Machine {
+                            process_of,
+                            process_on,
+                            killed,
+                            ..
+                        } = &*machine.borrow();
                         let lives = killed.lock().expect("no panic").is_empty();
                         let process = |pod: &String| json!({"pid": 4711, "usedMiB": 300, "pod": pod, "ownPid": 12});
                         let processes: Vec<Value> = process_of.iter().filter(|_| lives).map(process).collect();
-                        json!([{"uuid": "GPU-0", "processes": processes}])
+                        let uuid = process_on.as_deref().unwrap_or("GPU-0");
+                        json!([{"uuid": uuid, "processes": processes}])
                     }
                     Some("kill") => {
                         machine.borrow().killed.lock().expect("no panic").push(request.clone());

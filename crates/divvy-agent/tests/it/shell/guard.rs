@@ -207,6 +207,63 @@ async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
 }
 
 #[tokio::test]
+async fn what_guards_count_is_shown_and_absent_before_and_without_the_guard() {
+    let mut bed = bed().await;
+    let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
+    bed.running("a").await;
+    let names = ["denied_allocations", "denied_bytes", "throttled_seconds"];
+    let values = |text: &str| {
+        names.map(|name| {
+            let series =
+                format!("divvy_container_gpu_{name}_total{{namespace=\"default\",pod=\"a\",container=\"main\",uuid=\"GPU-0\"}} ");
+            let found = text.lines().find_map(|line| line.strip_prefix(&series));
+            found.map(|value| value.parse::<f64>().expect("a number"))
+        })
+    };
+    let until = async |bed: &Bed, expected: [Option<f64>; 3]| {
+        let ask = async {
+            loop {
+                // An agent that is just starting serves nothing yet.
+                let text = bed.get("/metrics").await.map(|(_, text)| text);
+                if text.is_some_and(|text| values(&text) == expected) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let in_time = tokio::time::timeout(LIMIT, ask).await;
+        in_time.unwrap_or_else(|_| panic!("never {expected:?}"));
+    };
+    // A guard of an earlier version would leave it so.
+    until(&bed, [Some(0.0), None, None]).await;
+    let file = bed.config.state_dir().join("shares").join(&uid).join("GPU-0/usage");
+    let write = |words: [u64; 3]| {
+        let file = fs::File::options().write(true).open(&file).expect("open");
+        for (index, word) in words.into_iter().enumerate() {
+            file.write_all_at(&word.to_ne_bytes(), 32 + index as u64 * 8)
+                .expect("written");
+        }
+    };
+    write([1, 0, 0]);
+    until(&bed, [Some(0.0), Some(0.0), Some(0.0)]).await;
+    write([1, 3 << 20, 1_500_000_000]);
+    until(&bed, [Some(0.0), Some(3_145_728.0), Some(1.5)]).await;
+    let (_, usage) = bed.get("/v1/usage").await.expect("served");
+    let usage: Value = serde_json::from_str(&usage).expect("JSON");
+    let container = &usage["containers"][0];
+    assert_eq!(
+        (&container["deniedBytes"], &container["throttledNs"]),
+        (&json!(3 << 20), &json!(1_500_000_000)),
+        "{usage}"
+    );
+    // Another agent continues with what is in the file.
+    bed.stop_agent().await;
+    bed.start_agent();
+    until(&bed, [Some(0.0), Some(3_145_728.0), Some(1.5)]).await;
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
 async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_same_pod() {
     let mut bed = bed().await;
     bed.machine.send_modify(|machine| machine.has_limits = true);

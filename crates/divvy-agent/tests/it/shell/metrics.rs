@@ -149,6 +149,84 @@ async fn metrics_show_what_each_container_uses_and_its_series_end_with_it() {
 }
 
 #[tokio::test]
+async fn a_mig_device_has_its_own_series_and_its_gpu_only_those_that_it_cannot_have() {
+    let mut bed = Bed::new(&[16384, 40960]).await;
+    bed.stop_agent().await;
+    mig::make_capabilities(&bed);
+    bed.config.mig_strategy = divvy_agent::MigStrategy::Mixed;
+    bed.start_agent();
+    mig::divide(&bed, &[mig::device(0, 7), mig::device(1, 8)]);
+    bed.memory_is(24, 24).await;
+    let uid = bed.create_on("a", Some("MIG-8".to_owned()), 3);
+    bed.running("a").await;
+    let memory = |used: u64| json!({"total": 5_u64 << 30, "used": used, "free": 4_u64 << 30});
+    let gpm = json!({"graphicsActive": 250_000, "smActive": 125_000});
+    bed.machine.send_modify(|machine| {
+        machine.process_of = Some(uid.clone());
+        machine.process_on = Some("MIG-8".to_owned());
+        machine.refuses_samples = Some("not on MIG devices".to_owned());
+        machine.gauges = vec![
+            json!({"uuid": "GPU-0", "values": {"gpuPercent": 70, "gpm": {"graphicsActive": 710_000, "smActive": 500_000}}}),
+            json!({"uuid": "GPU-1", "values": {"memory": memory(3 << 30), "powerMilliwatts": 61_500, "gpm": gpm}, "parts": [
+                {"uuid": "MIG-7", "memory": memory(1 << 30)},
+                {"uuid": "MIG-8", "memory": memory(2 << 30), "gpm": gpm},
+            ]}),
+        ];
+    });
+    let of_container = "{namespace=\"default\",pod=\"a\",container=\"main\",uuid=\"MIG-8\"}";
+    let used = format!("divvy_container_gpu_memory_used_bytes{of_container}");
+    let text = until(&bed, "/metrics", |text| {
+        let is_there = value(text, &used).is_some_and(|used| used > 0.0) && text.contains("divvy_gpu_power_watts");
+        is_there.then(|| text.to_owned())
+    })
+    .await;
+    for (series, expected) in [
+        (used.as_str(), 314_572_800.0),
+        (
+            &format!("divvy_container_gpu_memory_limit_bytes{of_container}"),
+            3_221_225_472.0,
+        ),
+        ("divvy_gpu_memory_bytes{uuid=\"MIG-7\"}", 5_368_709_120.0),
+        ("divvy_gpu_memory_used_bytes{uuid=\"MIG-7\"}", 1_073_741_824.0),
+        ("divvy_gpu_memory_used_bytes{uuid=\"MIG-8\"}", 2_147_483_648.0),
+        ("divvy_gpu_sm_active_ratio{uuid=\"MIG-8\"}", 0.125),
+        ("divvy_gpu_sm_active_ratio{uuid=\"GPU-0\"}", 0.5),
+        ("divvy_gpu_busy_ratio{uuid=\"GPU-0\"}", 0.7),
+        ("divvy_gpu_busy_ratio{uuid=\"MIG-8\",source=\"gpm\"}", 0.25),
+        ("divvy_gpu_power_watts{uuid=\"GPU-1\"}", 61.5),
+    ] {
+        assert_eq!(value(&text, series), Some(expected), "{series}: {text}");
+    }
+    // Nothing is counted twice, and what the driver does not measure is absent.
+    for absent in [
+        "divvy_gpu_memory_bytes{uuid=\"GPU-1\"",
+        "divvy_gpu_memory_used_bytes{uuid=\"GPU-1\"",
+        "divvy_gpu_busy_ratio{uuid=\"GPU-1\"",
+        "divvy_gpu_busy_ratio{uuid=\"MIG-7\"",
+        "divvy_gpu_sm_active_ratio{uuid=\"GPU-1\"",
+        "divvy_container_gpu_busy_seconds_total{",
+    ] {
+        assert!(!text.contains(absent), "{absent}: {text}");
+    }
+    let (_, usage) = bed.get("/v1/usage").await.expect("served");
+    let usage: Value = serde_json::from_str(&usage).expect("JSON");
+    let entries = usage["gpus"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|gpu| (&gpu["uuid"], &gpu["usedBytes"]));
+    let expected = [
+        ("GPU-0", Value::Null),
+        ("GPU-1", json!(3_u64 << 30)),
+        ("MIG-7", json!(1_u64 << 30)),
+        ("MIG-8", json!(2_u64 << 30)),
+    ];
+    let expected: Vec<_> = expected.iter().map(|(uuid, used)| (json!(uuid), used)).collect();
+    assert!(entries.eq(expected.iter().map(|(uuid, used)| (uuid, *used))), "{usage}");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
 async fn dcgm_exporters_names_show_the_containers_of_a_shared_gpu_and_the_gpu_otherwise() {
     let mut bed = Bed::new(&[16384, 15109]).await;
     bed.stop_agent().await;
@@ -197,5 +275,51 @@ async fn dcgm_exporters_names_show_the_containers_of_a_shared_gpu_and_the_gpu_ot
         assert!(!text.contains(absent), "{absent}: {text}");
     }
     assert!(text.contains("\n# TYPE DCGM_FI_DEV_POWER_USAGE gauge\n"), "{text}");
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn only_the_metrics_that_are_allowed_are_served() {
+    let mut bed = Bed::new(&[16384, 15109]).await;
+    bed.stop_agent().await;
+    bed.config.dcgm_metrics = true;
+    bed.config.metrics_allow =
+        "divvy_gpu_info, divvy_agent_steering_misses_total,divvy_container_gpu_allocated_byte_seconds_total,divvy_agent_pre_start_duration_seconds,\
+         divvy_agent_probe_up,DCGM_FI_DEV_GPU_UTIL"
+            .to_owned();
+    bed.start_agent();
+    bed.memory_is(30, 30).await;
+    bed.create("a", Some(0), 3);
+    bed.running("a").await;
+    bed.machine.send_modify(|machine| {
+        machine.gauges = vec![json!({"uuid": "GPU-1", "values": {"gpuPercent": 70, "temperatureCelsius": 41}})]
+    });
+    let families = |text: &str| -> Vec<String> {
+        let names = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let mut names: Vec<String> = names.map(str::to_owned).collect();
+        names.sort_unstable();
+        names
+    };
+    let text = until(&bed, "/metrics", |text| {
+        text.contains("byte_seconds").then(|| text.to_owned())
+    })
+    .await;
+    let expected = [
+        "divvy_agent_pre_start_duration_seconds",
+        "divvy_agent_probe_up",
+        "divvy_agent_steering_misses",
+        "divvy_container_gpu_allocated_byte_seconds",
+        "divvy_gpu_info",
+    ];
+    let without_suffix = |name: String| name.strip_suffix("_total").map_or(name.clone(), str::to_owned);
+    let found: Vec<String> = families(&text).into_iter().map(without_suffix).collect();
+    assert_eq!(found, expected, "{text}");
+    let text = until(&bed, "/metrics/dcgm", |text| {
+        text.contains("GPU_UTIL{").then(|| text.to_owned())
+    })
+    .await;
+    assert_eq!(families(&text), ["DCGM_FI_DEV_GPU_UTIL"], "{text}");
     bed.stop_agent().await;
 }

@@ -8,7 +8,7 @@ use divvy_agent::MigStrategy;
 
 use super::*;
 
-fn device(index: u32, gi: u32) -> MigDevice {
+pub(super) fn device(index: u32, gi: u32) -> MigDevice {
     MigDevice {
         index,
         uuid: format!("MIG-{gi}"),
@@ -45,7 +45,7 @@ async fn restart_with(bed: &mut Bed, strategy: MigStrategy) {
 }
 
 /// Make the device nodes that give access to MIG devices.
-fn make_capabilities(bed: &Bed) {
+pub(super) fn make_capabilities(bed: &Bed) {
     let directory = bed.config.sys_root.join("dev/nvidia-caps");
     std::fs::create_dir_all(&directory).expect("made");
     for minor in [70, 71, 80, 81, 90, 91] {
@@ -53,7 +53,7 @@ fn make_capabilities(bed: &Bed) {
     }
 }
 
-fn divide(bed: &Bed, devices: &[MigDevice]) {
+pub(super) fn divide(bed: &Bed, devices: &[MigDevice]) {
     bed.machine.send_modify(|machine| machine.mig = Some(devices.to_vec()));
 }
 

@@ -28,7 +28,7 @@ pub(super) const METRICS: [sys::nvmlGpmMetricId_t; 10] = [
     sys::nvmlGpmMetricId_t_NVML_GPM_METRIC_PCIE_RX_PER_SEC,
 ];
 
-/// The latest sample of each GPU, by UUID.
+/// The latest sample of each GPU and MIG device, by UUID.
 #[derive(Debug)]
 pub(in super::super) struct Samples<S>(BTreeMap<String, Kept<S>>);
 
@@ -47,6 +47,11 @@ struct Kept<S> {
 }
 
 impl<S> Samples<S> {
+    /// Forget all GPUs and MIG devices except those for which `is_there` is true.
+    pub(super) fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
+        self.0.retain(|uuid, _| is_there(uuid));
+    }
+
     /// Return the means over the time since the question before. The first question has no answer, and a question that comes soon gets the answer of
     /// the one before. `take` returns `None` if the GPU or the driver has no samples.
     pub(super) fn gpm(

@@ -260,6 +260,20 @@ fn settings_of_nodes_are_files_that_the_agent_understands_and_mounts() {
 }
 
 #[test]
+fn agents_serve_the_metrics_that_are_named_and_without_a_name_all() {
+    assert!(!super::DEFAULT.contains("--metrics-allow"));
+    let names = ["divvy_gpu_info", "divvy_agent_probe_up"];
+    let Some(text) = with(&[json!({"agent": {"metrics": {"allow": names}}})]) else {
+        return;
+    };
+    assert!(
+        text.contains("- --metrics-allow=divvy_gpu_info,divvy_agent_probe_up\n"),
+        "{text}"
+    );
+    assert!(divvy_agent::Allow::parse(&names.join(",")).is_ok());
+}
+
+#[test]
 fn nothing_that_is_not_asked_for_is_served_or_read() {
     for unwanted in ["--webhook", "--insecure", "pod-resources"] {
         assert!(!DEFAULT.contains(unwanted), "{unwanted}");
@@ -396,6 +410,7 @@ fn wrong_values_are_refused_by_the_schema() {
         (json!({"agent": {"nodeConfigs": {"-a": {}}}}), "'-a'"),
         (json!({"agent": {"nodeConfigs": {"a": "whole-gpus = true"}}}), "nodeConfigs"),
         (json!({"policies": {"defaultIsolation": "strong"}}), "defaultIsolation"),
+        (json!({"agent": {"metrics": {"allow": ["divvy_gpu_*"]}}}), "allow"),
     ] {
         let Some(error) = refusal(std::slice::from_ref(&chosen)) else {
             return;
