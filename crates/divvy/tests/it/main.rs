@@ -34,3 +34,4 @@ mod terminal;
 mod top;
 mod uninstall;
 mod unreadable;
+mod web;

@@ -15,16 +15,16 @@ use crate::terminal::Terminal;
 
 const GIB: u64 = 1 << 30;
 
-struct Cluster {
-    api: ApiServer,
+pub(crate) struct Cluster {
+    pub(crate) api: ApiServer,
     listening: Listening,
-    directory: TempDir,
+    pub(crate) directory: TempDir,
 }
 
 impl Cluster {
     /// Two nodes, of which one has an agent, with two pods that share a GPU, and one that waits. A user of the namespace `ml` has made a pod with the
     /// labels of an agent on the other node.
-    async fn new() -> Cluster {
+    pub(crate) async fn new() -> Cluster {
         let api = ApiServer::new(Options::default());
         let listening = api.listen(([127, 0, 0, 1], 0).into()).await.expect("a port");
         for namespace in ["divvy-system", "ml"] {
@@ -71,7 +71,7 @@ impl Cluster {
     }
 
     /// Return the kubeconfig of a user, or of an administrator.
-    fn kubeconfig(&self, user: Option<&str>) -> String {
+    pub(crate) fn kubeconfig(&self, user: Option<&str>) -> String {
         let text = match user {
             Some(user) => self.api.kubeconfig_for(self.listening.addr(), user),
             None => self.api.kubeconfig(self.listening.addr()),
