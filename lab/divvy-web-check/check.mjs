@@ -226,7 +226,7 @@ await check('the keyboard goes through the page in reading order', {}, async ({ 
 
 if (pictures) {
   mkdirSync(pictures, { recursive: true });
-  for (const [name, colorScheme, width, height] of [['web-light', 'light', 1200, 730], ['web-dark', 'dark', 1200, 730], ['web-narrow', 'light', 360, 730]]) {
+  for (const [name, colorScheme, width, height] of [['web-light', 'light', 1200, 680], ['web-dark', 'dark', 1200, 680], ['web-narrow', 'light', 360, 720]]) {
     await check(`picture ${name}.png`, { flags: ['--plain'], colorScheme, viewport: { width, height } }, async ({ page, open }) => {
       await open('/');
       await live(page);

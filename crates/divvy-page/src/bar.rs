@@ -6,20 +6,31 @@ use divvy_view::amounts::{self, Amounts};
 use divvy_view::{GpuView, NodeView, PodView};
 use maud::{Markup, Render, html};
 
-use crate::text::{counted, memory, percent, shown};
+use crate::text::{counted, memory, part, shown};
 
-/// The width of a bar. The markup has it in percent with two decimals.
-const WIDTH: u64 = 10_000;
+/// The width of a bar. The markup has it in percent with one decimal.
+const WIDTH: u64 = 1000;
 /// The number of colors in the style sheet.
 const COLORS: u32 = 12;
 
-/// Return the class that has the color of a namespace.
-pub(crate) fn color(namespace: &str) -> String {
-    // FNV-1a: the same color on all pages, and after each start of the program.
-    let hash = namespace.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
-        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
-    });
-    format!("n{}", (hash ^ (hash >> 16)) % COLORS)
+/// The color of a namespace: a number for the classes and patterns. It is the same on all pages, and after each start of the program.
+#[derive(Clone, Copy)]
+pub(crate) struct Color(u32);
+
+impl Color {
+    pub(crate) fn of(namespace: &str) -> Color {
+        // FNV-1a.
+        let hash = namespace.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+            (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+        });
+        Color((hash ^ (hash >> 16)) % COLORS)
+    }
+}
+
+impl Render for Color {
+    fn render_to(&self, buffer: &mut String) {
+        self.0.render_to(buffer);
+    }
 }
 
 /// A length in the bar.
@@ -28,10 +39,10 @@ struct Length(u64);
 
 impl Render for Length {
     fn render_to(&self, buffer: &mut String) {
-        let (whole, rest) = (self.0 / 100, self.0 % 100);
+        let (whole, rest) = (self.0 / 10, self.0 % 10);
         match rest {
             0 => format_args!("{whole}%").render_to(buffer),
-            _ => format_args!("{whole}.{rest:02}%").render_to(buffer),
+            _ => format_args!("{whole}.{rest}%").render_to(buffer),
         }
     }
 }
@@ -83,8 +94,8 @@ impl<'a> Bar<'a> {
         }
     }
 
-    /// Draw the bar. `titles`: with the names of the pods for a pointer that rests on them.
-    pub(crate) fn draw(&self, node: &NodeView, usage: Option<&Usage>, titles: bool) -> Markup {
+    /// Draw the bar. `pods`: its text names the pods, and so does a pointer that rests on them.
+    pub(crate) fn draw(&self, node: &NodeView, usage: Option<&Usage>, pods: bool) -> Markup {
         let total = self.gpus.iter().fold(0_u64, |sum, gpu| sum.saturating_add(gpu.total));
         let count = self.gpus.len() as u64;
         // Parts that are only offered as a whole have no units, and all the same width.
@@ -97,19 +108,19 @@ impl<'a> Bar<'a> {
         };
         let places = in_a_row(0, self.gpus.iter().map(|gpu| width(gpu)));
         html! {
-            svg.bar.bad[self.has_problem()] role="img" aria-label=(self.alternative(node, usage)) width="100%" height="16" {
-                rect.track.off[self.gpus.iter().all(|gpu| !gpu.offered)] width="100%" height="16" {}
+            svg.bar.bad[self.has_problem()] role="img" aria-label=(self.alternative(node, usage, pods)) width="100%" height="16" {
+                rect.track.off[self.gpus.iter().all(|gpu| !gpu.offered)] width="100%" {}
                 @for (gpu, place) in self.gpus.iter().zip(places) {
-                    (cell(node, gpu, usage, place, titles))
-                    @if place.from > 0 { rect.gap x=(Length(place.from)) width="4" height="16" {} }
+                    (cell(node, gpu, usage, place, pods))
+                    @if place.from > 0 { rect.gap x=(Length(place.from)) width="4" {} }
                 }
             }
         }
     }
 
     /// Return what the bar shows, as a sentence.
-    fn alternative(&self, node: &NodeView, usage: Option<&Usage>) -> String {
-        let parts: Vec<String> = self.gpus.iter().map(|gpu| in_words(node, gpu, usage)).collect();
+    fn alternative(&self, node: &NodeView, usage: Option<&Usage>, pods: bool) -> String {
+        let parts: Vec<String> = self.gpus.iter().map(|gpu| in_words(node, gpu, usage, pods)).collect();
         match parts.as_slice() {
             [one] => one.clone(),
             _ => format!("{}: {}", counted(parts.len(), "part"), parts.join(". ")),
@@ -154,21 +165,27 @@ fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, cell: Place, titl
     };
     let places = in_a_row(cell.from, gpu.pods.iter().zip(&of).map(width));
     let end = places.last().map_or(cell.from, |place| place.from + place.width);
+    let title = |pod: &PodView, of: &Amounts| titles.then(|| html! { title { (pod_in_words(pod, of)) } });
     html! {
         @for ((pod, of), place) in gpu.pods.iter().zip(&of).zip(places) {
-            @let end = place.from + place.width;
-            rect class={ (color(&pod.namespace)) @if of.used.is_none() { " unknown" } } x=(Length(place.from)) width=(Length(place.width)) height="16" {
-                @if titles { title { (pod_in_words(pod, of)) } }
+            @let color = Color::of(&pod.namespace);
+            @let used = if gpu.total == 0 { place.width } else { scaled(of.within, all, cell.width).min(place.width) };
+            @match of.used {
+                None => { (segment(&html! { "n" (color) " unknown" }, place, title(pod, of))) }
+                Some(_) if used == place.width => { (segment(&html! { "n" (color) }, place, title(pod, of))) }
+                Some(_) => {
+                    rect.share x=(Length(place.from)) width=(Length(place.width)) fill={ "url(#i" (color) ")" } { @if let Some(title) = title(pod, of) { (title) } }
+                    @if used > 0 { (segment(&html! { "n" (color) }, Place { width: used, ..place }, None)) }
+                }
             }
-            @if of.used.is_some() && gpu.total > 0 {
-                @let used = scaled(of.within, all, cell.width).min(place.width);
-                @if used < place.width { rect.idle x=(Length(place.from + used)) width=(Length(place.width - used)) height="16" fill="url(#idle)" {} }
-                @if of.over > 0 { rect.over x=(Length(place.from)) width=(Length(place.width)) height="4" {} }
-            }
-            rect.edge x=(Length(end)) width="1" height="16" {}
+            @if of.over > 0 { rect.over x=(Length(place.from)) width=(Length(place.width)) {} }
         }
-        @if held > 0 { rect.held x=(Length(end)) width=(Length(scaled(held, all, cell.width))) height="16" fill="url(#held)" {} }
+        @if held > 0 { rect.held x=(Length(end)) width=(Length(scaled(held, all, cell.width))) fill="url(#held)" {} }
     }
+}
+
+fn segment(class: &Markup, place: Place, title: Option<Markup>) -> Markup {
+    html! { rect class=(class.0) x=(Length(place.from)) width=(Length(place.width)) { @if let Some(title) = title { (title) } } }
 }
 
 /// Return the memory in bytes that pods that have ended still hold.
@@ -176,32 +193,25 @@ pub(crate) fn held(gpu: &GpuView) -> u64 {
     gpu.held_mib.saturating_mul(1 << 20)
 }
 
-/// Return what is on a GPU, as a sentence without a period.
-pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> String {
+/// Return what is on a GPU, as a sentence without a period. `pods`: with the name of each pod, and not only their number.
+pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, pods: bool) -> String {
     let amounts = amounts::of_gpu(node, gpu, usage);
     let mut words = vec![format!("GPU {}", gpu.index)];
     words.extend(gpu.partition.as_ref().map(|of| shown(&of.profile)));
     words.extend(gpu.message.as_deref().map(shown));
     if gpu.total > 0 {
-        words.push(format!(
-            "{} of {} allocated",
-            memory(amounts.allocated),
-            memory(amounts.total)
-        ));
+        words.push(format!("{} allocated", part(amounts.allocated, amounts.total)));
     }
     words.extend(amounts.used.map(|used| format!("{} used", memory(used))));
-    words.extend(amounts.busy.map(|busy| format!("{} busy", percent(Some(busy)))));
     if gpu.held_mib > 0 {
         words.push(format!("{} held by ended pods", memory(held(gpu))));
     }
-    if gpu.pods.is_empty() {
-        words.push("no pods".to_owned());
+    if pods && !gpu.pods.is_empty() {
+        let each = gpu.pods.iter();
+        words.extend(each.map(|pod| pod_in_words(pod, &amounts::of_pod(node, gpu, pod, usage))));
+    } else {
+        words.push(counted(gpu.pods.len(), "pod"));
     }
-    words.extend(
-        gpu.pods
-            .iter()
-            .map(|pod| pod_in_words(pod, &amounts::of_pod(node, gpu, pod, usage))),
-    );
     words.join(", ")
 }
 
@@ -228,9 +238,20 @@ pub(crate) fn patterns() -> Markup {
     html! {
         svg.patterns width="0" height="0" aria-hidden="true" focusable="false" {
             defs {
-                pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)" { rect.stripe width="3.4" height="6" {} }
+                @for color in 0..COLORS { (idle(&html! { "i" (color) }, &html! { "n" (color) })) }
+                (idle(&html! { "idle" }, &html! { "neutral" }))
                 pattern id="held" width="4" height="4" patternUnits="userSpaceOnUse" { circle.dot cx="2" cy="2" r="1.1" {} }
             }
+        }
+    }
+}
+
+/// Define the pattern of memory that is allocated and idle.
+fn idle(id: &Markup, class: &Markup) -> Markup {
+    html! {
+        pattern id=(id.0) width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)" {
+            rect.stripe width="6" height="6" {}
+            rect class=(class.0) width="2.6" height="6" {}
         }
     }
 }
@@ -239,7 +260,7 @@ pub(crate) fn patterns() -> Markup {
 pub(crate) fn legend<'a>(namespaces: impl Iterator<Item = &'a str>) -> Markup {
     let swatch = |content: Markup| html! { svg.swatch width="18" height="12" aria-hidden="true" focusable="false" { (content) } };
     let plain = html! { rect.neutral width="18" height="12" {} };
-    let idle = html! { (plain) rect.idle width="18" height="12" fill="url(#idle)" {} };
+    let idle = html! { rect.share width="18" height="12" fill="url(#idle)" {} };
     let over = html! { (plain) rect.over width="18" height="4" {} };
     html! {
         ul.legend aria-label="What the looks of a bar mean" {
@@ -250,7 +271,7 @@ pub(crate) fn legend<'a>(namespaces: impl Iterator<Item = &'a str>) -> Markup {
             li { (swatch(html! { rect.track width="18" height="12" {} })) "free" }
         }
         ul.legend aria-label="The colors of the namespaces" {
-            @for namespace in namespaces { li { (swatch(html! { rect class=(color(namespace)) width="18" height="12" {} })) (shown(namespace)) } }
+            @for namespace in namespaces { li { (swatch(html! { rect class={ "n" (Color::of(namespace)) } width="18" height="12" {} })) (shown(namespace)) } }
         }
     }
 }

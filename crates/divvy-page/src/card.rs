@@ -29,7 +29,7 @@ pub(crate) fn card(scene: &Scene, node: &NodeView) -> Markup {
             div.gpus {
                 p.models { (kinds(node)) }
                 span.head aria-hidden="true" { "busy" }
-                ul { @for bar in Bar::of(node) { (line(node, &bar, usage, false)) } }
+                ul { @for bar in Bar::of(node) { (line(node, &bar, usage)) } }
             }
             (troubles(scene, node))
             details { summary { "Table" } (table::of_gpus(node, &node.gpus.iter().collect::<Vec<_>>(), usage, "the GPUs")) }
@@ -99,12 +99,12 @@ pub(crate) fn undivided(gpu: &GpuView) -> &str {
 }
 
 /// Return a line with a bar, and its numbers.
-pub(crate) fn line(node: &NodeView, bar: &Bar<'_>, usage: Option<&Usage>, titles: bool) -> Markup {
+pub(crate) fn line(node: &NodeView, bar: &Bar<'_>, usage: Option<&Usage>) -> Markup {
     let amounts = bar.amounts(node, usage);
     html! {
         li {
             span.index { @if bar.has_problem() { span.alarm title="This GPU cannot be used" { "⚠" } " " } (bar.name()) }
-            (bar.draw(node, usage, titles))
+            (bar.draw(node, usage, false))
             span.number { (allocated(&bar.gpus, &amounts)) }
             span.number { @if amounts.busy.is_some() { (percent(amounts.busy)) } @else { "–" } }
         }

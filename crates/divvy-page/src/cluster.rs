@@ -62,11 +62,7 @@ pub(crate) fn totals(scene: &Scene) -> Markup {
     let asked = measured.len();
     let used = amounts::of_nodes(measured.into_iter().map(|(node, usage)| (node, Some(usage))));
     let gpus = nodes.iter().map(|node| Bar::of(node).len()).sum::<usize>();
-    let wrong = nodes
-        .iter()
-        .flat_map(|node| &node.gpus)
-        .filter(|gpu| gpu.message.is_some())
-        .count();
+    let wrong = nodes.iter().flat_map(Bar::of).filter(Bar::has_problem).count();
     let troubled = nodes.iter().filter(|node| has_problem(node)).count();
     let on = if asked == nodes.len() {
         String::new()

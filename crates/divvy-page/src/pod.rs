@@ -44,7 +44,7 @@ pub(crate) fn section(scene: &Scene, history: &History, place: &Place<'_>, names
     let uid = on.first().map(|(_, pod)| pod.uid.as_str());
     html! {
         div.single id="pod" {
-            h1 { svg.swatch width="14" height="14" aria-hidden="true" focusable="false" { rect class=(bar::color(namespace)) width="14" height="14" {} } span.faint { (shown(namespace)) "/" } (shown(name)) }
+            h1 { svg.swatch width="14" height="14" aria-hidden="true" focusable="false" { rect class={ "n" (bar::Color::of(namespace)) } width="14" height="14" {} } span.faint { (shown(namespace)) "/" } (shown(name)) }
             @if on.is_empty() { p.note { "The pod is on node " (shown(&node.name)) ". It is not known which GPUs it has." } }
             @for (gpu, pod) in on { (on_gpu(scene, node, gpu, pod)) }
             @if let Some(uid) = uid { (last_hour(scene, history, uid, on, node)) }
@@ -71,7 +71,7 @@ fn on_gpu(scene: &Scene, node: &NodeView, gpu: &GpuView, pod: &PodView) -> Marku
                 @if let Some(by) = pod.enforcement { div { dt { "Held to its share by" } dd { (by) } } }
             }
             (only.draw(node, usage, true))
-            p.faint { "All pods on this GPU: " (bar::in_words(node, gpu, usage)) "." }
+            p.faint { "All pods on this GPU: " (bar::in_words(node, gpu, usage, true)) "." }
             @if let Some(asked) = &pod.requested { p.note { "The pod asked for " (asked.units) " units of " (shown(&asked.unit)) " before the node's unit was changed." } }
             @if let Some(Err(error)) = scene.answers.get(&node.name).map(|answer| &answer.usage) { p.note { "Not measured: " (shown(error)) } }
             @if !entries.is_empty() { (containers(&entries, scene.at, gpu.index)) }

@@ -39,7 +39,7 @@ pub(crate) fn section(record: &Recorded) -> Markup {
                 @if let (Some(first), Some(last)) = (record.points.first(), record.points.last()) {
                     figure.tall {
                         (chart::unbroken(&allocated, most, total, &words))
-                        figcaption { (time(first.at)) " to " (time(last.at)) ". Memory allocated, up to " (memory(most)) "; the dashed line is all memory" }
+                        figcaption { (time(first.at)) " to " (time(last.at)) ". Memory allocated, up to " (memory(most)) "; the dashed line is all memory at the end" }
                     }
                     details {
                         summary { "Table" }

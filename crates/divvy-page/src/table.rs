@@ -8,19 +8,22 @@ use maud::{Markup, html};
 use crate::Address;
 use crate::text::{measured, memory, percent, shown};
 
-/// Return the table of these GPUs: a row for each pod on each of them. `of` says in the table's name which GPUs they are.
+/// Return the table of these GPUs: a row for each pod on each of them. `of` says in the table's name which GPUs they are. A page has thousands of cells, so the style
+/// sheet knows by their positions which ones are numbers.
 pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>, of: &str) -> Markup {
     let several = gpus.len() != 1;
     html! {
         div.wide tabindex="0" role="region" aria-label={ "Table: " (of) " of " (shown(&node.name)) } {
-            table {
+            table.pods {
                 thead { tr { @if several { th scope="col" { "GPU" } } th scope="col" { "Pod" } th.number scope="col" { "Allocated" } th.number scope="col" { "Used" } th.number scope="col" { "Busy" } } }
                 tbody {
                     @for gpu in gpus {
-                        @for pod in &gpu.pods { (row(node, gpu, pod, usage, several)) }
+                        @for (at, pod) in gpu.pods.iter().enumerate() {
+                            tr { @if several && at == 0 { (head(gpu)) } (cells(node, gpu, pod, usage)) }
+                        }
                         @if gpu.pods.is_empty() {
                             @let of = amounts::of_gpu(node, gpu, usage);
-                            tr { @if several { th scope="row" { (gpu.index) } } td.faint { "no pods" } td.number { (memory(of.allocated)) } td.number { (measured(of.used)) } td.number { (percent(of.busy)) } }
+                            tr { @if several { (head(gpu)) } td.faint { "no pods" } td { (memory(of.allocated)) } td { (measured(of.used)) } td { (percent(of.busy)) } }
                         }
                     }
                 }
@@ -29,16 +32,18 @@ pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>,
     }
 }
 
-fn row(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>, several: bool) -> Markup {
+fn head(gpu: &GpuView) -> Markup {
+    let rows = Some(gpu.pods.len()).filter(|rows| *rows > 1);
+    html! { th scope="row" rowspan=[rows] { (gpu.index) } }
+}
+
+fn cells(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Markup {
     let of = amounts::of_pod(node, gpu, pod, usage);
     html! {
-        tr {
-            @if several { th scope="row" { (gpu.index) } }
-            td { (link(&pod.namespace, &pod.name)) @if of.over > 0 { " " strong.alarm { "▲ over its share" } } }
-            td.number { @if pod.whole { "whole GPU" } @else { (memory(of.allocated)) } }
-            td.number { (measured(of.used)) }
-            td.number { (percent(of.busy)) }
-        }
+        td { (link(&pod.namespace, &pod.name)) @if of.over > 0 { " " strong.alarm { "▲ over its share" } } }
+        td { @if pod.whole { "whole GPU" } @else { (memory(of.allocated)) } }
+        td { (measured(of.used)) }
+        td { (percent(of.busy)) }
     }
 }
 

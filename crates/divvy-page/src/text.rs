@@ -1,12 +1,18 @@
 //! Values as text. maud escapes what HTML would interpret; here, control characters and characters that change the writing direction become visible.
 
-use divvy_host::plain_line;
+use std::borrow::Cow;
+
+use divvy_host::{plain, plain_line};
 use divvy_view::amounts;
 use jiff::Timestamp;
 
-/// Make a text from outside printable.
+/// Make a text from outside printable, on one line.
 pub(crate) fn shown(text: &str) -> String {
-    plain_line(text.chars())
+    // Most texts need no change, and a page has thousands of them.
+    match plain(text) {
+        Cow::Borrowed(text) if !text.contains('\n') => text.to_owned(),
+        _ => plain_line(text.chars()),
+    }
 }
 
 /// Format an amount of memory: `32 GiB`, `4.2 GiB`.

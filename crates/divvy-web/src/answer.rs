@@ -52,7 +52,7 @@ pub(crate) fn text(request: &HeaderMap, status: StatusCode, kind: &'static str, 
 }
 
 fn gzip(text: &str) -> Option<Vec<u8>> {
-    let mut encoder = GzEncoder::new(Vec::with_capacity(text.len() / 8), Compression::default());
+    let mut encoder = GzEncoder::new(Vec::with_capacity(text.len() / 8), Compression::best());
     encoder.write_all(text.as_bytes()).ok()?;
     encoder.finish().ok()
 }

@@ -1,4 +1,4 @@
-//! Who may see the pages.
+//! Which clients may see the pages.
 
 use std::fmt;
 

@@ -48,28 +48,26 @@ impl Cluster {
     }
 }
 
-/// Make a cluster of equal machines with eight GPUs, each with three pods. `step` changes what they use.
-pub fn equal(machines: u64, step: u64) -> Cluster {
+/// Make a cluster of equal machines with eight GPUs, each with so many pods. `step` changes what they use.
+pub fn equal(machines: u64, pods: u64, step: u64) -> Cluster {
     let names = ["trainer", "notebook", "inference", "embedding", "batch"];
-    let machines: Vec<Machine> = (0..machines)
-        .map(|number| {
-            let mut machine = Machine::new(format!("gpu-{number:04}"), "NVIDIA A100-SXM4-80GB", 80, 8);
-            for at in 0..24 {
-                let seed = number * 24 + at;
-                let name = format!(
-                    "{}-{:05x}",
-                    names[(seed % 5) as usize],
-                    seed.wrapping_mul(0x9e37_79b9) & 0xf_ffff
-                );
-                let namespace = ["research", "platform", "team-a", "team-b", "vision", "speech"][(seed / 3 % 6) as usize];
-                let used = (seed * 7 + step) % 20;
-                machine = machine.pod(
-                    Share::new(namespace, &name, (at / 3) as usize, 8 + seed % 16)
-                        .uses(used * 1024 + seed % 1024, (seed * 11 + step) % 101),
-                );
-            }
-            machine
-        })
-        .collect();
+    let namespaces = ["research", "platform", "team-a", "team-b", "vision", "audio"];
+    let one = |number: u64| {
+        let mut machine = Machine::new(format!("gpu-{number:04}"), "NVIDIA A100-SXM4-80GB", 80, 8);
+        for at in 0..8 * pods {
+            let seed = number * 8 * pods + at;
+            let name = format!(
+                "{}-{:05x}",
+                names[(seed % 5) as usize],
+                seed.wrapping_mul(0x9e37_79b9) & 0xf_ffff
+            );
+            let namespace = namespaces[(seed / 3 % 6) as usize];
+            let gib = 8 + seed % 12;
+            let used = gib * 1024 * ((seed * 7 + step) % 100) / 100;
+            machine = machine.pod(Share::new(namespace, &name, (at / pods) as usize, gib).uses(used, (seed * 11 + step) % 101));
+        }
+        machine
+    };
+    let machines: Vec<Machine> = (0..machines).map(one).collect();
     Cluster::of(&machines, step)
 }

@@ -73,7 +73,7 @@ fn a_filter_selects_the_nodes_that_are_as_it_says() {
 
 #[test]
 fn a_page_has_100_nodes_and_links_to_the_others_with_the_same_filter() {
-    let scene = scene(equal(250, 0));
+    let scene = scene(equal(250, 3, 0));
     let open = |address: &str| {
         let address = Address::parse(address).expect("an address");
         Html::parse_document(&page(&scene, &History::default(), &address, "v").expect("a page"))

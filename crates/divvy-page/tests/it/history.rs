@@ -75,9 +75,9 @@ fn a_clock_that_is_set_back_leaves_no_points_of_the_future() {
 #[test]
 fn the_number_of_pods_is_limited_and_those_that_were_first_stay() {
     let mut history = History::default();
-    let few = scene(equal(100, 0));
+    let few = scene(equal(100, 3, 0));
     history.record(&few);
-    let many = scene(equal(300, 1));
+    let many = scene(equal(300, 3, 1));
     history.record(&many);
     let kept = |scene: &Scene| {
         let pods = scene.view.nodes.iter().flat_map(|node| &node.gpus).flat_map(|gpu| &gpu.pods);

@@ -117,6 +117,7 @@ const ATTRIBUTES: &[&str] = &[
     "title",
     "open",
     "scope",
+    "rowspan",
     "autocomplete",
     "required",
 ];
@@ -126,9 +127,9 @@ fn check(html: &str) -> Result<(), TestCaseError> {
     let document = Html::parse_document(html);
     for element in select(&document, "*") {
         let name = element.value().name();
-        prop_assert!(ELEMENTS.contains(&name), "<{name}> in {html}");
+        prop_assert!(ELEMENTS.contains(&name), "<{name}>");
         for (attribute, value) in element.value().attrs() {
-            prop_assert!(ATTRIBUTES.contains(&attribute), "<{name} {attribute}> in {html}");
+            prop_assert!(ATTRIBUTES.contains(&attribute), "<{name} {attribute}>");
             if ["href", "src", "action"].contains(&attribute) {
                 let own = value.starts_with('/') && !value.starts_with("//");
                 prop_assert!(own || value == "data:," || value == "#main", "{attribute}={value}");
@@ -281,7 +282,7 @@ fn a_script_in_a_name_is_text() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn no_text_becomes_markup(text in prop_oneof!["\\PC{1,40}", "[\"'<>&/=!a -]{1,40}", proptest::collection::vec(any::<char>(), 1..20).prop_map(|text| text.into_iter().collect())]) {

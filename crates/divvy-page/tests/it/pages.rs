@@ -153,14 +153,14 @@ fn a_bar_has_the_widths_of_its_pods() {
             .map(|rect| (rect.attr("x"), rect.attr("width")))
             .collect()
     };
-    // 8 and 4 of 16 GiB; of the first, 2 GiB are idle; the second one uses more than it has; 1 GiB is held by pods that have ended.
+    // 8 and 4 of 16 GiB; of the first, 6 GiB are used; the second one uses more than it has; 1 GiB is held by pods that have ended.
+    assert_eq!(widths(0, ".share"), [(Some("0%"), Some("50%"))]);
     assert_eq!(
         widths(0, "rect[class^=n]"),
-        [(Some("0%"), Some("50%")), (Some("50%"), Some("25%"))]
+        [(Some("0%"), Some("37.5%")), (Some("50%"), Some("25%"))]
     );
-    assert_eq!(widths(0, ".idle"), [(Some("37.50%"), Some("12.50%"))]);
     assert_eq!(widths(0, ".over"), [(Some("50%"), Some("25%"))]);
-    assert_eq!(widths(0, ".held"), [(Some("75%"), Some("6.25%"))]);
+    assert_eq!(widths(0, ".held"), [(Some("75%"), Some("6.2%"))]);
     assert!(bars[1].attr("class").is_some_and(|class| class.contains("bad")));
 }
 
@@ -191,7 +191,7 @@ fn what_was_not_measured_is_never_shown_as_0() {
             .all(|facts| facts.ends_with("– used– busy") || facts.ends_with("– used – busy")),
         "{facts:?}"
     );
-    assert!(select(&document, ".idle").len() <= 1, "only the legend has idle memory");
+    assert!(select(&document, ".bar .share").is_empty());
 }
 
 #[test]
