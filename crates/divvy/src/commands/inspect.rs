@@ -156,3 +156,48 @@ pub(super) fn warn_left_out(kind: &str, left_out: &LeftOut) {
         tracing::warn!("{} more {kind}s cannot be read and are left out", left_out.more);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::{ContainerKind, ContainerRequest, Node, Phase, PodRequest};
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_arrives_before_its_node_is_shown() {
+        let node = |name: &str| Node {
+            name: name.to_owned(),
+            allocatable_units: 16,
+            allocatable_gpus: 1,
+            ..Node::default()
+        };
+        let pod = |name: &str, node: &str| {
+            Some(Pod {
+                name: name.to_owned(),
+                node: Some(node.to_owned()),
+                phase: Phase::Running,
+                request: PodRequest {
+                    containers: vec![ContainerRequest {
+                        name: "main".to_owned(),
+                        kind: ContainerKind::App,
+                        units: 3,
+                        gpu_count: 0,
+                    }],
+                    ..PodRequest::default()
+                },
+                ..Pod::default()
+            })
+        };
+        let mut reading = Reading::default();
+        reading.pod(pod("c", "n1"));
+        reading.view.node(node("n1"));
+        reading.pod(pod("a", "n1"));
+        reading.pod(pod("b", "n2"));
+        reading.pod(pod("lost", "n3"));
+        reading.pod(None);
+        reading.view.node(node("n2"));
+        let view = reading.finish();
+        let names = |at: usize| -> Vec<&str> { view.nodes[at].pending.iter().map(|pod| pod.name.as_str()).collect() };
+        assert_eq!((names(0), names(1), view.allocated), (vec!["a", "c"], vec!["b"], 9));
+    }
+}
