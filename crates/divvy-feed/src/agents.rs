@@ -1,6 +1,6 @@
 //! Asks the agents of nodes what is used, through the API server.
 //!
-//! Whoever may create pods can give one the labels of an agent, and owner references too. So only pods in the namespace of Divvy's installation are
+//! A user who may create pods can give one the labels of an agent, and owner references too. So only pods in the namespace of Divvy's installation are
 //! asked. Only an administrator can write there, and only an administrator can write what names this namespace: the ConfigMap in `kube-public` by which
 //! `divvy why` finds the explainer. Without the explainer, it is the namespace of the agent's DaemonSet. Anybody who may create a DaemonSet can copy its
 //! labels, so with several such namespaces no agent is asked.

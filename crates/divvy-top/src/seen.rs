@@ -70,7 +70,7 @@ pub(crate) struct Seen {
     pub(crate) view: Option<View>,
     /// When it was read, in seconds since 1970.
     pub(crate) at: u64,
-    /// `None` until the waiting pods were read, which happens only while somebody looks at them.
+    /// `None` until the waiting pods were read, which happens only while a screen shows them.
     pub(crate) waiting: Option<Vec<Waiting>>,
     /// The width of the terminal, to which sentences are wrapped.
     pub(crate) columns: u16,

@@ -7,12 +7,12 @@ pub mod amounts;
 mod waiting;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZeroU32;
 
 use divvy_model::{
-    Allocation, ContainerKind, Enforcement, Health, Held, Inventory, MemoryUnit, Node, Partition, Phase, Pod, PodRequest, Vendor,
-    WholeKind, WholeRequest,
+    Allocation, ContainerKind, Enforcement, Health, Held, MemoryUnit, Node, Partition, Phase, Pod, PodRequest, Vendor, WholeKind,
+    WholeRequest,
 };
 use serde::Serialize;
 
@@ -233,29 +233,70 @@ pub fn shown(pod: Pod) -> Option<Pod> {
 
 /// Compute the view. Nodes without GPUs that Divvy offers are omitted, as in gpushare's tool.
 pub fn view<'a>(nodes: impl IntoIterator<Item = &'a Node>, pods: impl IntoIterator<Item = &'a Pod>) -> View {
-    let nodes: Vec<&Node> = nodes.into_iter().collect();
-    let mut by_node: HashMap<&str, Vec<&Pod>> = HashMap::new();
-    for pod in pods.into_iter().filter(|pod| !done(pod)) {
-        if let Some(node) = &pod.node {
-            by_node.entry(node).or_default().push(pod);
+    let mut builder = Builder::default();
+    nodes.into_iter().cloned().for_each(|node| builder.node(node));
+    for pod in pods {
+        // A pod on another node is not shown.
+        builder.pod(pod);
+    }
+    builder.finish()
+}
+
+/// Computes a view from nodes and pods as they arrive, so that a large cluster is never in memory as nodes, as pods, and as a view.
+#[derive(Debug, Default)]
+pub struct Builder {
+    nodes: Vec<Begun>,
+    by_name: HashMap<String, usize>,
+    /// The unit of the first node.
+    unit: Option<MemoryUnit>,
+}
+
+/// A node, and what of its inventory its pods are compared with.
+#[derive(Debug)]
+struct Begun {
+    view: NodeView,
+    /// The node's unit, and the other units in which its pods may have made their requests. `None` if it has no inventory with GPUs.
+    units: Option<(MemoryUnit, BTreeSet<MemoryUnit>)>,
+}
+
+impl Builder {
+    /// Add a node.
+    pub fn node(&mut self, node: Node) {
+        let name = node.name.clone();
+        let unit = unit(&node);
+        if let Some(begun) = begin(node, unit) {
+            self.unit.get_or_insert(unit);
+            self.by_name.insert(name, self.nodes.len());
+            self.nodes.push(begun);
         }
     }
-    let of = |node: &Node| by_node.get(node.name.as_str()).map(Vec::as_slice).unwrap_or_default();
-    let mut views: Vec<NodeView> = nodes.iter().filter_map(|node| node_view(node, of(node))).collect();
-    views.sort_by(|a, b| a.name.cmp(&b.name));
-    let unit = nodes
-        .iter()
-        .filter(|node| views.binary_search_by(|view| view.name.cmp(&node.name)).is_ok())
-        .map(|node| unit(node).to_string())
-        .next()
-        .unwrap_or_default();
-    let sum = |part: fn(&NodeView) -> u64| views.iter().fold(0u64, |sum, view| sum.saturating_add(part(view)));
-    View {
-        unit,
-        allocated: sum(|view| view.allocated),
-        total: sum(|view| view.total),
-        whole: whole(&views),
-        nodes: views,
+
+    /// Add a pod, in any order of the pods. Report whether it can be forgotten: its node was added before, or it is not to be shown.
+    pub fn pod(&mut self, pod: &Pod) -> bool {
+        let Some(node) = pod.node.as_ref().filter(|_| !done(pod)) else {
+            return true;
+        };
+        let Some(position) = self.by_name.get(node) else {
+            return false;
+        };
+        let Begun { view, units } = &mut self.nodes[*position];
+        place_whole(pod, &mut view.gpus, &mut view.unnamed);
+        place(pod, units.as_ref(), &mut view.gpus, &mut view.pending);
+        true
+    }
+
+    /// Return the view.
+    pub fn finish(self) -> View {
+        let mut views: Vec<NodeView> = self.nodes.into_iter().map(|begun| ended(begun.view)).collect();
+        views.sort_by(|a, b| a.name.cmp(&b.name));
+        let sum = |part: fn(&NodeView) -> u64| views.iter().fold(0u64, |sum, view| sum.saturating_add(part(view)));
+        View {
+            unit: self.unit.map(|unit| unit.to_string()).unwrap_or_default(),
+            allocated: sum(|view| view.allocated),
+            total: sum(|view| view.total),
+            whole: whole(&views),
+            nodes: views,
+        }
     }
 }
 
@@ -287,17 +328,27 @@ fn unit(node: &Node) -> MemoryUnit {
     }
 }
 
-fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
-    let inventory = match &node.inventory {
+/// Return a node without its pods. `None` if it has no GPUs that Divvy offers.
+fn begin(node: Node, unit: MemoryUnit) -> Option<Begun> {
+    let by_division = gpus_by_division(&node);
+    let inventory = match node.inventory {
         Some(Ok(inventory)) if !inventory.gpus.is_empty() => Some(inventory),
         _ => None,
     };
     if node.allocatable_units == 0 && inventory.is_none() {
         return None;
     }
-    let mut gpus = match inventory {
-        Some(inventory) => inventory.gpus.iter().map(gpu_of_inventory).collect(),
-        None => gpus_by_division(node),
+    let total = match &inventory {
+        Some(inventory) => inventory.total_units(),
+        None => node.allocatable_units,
+    };
+    let (mut gpus, units, driver_trouble) = match inventory {
+        Some(inventory) => (
+            inventory.gpus.into_iter().map(gpu_of_inventory).collect(),
+            Some((inventory.unit, inventory.other_units)),
+            inventory.driver_trouble,
+        ),
+        None => (by_division, None, None),
     };
     // The inventory stays on the node when the agent stops. The kubelet then offers no units, and after a restart it no longer lists the resource.
     if node.allocatable_units == 0 {
@@ -309,34 +360,38 @@ fn node_view(node: &Node, pods: &[&Pod]) -> Option<NodeView> {
         }
     }
     gpus.sort_by_key(|gpu: &GpuView| (gpu.vendor, gpu.index));
-    let (mut pending, mut unnamed) = (Vec::new(), Vec::new());
-    for pod in pods {
-        place_whole(pod, &mut gpus, &mut unnamed);
-        place(pod, inventory, &mut gpus, &mut pending);
-    }
-    let by_name = |a: &PodView, b: &PodView| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
-    gpus.iter_mut().for_each(|gpu| gpu.pods.sort_by(by_name));
-    pending.sort_by(by_name);
-    unnamed.sort_by(|a: &UnnamedView, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
-    let total = match inventory {
-        Some(inventory) => inventory.total_units(),
-        None => node.allocatable_units,
-    };
-    let on_gpus = gpus.iter().fold(0u64, |sum, gpu| sum.saturating_add(gpu.allocated));
-    let allocated = pending.iter().fold(on_gpus, |sum, pod| sum.saturating_add(pod.units));
-    let driver_trouble = inventory.and_then(|inventory| inventory.driver_trouble.clone());
-    let address = node.address.clone().unwrap_or_else(|| "unknown".to_owned());
-    Some(NodeView {
-        name: node.name.clone(),
-        address,
-        unit: unit(node),
-        allocated,
+    // The vector may still have the larger size of the inventory's.
+    gpus.shrink_to_fit();
+    let view = NodeView {
+        name: node.name,
+        address: node.address.unwrap_or_else(|| "unknown".to_owned()),
+        unit,
+        allocated: 0,
         total,
         gpus,
-        pending,
-        unnamed,
+        pending: Vec::new(),
+        unnamed: Vec::new(),
         driver_trouble,
-    })
+    };
+    Some(Begun { view, units })
+}
+
+/// Return a node whose pods have all been added, with its sums.
+fn ended(mut node: NodeView) -> NodeView {
+    let by_name = |a: &PodView, b: &PodView| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
+    node.gpus.iter_mut().for_each(|gpu| gpu.pods.sort_by(by_name));
+    node.pending.sort_by(by_name);
+    node.unnamed
+        .sort_by(|a: &UnnamedView, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+    let on_gpus = node.gpus.iter().fold(0u64, |sum, gpu| sum.saturating_add(gpu.allocated));
+    node.allocated = node.pending.iter().fold(on_gpus, |sum, pod| sum.saturating_add(pod.units));
+    node
+}
+
+/// Add a pod to a list that few are added to. A vector that makes room for more in advance takes half of the memory of a large cluster's view.
+fn push(pods: &mut Vec<PodView>, pod: PodView) {
+    pods.reserve_exact(1);
+    pods.push(pod);
 }
 
 /// Report whether a pod has ended. gpushare's tool uses only the phase, but a pod whose container still runs holds memory in any phase.
@@ -344,7 +399,7 @@ fn done(pod: &Pod) -> bool {
     matches!(pod.phase, Phase::Succeeded | Phase::Failed) && !pod.container_running
 }
 
-fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
+fn gpu_of_inventory(gpu: divvy_model::Gpu) -> GpuView {
     let state = gpu.health.word();
     let message = match &gpu.reason {
         Some(reason) => Some(format!("{state} ({reason})")),
@@ -354,11 +409,11 @@ fn gpu_of_inventory(gpu: &divvy_model::Gpu) -> GpuView {
         vendor: Some(gpu.vendor),
         whole: gpu.whole,
         index: gpu.index,
-        uuid: Some(gpu.uuid.clone()),
-        partition: gpu.partition.clone(),
-        model: Some(gpu.model.clone()),
+        uuid: Some(gpu.uuid),
+        partition: gpu.partition,
+        model: Some(gpu.model),
         health: Some(gpu.health),
-        reason: gpu.reason.clone(),
+        reason: gpu.reason,
         enforcement: gpu.enforcement.map(Enforcement::name),
         offered: gpu.health == Health::Ok,
         message,
@@ -406,17 +461,20 @@ fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) 
             if gpu.uuid.as_ref().is_some_and(|uuid| allocation.share(uuid).is_some()) {
                 named += 1;
                 gpu.allocated = gpu.allocated.saturating_add(gpu.total);
-                gpu.pods.push(PodView {
-                    uid: pod.uid.clone(),
-                    name: pod.name.clone(),
-                    namespace: pod.namespace.clone(),
-                    units: gpu.total,
-                    whole: true,
-                    cores: 0,
-                    enforcement: None,
-                    requested: None,
-                    created_s: pod.created_s,
-                });
+                push(
+                    &mut gpu.pods,
+                    PodView {
+                        uid: pod.uid.clone(),
+                        name: pod.name.clone(),
+                        namespace: pod.namespace.clone(),
+                        units: gpu.total,
+                        whole: true,
+                        cores: 0,
+                        enforcement: None,
+                        requested: None,
+                        created_s: pod.created_s,
+                    },
+                );
             }
         }
     }
@@ -435,7 +493,7 @@ fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) 
 }
 
 /// Add a pod to its shared GPUs, or to the pending pods.
-fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending: &mut Vec<PodView>) {
+fn place(pod: &Pod, units: Option<&(MemoryUnit, BTreeSet<MemoryUnit>)>, gpus: &mut [GpuView], pending: &mut Vec<PodView>) {
     let asked = pod
         .request
         .containers
@@ -446,12 +504,12 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
         return;
     }
     let shares: BTreeMap<Option<u32>, u64> = match &pod.held {
-        Held::Allocation(allocation) => by_allocation(allocation, inventory),
+        Held::Allocation(allocation) => by_allocation(allocation, units.map(|(unit, _)| *unit), gpus),
         Held::Legacy(legacy) if legacy.gpus.len() == 1 => legacy.gpus.keys().map(|index| (Some(*index), asked)).collect(),
         Held::Legacy(legacy) => legacy.gpus.iter().map(|(index, units)| (Some(*index), *units)).collect(),
         Held::Nothing | Held::Unreadable(_) => BTreeMap::from([(None, asked)]),
     };
-    let requested = requested(pod, inventory);
+    let requested = requested(pod, units);
     for (index, units) in shares {
         let row = PodView {
             uid: pod.uid.clone(),
@@ -469,11 +527,14 @@ fn place(pod: &Pod, inventory: Option<&Inventory>, gpus: &mut [GpuView], pending
                 gpu.allocated = gpu.allocated.saturating_add(units);
                 let (cores, enforcement) = share_of_compute(pod, gpu);
                 gpu.cores = gpu.cores.saturating_add(cores);
-                gpu.pods.push(PodView {
-                    cores,
-                    enforcement,
-                    ..row
-                });
+                push(
+                    &mut gpu.pods,
+                    PodView {
+                        cores,
+                        enforcement,
+                        ..row
+                    },
+                );
             }
             None => pending.push(row),
         }
@@ -490,28 +551,27 @@ fn share_of_compute(pod: &Pod, gpu: &GpuView) -> (u32, Option<&'static str>) {
 }
 
 /// Return a pod's request in its own unit, if the pod was bound while the node had another unit.
-fn requested(pod: &Pod, inventory: Option<&Inventory>) -> Option<Requested> {
+fn requested(pod: &Pod, units: Option<&(MemoryUnit, BTreeSet<MemoryUnit>)>) -> Option<Requested> {
     let Held::Allocation(allocation) = &pod.held else {
         return None;
     };
-    let inventory = inventory?;
-    let unit = inventory.units().find(|unit| allocation.is_in(*unit, &pod.request))?;
-    (unit != inventory.unit).then(|| Requested {
+    let (own, others) = units?;
+    let mut units = std::iter::once(own).chain(others);
+    let unit = units.find(|unit| allocation.is_in(**unit, &pod.request))?;
+    (unit != own).then(|| Requested {
         units: pod.request.effective_units().unwrap_or(u64::MAX),
         unit: unit.to_string(),
     })
 }
 
 /// Return the number of units for each GPU index in one of Divvy's allocations. A GPU that is not in the inventory has the key
-/// `None`.
-fn by_allocation(allocation: &Allocation, inventory: Option<&Inventory>) -> BTreeMap<Option<u32>, u64> {
+/// `None`. Without an inventory (`unit` is `None`), no GPU has a UUID.
+fn by_allocation(allocation: &Allocation, unit: Option<MemoryUnit>, gpus: &[GpuView]) -> BTreeMap<Option<u32>, u64> {
+    let unit = unit.unwrap_or(MemoryUnit::GIB);
     let mut shares = BTreeMap::new();
     for share in &allocation.gpus {
-        let index = inventory
-            .and_then(|inventory| inventory.gpu(&share.uuid))
-            .filter(|gpu| gpu.is_shared())
-            .map(|gpu| gpu.index);
-        let unit = inventory.map_or(divvy_model::MemoryUnit::GIB, |inventory| inventory.unit);
+        let gpu = gpus.iter().find(|gpu| gpu.uuid.as_ref() == Some(&share.uuid));
+        let index = gpu.filter(|gpu| gpu.is_shared()).map(|gpu| gpu.index);
         let sum: &mut u64 = shares.entry(index).or_default();
         *sum = sum.saturating_add(share.memory.0.div_ceil(unit.mib()));
     }

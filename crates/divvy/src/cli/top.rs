@@ -58,6 +58,6 @@ pub struct TopArgs {
 /// Output formats of `divvy top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TopOutput {
-    /// JSON: what `divvy inspect gpushare -o json` prints, and what each node's agent says
+    /// JSON: what `divvy inspect gpushare -o json` prints, what each node's agent says, and the waiting pods
     Json,
 }

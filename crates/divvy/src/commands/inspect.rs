@@ -1,6 +1,7 @@
 //! `divvy inspect gpushare`: reads nodes and pods, and prints the tables.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 
 use divvy_host::plain;
 use divvy_kube::list::LeftOut;
@@ -59,18 +60,18 @@ async fn render(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<Str
 
 /// Read the named nodes and their pods, or all nodes and pods if no name is given.
 pub(super) async fn read(client: &kube::Client, names: &[String], arrived: Arrived) -> anyhow::Result<divvy_view::View> {
-    let mut pods = Vec::new();
     let pod = |object: PodObject| list::pod_of(object).map(divvy_view::shown);
-    let mut take = |pod: Option<Pod>| {
-        arrived.pod();
-        pods.extend(pod);
-    };
     let warn = |kind: &str, left_out: &LeftOut| {
         if !arrived.is_quiet() {
             warn_left_out(kind, left_out);
         }
     };
-    let mut nodes = Vec::new();
+    let reading = Mutex::new(Reading::default());
+    let lock = || reading.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut take = |pod: Option<Pod>| {
+        arrived.pod();
+        lock().pod(pod);
+    };
     for name in names.iter().collect::<BTreeSet<_>>() {
         let selector = format!("spec.nodeName={name}");
         let lists = async {
@@ -80,21 +81,47 @@ pub(super) async fn read(client: &kube::Client, names: &[String], arrived: Arriv
             )
         };
         let (node, no_pods) = arrived.shown(lists).await?;
+        lock().view.node(node);
         warn("pod", &no_pods);
-        nodes.push(node);
     }
     if names.is_empty() {
         let node = |object: NodeObject| convert::node(&object);
         let all = list::each_node(client, node, |node| {
             arrived.node();
-            nodes.push(node);
+            lock().view.node(node);
         });
         let lists = async { tokio::try_join!(all, list::each_pod(client, None, pod, &mut take)) };
         let (no_nodes, no_pods) = arrived.shown(lists).await?;
         warn("node", &no_nodes);
         warn("pod", &no_pods);
     }
-    Ok(divvy_view::view(&nodes, &pods))
+    Ok(reading.into_inner().unwrap_or_else(PoisonError::into_inner).finish())
+}
+
+/// Nodes and pods that have arrived, in any order.
+#[derive(Default)]
+struct Reading {
+    view: divvy_view::Builder,
+    /// The pods whose nodes have not arrived.
+    early: Vec<Pod>,
+}
+
+impl Reading {
+    fn pod(&mut self, pod: Option<Pod>) {
+        if let Some(pod) = pod
+            && !self.view.pod(&pod)
+        {
+            self.early.push(pod);
+        }
+    }
+
+    fn finish(mut self) -> divvy_view::View {
+        for pod in &self.early {
+            // A pod whose node has not arrived now is on a node without GPUs, or the node has gone.
+            self.view.pod(pod);
+        }
+        self.view.finish()
+    }
 }
 
 /// Convert kubectl's connection flags, including `--cluster`.
@@ -127,5 +154,50 @@ pub(super) fn warn_left_out(kind: &str, left_out: &LeftOut) {
     }
     if left_out.more > 0 {
         tracing::warn!("{} more {kind}s cannot be read and are left out", left_out.more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_model::{ContainerKind, ContainerRequest, Node, Phase, PodRequest};
+
+    use super::*;
+
+    #[test]
+    fn a_pod_that_arrives_before_its_node_is_shown() {
+        let node = |name: &str| Node {
+            name: name.to_owned(),
+            allocatable_units: 16,
+            allocatable_gpus: 1,
+            ..Node::default()
+        };
+        let pod = |name: &str, node: &str| {
+            Some(Pod {
+                name: name.to_owned(),
+                node: Some(node.to_owned()),
+                phase: Phase::Running,
+                request: PodRequest {
+                    containers: vec![ContainerRequest {
+                        name: "main".to_owned(),
+                        kind: ContainerKind::App,
+                        units: 3,
+                        gpu_count: 0,
+                    }],
+                    ..PodRequest::default()
+                },
+                ..Pod::default()
+            })
+        };
+        let mut reading = Reading::default();
+        reading.pod(pod("c", "n1"));
+        reading.view.node(node("n1"));
+        reading.pod(pod("a", "n1"));
+        reading.pod(pod("b", "n2"));
+        reading.pod(pod("lost", "n3"));
+        reading.pod(None);
+        reading.view.node(node("n2"));
+        let view = reading.finish();
+        let names = |at: usize| -> Vec<&str> { view.nodes[at].pending.iter().map(|pod| pod.name.as_str()).collect() };
+        assert_eq!((names(0), names(1), view.allocated), (vec!["a", "c"], vec!["b"], 9));
     }
 }

@@ -64,7 +64,7 @@ impl Terminal {
         let (mut screen, shown) = (keyboard.try_clone().expect("another descriptor"), seen.clone());
         std::thread::spawn(move || {
             let mut part = [0; 4096];
-            // An error says that nobody has the other side open any more.
+            // An error says that no process has the other side open any more.
             while let Ok(length @ 1..) = screen.read(&mut part) {
                 shown
                     .0

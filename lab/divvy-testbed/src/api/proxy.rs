@@ -31,9 +31,12 @@ pub(crate) enum Kind {
     Pod,
 }
 
-/// The addresses of Services and pods, keyed by kind, namespace, and name. A pod has one address, whatever the port is.
+/// A kind, a namespace, and a name.
+type Key = (Kind, String, String);
+
+/// The addresses of Services and pods. A pod has one address, whatever the port is.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Endpoints(Arc<Mutex<BTreeMap<(Kind, String, String), SocketAddr>>>);
+pub(crate) struct Endpoints(Arc<Mutex<BTreeMap<Key, SocketAddr>>>);
 
 impl Endpoints {
     pub(crate) fn set(&self, kind: Kind, namespace: &str, name: &str, address: SocketAddr) {
