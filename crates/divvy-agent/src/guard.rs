@@ -141,27 +141,15 @@ struct Known {
 ///
 /// The pod can write any numbers into the file, so the sums here only grow: a number that goes back begins again at 0, as the count of a new owner of a slot
 /// and those of a file that was restored do. A pod that writes wrong numbers changes only what is shown about itself.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Counted {
     denied: u64,
-    /// What each slot said last. It begins at 0 with each owner of the slot.
-    last: Box<[u64; usage::SLOTS]>,
+    /// What each slot said last, up to the last one in which an allocation was refused. It begins at 0 with each owner of the slot.
+    last: Vec<u64>,
     denied_bytes: Option<Sum>,
     throttled_ns: Option<Sum>,
     /// When the file was read last, in nanoseconds of the monotonic clock. It is 0 at first: the time since the machine started.
     at: u64,
-}
-
-impl Default for Counted {
-    fn default() -> Counted {
-        Counted {
-            denied: 0,
-            last: Box::new([0; usage::SLOTS]),
-            denied_bytes: None,
-            throttled_ns: None,
-            at: 0,
-        }
-    }
 }
 
 /// A sum of what a counter said.
@@ -185,6 +173,10 @@ fn growth(last: u64, says: u64) -> u64 {
 
 impl Counted {
     fn add(&mut self, slots: &[usage::Seen; usage::SLOTS], totals: usage::Totals, now: u64) {
+        let with_refusals = slots.iter().rposition(|slot| slot.denied > 0).map_or(0, |last| last + 1);
+        if self.last.len() < with_refusals {
+            self.last.resize(with_refusals, 0);
+        }
         for (last, slot) in self.last.iter_mut().zip(slots) {
             self.denied = self.denied.saturating_add(growth(*last, slot.denied));
             *last = slot.denied;

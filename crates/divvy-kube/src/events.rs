@@ -210,7 +210,9 @@ mod tests {
 
     /// What an API server was asked: the method, the path, and the body. It refuses as many requests as the number says.
     #[derive(Clone, Default)]
-    struct Asked(Arc<Mutex<(Vec<(Method, String, Value)>, usize)>>);
+    struct Asked(Arc<Mutex<(Vec<Request>, usize)>>);
+
+    type Request = (Method, String, Value);
 
     impl Asked {
         fn events(&self, controller: &str, instance: Option<&str>) -> Events {
@@ -218,7 +220,7 @@ mod tests {
             Events::new(kube::Client::new(router, "default"), controller, instance.map(str::to_owned))
         }
 
-        fn take(&self) -> Vec<(Method, String, Value)> {
+        fn take(&self) -> Vec<Request> {
             std::mem::take(&mut self.0.lock().expect("sound").0)
         }
 

@@ -3,9 +3,9 @@
 //! [`limits`] is written by the agent; containers can only read it. [`usage`] has a slot for each process that uses the GPU; the processes write
 //! it. [`reserve`] is how a process asks for memory, [`claim`] how it gets its slot, and [`compute`] how launches are held to a rate.
 //!
-//! There is no shared total and no shared mutex, so there is nothing to repair when a process is killed. A process owns its slot by an open file
-//! description lock (fcntl(2), `F_OFD_SETLK`) on one byte of `usage`. The kernel drops the lock when the last process that has the description
-//! open or mapped is gone: then the slot does not count any more.
+//! There is no shared total of the memory in use and no shared mutex, so there is nothing to repair when a process is killed. A process owns its
+//! slot by an open file description lock (fcntl(2), `F_OFD_SETLK`) on one byte of `usage`. The kernel drops the lock when the last process that has the
+//! description open or mapped is gone: then the slot does not count any more.
 //!
 //! # Files
 //!
