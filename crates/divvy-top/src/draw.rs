@@ -31,7 +31,7 @@ const KEYS: [(&str, &str); 11] = [
     ("Enter", "show the node or the pod of the row"),
     ("Esc", "back; remove the filter"),
     ("/", "show only rows with a text in their name"),
-    ("s", "sort by name, alloc, used, busy, waste (allocated and not used), or age"),
+    ("s", "sort by name, alloc, used, busy, waste (alloc, not used), or age"),
     ("p", "all pods"),
     ("w", "the pods that wait for GPUs, and why"),
     ("t", "the cluster as a tree of nodes, GPUs, and pods"),
