@@ -96,6 +96,11 @@ impl Hub {
         asked.rendered.keys().chain(followed).cloned().collect()
     }
 
+    /// Report whether there is a scene to show.
+    pub(crate) fn has_scene(&self) -> bool {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).version > 0
+    }
+
     /// Return a page. `None` if it does not exist.
     pub(crate) fn page(&self, address: &Address) -> Option<String> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);

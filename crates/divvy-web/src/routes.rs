@@ -94,6 +94,12 @@ async fn page(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
     if let Err(refused) = site.check(token(&headers)).await {
         return site.refuse(&headers, &refused);
     }
+    if !site.hub.has_scene() {
+        let text = "The cluster is being read. That takes some seconds if it is large. The page loads again by itself.";
+        let mut response = says(&headers, StatusCode::SERVICE_UNAVAILABLE, "Just a moment", &[text], false);
+        response.headers_mut().insert(header::REFRESH, HeaderValue::from_static("2"));
+        return later(response);
+    }
     let text = uri.path_and_query().map_or("/", |text| text.as_str());
     let wrong = match Address::parse(text) {
         Ok(address) => match site.hub.page(&address) {

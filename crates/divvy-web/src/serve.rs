@@ -11,9 +11,19 @@ use crate::Impatient;
 /// How long a client may read nothing of what it is sent.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
+/// How long requests may still be answered when the program stops.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Serve the pages on a socket, without TLS, until `stop` is cancelled.
 pub async fn serve(listener: TcpListener, router: Router, stop: CancellationToken) {
-    divvy_serve::serve(listener, WebDoor, router, limits(), stop).await;
+    tokio::select! {
+        () = divvy_serve::serve(listener, WebDoor, router, limits(), stop.clone()) => {}
+        // A stream is an answer that does not end.
+        () = async {
+            stop.cancelled().await;
+            tokio::time::sleep(GRACE).await;
+        } => {}
+    }
 }
 
 /// The limits of a server of the pages.

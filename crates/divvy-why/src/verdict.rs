@@ -130,6 +130,7 @@ impl Question<'_> {
         if room > 0 {
             let others = match room {
                 1 => String::new(),
+                2 => ", and so has 1 other".to_owned(),
                 _ => format!(", and so have {} others", thousands(room - 1)),
             };
             return format!(

@@ -329,3 +329,12 @@ proptest! {
         prop_assert!([401, 405, 421].contains(&status.as_u16()), "{path}: {status}");
     }
 }
+
+#[tokio::test]
+async fn before_the_cluster_was_read_no_page_shows_an_empty_one() {
+    let site = Site::unread();
+    let response = site.ask("/", &[BEARER], None).await;
+    assert_eq!(response.status(), 503);
+    assert_eq!((header(&response, "refresh"), header(&response, "retry-after")), ("2", "10"));
+    assert!(text(response).await.contains("The cluster is being read."));
+}

@@ -46,8 +46,18 @@ impl Site {
     }
 
     pub(crate) fn under(hosts: Hosts) -> Site {
+        let site = Site::empty(hosts);
+        site.hub.show(scene(mixed(0)));
+        site
+    }
+
+    /// A site whose cluster was not read yet.
+    pub(crate) fn unread() -> Site {
+        Site::empty(Hosts::loopback(8080))
+    }
+
+    fn empty(hosts: Hosts) -> Site {
         let hub = Arc::new(Hub::new());
-        hub.show(scene(mixed(0)));
         let door = Arc::new(Door(Mutex::new(Ok(()))));
         let router = router(hub.clone(), door.clone(), hosts);
         Site { hub, router, door }

@@ -71,6 +71,7 @@ impl Web {
         }
     }
 
+    /// Send a signal, and wait for the end. A browser may still follow the changes of a page.
     fn end(mut self, signal: Signal) -> ExitStatus {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
         self.child.wait().expect("it ends")
@@ -81,6 +82,13 @@ impl Web {
 async fn blocking(code: impl FnOnce() + Send + 'static) {
     if let Err(error) = tokio::task::spawn_blocking(code).await {
         std::panic::resume_unwind(error.into_panic());
+    }
+}
+
+impl Drop for Web {
+    fn drop(&mut self) {
+        // It fails if the program has ended.
+        let _ = self.child.kill();
     }
 }
 
