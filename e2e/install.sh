@@ -463,7 +463,7 @@ web_page() {
   eventually 20 "the page has the pod" prints "default/holds" page "$address" gpus.example.com "$viewer"
   eventually 20 "and what the node's agent measured" prints "on 3 of 3 nodes" page "$address" gpus.example.com "$viewer"
   check "a user of one namespace does not see it" says "$(page "$address" gpus.example.com "$token")" "list nodes in the whole cluster" "status 403"
-  check "nobody sees it without a token" says "$(page "$address" gpus.example.com "")" "status 401"
+  check "no one sees it without a token" says "$(page "$address" gpus.example.com "")" "status 401"
   check "it is served under its own names only" says "$(page "$address" elsewhere.example.com "$viewer")" "status 421"
   kube delete pod holds --wait > /dev/null
   kube delete clusterrolebinding team-a-viewer > /dev/null

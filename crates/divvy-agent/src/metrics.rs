@@ -438,7 +438,9 @@ impl Metrics {
 
     /// Return the text of `/metrics/dcgm`, in the text format 0.0.4: dcgm-exporter's names do not fit into OpenMetrics.
     pub(crate) fn dcgm(&self, node: &str, core: &Core, measured: &Measured) -> String {
-        dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids, &self.allow)
+        dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids, &|name| {
+            self.allow.has(name)
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{Agents, Failure, waiting};
 const SOON: Duration = Duration::from_millis(200);
 /// The shortest pause after a computation or a read, as a multiple of the time that it took.
 const REST: u32 = 5;
-/// How often the agents are asked whose nodes somebody looks at, and how often it is checked which nodes these are.
+/// How often the agents are asked whose nodes are on an open page, and how often it is checked which nodes these are.
 const AGENTS: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(500);
 /// How often the other agents are asked, so that pods have a history, and in how large a cluster.
@@ -26,7 +26,7 @@ const HISTORY: Duration = Duration::from_secs(60);
 const SMALL: usize = 64;
 /// After this time, an answer says nothing about now.
 const STALE_S: u64 = 75;
-/// How often the reasons are read again for which pods wait, while somebody looks.
+/// How often the reasons are read again for which pods wait, while a page is open.
 const REASONS: Duration = Duration::from_secs(30);
 /// How long agents are not asked after an answer that the right is missing.
 const FORBIDDEN: Duration = Duration::from_secs(60);
@@ -149,7 +149,7 @@ fn now() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// Ask the agents of the nodes that somebody looks at, and in a small cluster, now and then, those of all nodes. Ends when nobody receives the answers.
+/// Ask the agents of the nodes on open pages, and in a small cluster, now and then, those of all nodes. Ends when the answers are no longer received.
 async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver<BTreeSet<String>>, found: mpsc::Sender<Found>) {
     let agents = Agents::new(client);
     let mut asked: BTreeMap<String, Instant> = BTreeMap::new();
@@ -186,7 +186,7 @@ fn is_watched(hub: &Hub) -> bool {
     !hub.wanted().is_empty()
 }
 
-/// Find out why pods wait, when others wait than before, and again now and then, while somebody looks. Ends when nobody receives the answers.
+/// Find out why pods wait, when others wait than before, and again now and then, while a page is open. Ends when the answers are no longer received.
 async fn explain(client: kube::Client, hub: Arc<Hub>, mut pods: signal::Receiver<BTreeSet<String>>, found: mpsc::Sender<Found>) {
     loop {
         let none = pods.borrow_and_update().is_empty();

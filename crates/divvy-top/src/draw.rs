@@ -6,7 +6,8 @@ use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier};
 
 use crate::bar::bar;
-use crate::rows::{Of, Row, rows, time};
+use crate::row::{Of, Row, time};
+use crate::rows::rows;
 use crate::seen::Screen;
 use crate::state::State;
 use crate::waiting::{explained, listed, wrapped};

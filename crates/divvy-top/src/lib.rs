@@ -7,6 +7,7 @@
 
 mod bar;
 mod draw;
+mod row;
 mod rows;
 mod seen;
 mod state;

@@ -6,43 +6,10 @@ use std::collections::BTreeSet;
 use divvy_model::usage::Usage;
 use divvy_view::{GpuView, NodeView, PodView};
 
+use crate::row::{Of, Row, time};
 use crate::seen::{Screen, Seen, Sort};
 use crate::waiting;
 use divvy_view::amounts::{self, Amounts};
-
-/// What a row is about. It stays the same when the cluster is read again.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Of {
-    Node,
-    /// The GPU's position among those of the node.
-    Gpu(usize),
-    /// A pod, by its UID, and the GPU's position.
-    Pod(String, usize),
-    /// A container of a pod, and the GPU's position.
-    Container(String, usize),
-    /// A pod on the node that has no GPU yet, or whose GPU the kubelet chose: namespace and name.
-    Elsewhere(String),
-    /// A pod that waits for GPUs: namespace and name.
-    Waiting(String),
-    /// A line of a text, by its number.
-    Line(usize),
-}
-
-/// A row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Row {
-    pub(crate) node: String,
-    pub(crate) of: Of,
-    pub(crate) indent: usize,
-    pub(crate) name: String,
-    /// `None` for a row about something that is on no GPU.
-    pub(crate) amounts: Option<Amounts>,
-    pub(crate) text: String,
-    /// For how many seconds the pod, or the oldest pod of a node or a GPU, has existed.
-    pub(crate) age: Option<u64>,
-    /// Whether something is wrong.
-    pub(crate) alarm: bool,
-}
 
 /// Return the rows of the current screen, filtered and sorted.
 pub(crate) fn rows(seen: &Seen) -> Vec<Row> {
@@ -260,16 +227,6 @@ fn of_pod(seen: &Seen, node: &NodeView, at: usize, pod: &PodView) -> Row {
 fn idle(seen: &Seen, node: &NodeView, busy: Option<u32>, last: Option<u64>) -> Option<String> {
     let passed = seen.measured_at(&node.name)?.saturating_sub(last?);
     (busy.is_none_or(|percent| percent == 0) && passed >= 60).then(|| format!("idle {}", time(passed)))
-}
-
-/// Return a time as its largest unit.
-pub(crate) fn time(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min", seconds / 60),
-        3600..86400 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86400),
-    }
 }
 
 /// Return the rows of a pod on a node: one for each GPU, and below it its containers.

@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use divvy_model::usage::Usage;
 use divvy_view::{View, Waiting};
 
-use crate::waiting;
-
 /// What a screen is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Screen {
@@ -119,7 +117,7 @@ impl Seen {
 
     /// Return the waiting pod with this namespace and name.
     pub(crate) fn waiting_pod(&self, key: &str) -> Option<&Waiting> {
-        self.waiting.iter().flatten().find(|pod| waiting::key(pod) == key)
+        self.waiting.iter().flatten().find(|pod| pod.full_name() == key)
     }
 
     pub(crate) fn has(&self, node: &str) -> bool {

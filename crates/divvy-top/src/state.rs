@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use divvy_model::usage::Usage;
 use divvy_view::{View, Waiting};
 
-use crate::rows::{Of, Row, rows};
+use crate::row::{Of, Row};
+use crate::rows::rows;
 use crate::seen::{Answer, Screen, Seen};
 
 /// Something that happened.

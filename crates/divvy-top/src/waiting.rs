@@ -4,21 +4,16 @@ use divvy_host::plain_line;
 use divvy_view::Waiting;
 use textwrap::{Options, WordSplitter, WrapAlgorithm};
 
-use crate::rows::{Of, Row, time};
+use crate::row::{Of, Row, time};
 use crate::seen::Seen;
-
-/// Return the name by which a waiting pod is found again after the next read.
-pub(crate) fn key(pod: &Waiting) -> String {
-    format!("{}/{}", pod.namespace, pod.name)
-}
 
 /// Return a row for each waiting pod.
 pub(crate) fn rows(seen: &Seen) -> impl Iterator<Item = Row> {
     seen.waiting.iter().flatten().map(|pod| Row {
         node: String::new(),
-        of: Of::Waiting(key(pod)),
+        of: Of::Waiting(pod.full_name()),
         indent: 0,
-        name: key(pod),
+        name: pod.full_name(),
         amounts: None,
         text: pod.why.clone(),
         age: pod.seconds,
@@ -54,8 +49,8 @@ pub(crate) fn explained(pod: &Waiting, columns: u16, most: usize) -> Vec<String>
 /// Return the lines of a waiting pod in a table that takes no keys: its name, for how long it waits, the sentence, and the best suggestion.
 pub(crate) fn listed(pod: &Waiting, columns: u16) -> Vec<String> {
     let first = match pod.seconds {
-        Some(seconds) => format!("{}  {}", key(pod), time(seconds)),
-        None => key(pod),
+        Some(seconds) => format!("{}  {}", pod.full_name(), time(seconds)),
+        None => pod.full_name(),
     };
     let rest = explained(pod, columns.saturating_sub(2), 1);
     [first]

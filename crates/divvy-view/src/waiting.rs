@@ -17,3 +17,10 @@ pub struct Waiting {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub help: Vec<String>,
 }
+
+impl Waiting {
+    /// Return the namespace and the name: `ml/train`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}

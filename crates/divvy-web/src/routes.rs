@@ -95,7 +95,7 @@ async fn page(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
         return site.refuse(&headers, &refused);
     }
     if !site.hub.has_scene() {
-        let text = "The cluster is being read. That takes some seconds if it is large. The page loads again by itself.";
+        let text = "The cluster is being read. That takes some seconds if it is large. The page loads again automatically.";
         let mut response = says(&headers, StatusCode::SERVICE_UNAVAILABLE, "Just a moment", &[text], false);
         response.headers_mut().insert(header::REFRESH, HeaderValue::from_static("2"));
         return later(response);

@@ -7,7 +7,7 @@ use divvy_exposition::{Decimal, Kind, family};
 use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
-use super::{Allow, Measured, Xids};
+use super::{Measured, Xids};
 
 /// A metric of a GPU.
 struct Metric {
@@ -192,7 +192,7 @@ type Labels = Vec<(&'static str, String)>;
 
 /// Return the metrics of the node's NVIDIA GPUs in the text format 0.0.4. Where containers have a grant, the memory in use and the utilization are shown
 /// for each of them and not for the GPU, so that a sum counts nothing twice.
-pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, allow: &Allow) -> String {
+pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, allow: &dyn Fn(&str) -> bool) -> String {
     let gpus: Vec<(Labels, &GpuGauges)> = measured
         .gpus
         .iter()
@@ -252,13 +252,13 @@ pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids:
 /// The metrics that are shown.
 struct Text<'a> {
     text: String,
-    allow: &'a Allow,
+    allow: &'a dyn Fn(&str) -> bool,
 }
 
 impl Text<'_> {
     fn write(&mut self, name: &str, kind: Kind, help: &str, samples: impl Iterator<Item = (Labels, Decimal)>) {
         let mut samples = samples.peekable();
-        if !self.allow.has(name) || samples.peek().is_none() {
+        if !(self.allow)(name) || samples.peek().is_none() {
             return;
         }
         let mut family = family(&mut self.text, name, kind, help);

@@ -78,7 +78,7 @@ impl Web {
     }
 }
 
-/// Run blocking code beside the API server, which runs on this thread.
+/// Run blocking code on another thread: the API server runs on this one.
 async fn blocking(code: impl FnOnce() + Send + 'static) {
     if let Err(error) = tokio::task::spawn_blocking(code).await {
         std::panic::resume_unwind(error.into_panic());
