@@ -1,4 +1,4 @@
-//! The web page on a port of its own: `--web-listen`. Who may list nodes and pods in the whole cluster sees it.
+//! The web page on a port of its own: `--web-listen`. It is for users who may list nodes and pods in the whole cluster.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
