@@ -182,10 +182,6 @@ async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver
     }
 }
 
-fn is_watched(hub: &Hub) -> bool {
-    !hub.wanted().is_empty()
-}
-
 /// Find out why pods wait, when others wait than before, and again now and then, while a page is open. Ends when the answers are no longer received.
 async fn explain(client: kube::Client, hub: Arc<Hub>, mut pods: signal::Receiver<BTreeSet<String>>, found: mpsc::Sender<Found>) {
     loop {
@@ -204,7 +200,7 @@ async fn explain(client: kube::Client, hub: Arc<Hub>, mut pods: signal::Receiver
             changed = pods.changed() => if changed.is_err() { return },
             () = sleep(REASONS) => {}
         }
-        while !is_watched(&hub) {
+        while !hub.is_watched() {
             sleep(LOOK).await;
         }
     }

@@ -48,6 +48,8 @@ struct Seen {
 #[derive(Debug, Default)]
 struct Asked {
     rendered: BTreeMap<String, Instant>,
+    /// When any page was rendered last.
+    last: Option<Instant>,
     followed: BTreeMap<u64, Vec<String>>,
     next: u64,
 }
@@ -96,6 +98,12 @@ impl Hub {
         asked.rendered.keys().chain(followed).cloned().collect()
     }
 
+    /// Report whether a page was rendered in the last minute, or a stream follows one.
+    pub fn is_watched(&self) -> bool {
+        let asked = self.asked.read().unwrap_or_else(PoisonError::into_inner);
+        !asked.followed.is_empty() || asked.last.is_some_and(|at| at.elapsed() < WANTED)
+    }
+
     /// Report whether there is a scene to show.
     pub(crate) fn has_scene(&self) -> bool {
         self.state.read().unwrap_or_else(PoisonError::into_inner).version > 0
@@ -110,6 +118,7 @@ impl Hub {
         let mut asked = self.asked.write().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         asked.rendered.retain(|_, at| now.duration_since(*at) < WANTED);
+        asked.last = Some(now);
         asked.rendered.extend(nodes.into_iter().map(|node| (node, now)));
         Some(page)
     }

@@ -259,3 +259,18 @@ async fn the_nodes_of_a_stream_are_wanted_while_it_is_open() {
     drop(reader);
     assert!(site.hub.wanted().is_empty());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_page_without_nodes_is_watched_too_for_a_minute_or_while_a_stream_follows_it() {
+    let site = Site::new();
+    assert!(!site.hub.is_watched());
+    let stream = stream_of(&site, "/waiting").await;
+    assert!(site.hub.is_watched() && site.hub.wanted().is_empty());
+    tokio::time::advance(Duration::from_secs(61)).await;
+    assert!(!site.hub.is_watched());
+    let reader = Reader::of(site.get(&stream).await);
+    tokio::time::advance(Duration::from_secs(3600)).await;
+    assert!(site.hub.is_watched());
+    drop(reader);
+    assert!(!site.hub.is_watched());
+}
