@@ -461,7 +461,7 @@ web_page() {
   create holds 5 "" 0 n1
   started holds
   eventually 20 "the page has the pod" prints "default/holds" page "$address" gpus.example.com "$viewer"
-  eventually 20 "and what the node's agent measured" prints "on 3 of 3 nodes" page "$address" gpus.example.com "$viewer"
+  eventually 20 "and what the node's agent measured" prints "default/holds</a></td><td>5 GiB</td><td>0 MiB</td>" page "$address" gpus.example.com "$viewer"
   check "a user of one namespace does not see it" says "$(page "$address" gpus.example.com "$token")" "list nodes in the whole cluster" "status 403"
   check "no one sees it without a token" says "$(page "$address" gpus.example.com "")" "status 401"
   check "it is served under its own names only" says "$(page "$address" elsewhere.example.com "$viewer")" "status 421"
