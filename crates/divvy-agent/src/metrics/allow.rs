@@ -76,7 +76,7 @@ impl Allow {
             if !known().any(|known| known == name) {
                 let similar = similar(name).join(", ");
                 return Err(format!(
-                    "{name:?} is no metric; similar names are {similar}; docs/reference/metrics.md lists all"
+                    "{name:?} is not a metric; similar names: {similar}; docs/reference/metrics.md lists all metrics"
                 ));
             }
             allow.0.insert(name.to_owned());
@@ -170,7 +170,7 @@ mod tests {
                 (Err(error), Some(expected)) => {
                     let wrong = text.rsplit(',').next().expect("a name");
                     assert!(
-                        error.starts_with(&format!("{wrong:?} is no metric")) && error.contains(expected),
+                        error.starts_with(&format!("{wrong:?} is not a metric")) && error.contains(expected),
                         "{error}"
                     );
                 }
