@@ -6,7 +6,7 @@
 //! - [`admission`]: the answers to that webhook
 //! - [`election`] and `lease`: the election of a leader among several replicas
 //! - [`tls`]: the certificates of the extender and its clients
-//! - `web`: the web page, on a port of its own
+//! - `web`: serves the web page on a separate port
 //! - this file: start and shutdown
 //!
 //! The extender stores nothing. At each start it rebuilds the ledger from the annotations of the pods and nodes that it lists. A GPU's

@@ -1,4 +1,4 @@
-//! The web page on a port of its own: `--web-listen`. It is for users who may list nodes and pods in the whole cluster.
+//! Serves the web page on a separate port (`--web-listen`), to users who may list nodes and pods in the whole cluster.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -106,7 +106,7 @@ impl Server {
         let certified = match LocalToken::random() {
             Ok(token) => Arc::new(token),
             Err(error) => {
-                tracing::error!(%error, "the web page is not served, because there are no random numbers");
+                tracing::error!(%error, "the web page is not served: the operating system returned no random bytes");
                 return;
             }
         };
@@ -130,7 +130,7 @@ impl Server {
         };
         tokio::select! {
             () = served => {}
-            () = feed => tracing::error!("the web page is no longer served, because the cluster is no longer watched"),
+            () = feed => tracing::error!("the web page is no longer served: the watches of nodes and pods have ended; restart the extender"),
         }
     }
 }

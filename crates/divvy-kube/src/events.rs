@@ -327,7 +327,7 @@ mod tests {
         let asked = Asked::default();
         let events = asked.events("divvy-agent", None);
         let pod = pod_reference("ns", "a", "uid");
-        // The first one is refused, the second one is made, the count is refused because somebody deleted the event, and a new one is made.
+        // The API server refuses the first event, and accepts the second. It refuses to count in that one, because it was deleted. It accepts a new one.
         let mut methods = Vec::new();
         for refused in [true, false, true, false, false] {
             asked.refuse(refused.into());

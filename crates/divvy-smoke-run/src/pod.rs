@@ -31,7 +31,7 @@ pub struct Settings {
     pub namespace: String,
     /// The image.
     pub image: String,
-    /// Divvy's image, if `image` is another one. The program then comes from it, with a C library of its own.
+    /// Divvy's image, if `image` is a different one. An init container copies the program and glibc from it.
     pub program_image: Option<String>,
     /// The agent's tolerations.
     pub tolerations: Value,

@@ -41,6 +41,6 @@ pub async fn run(args: WebArgs) -> anyhow::Result<()> {
     let served = divvy_web::serve(listener, router, stop.clone());
     tokio::select! {
         () = served => Ok(()),
-        () = divvy_feed::feed(client, hub, recorded) => anyhow::bail!("the cluster is no longer watched; start the command again"),
+        () = divvy_feed::feed(client, hub, recorded) => anyhow::bail!("the watches of nodes and pods have ended; start the command again"),
     }
 }
