@@ -9,6 +9,8 @@ use http::{HeaderMap, Uri, header};
 #[derive(Debug, Clone)]
 pub struct Hosts {
     names: BTreeSet<String>,
+    /// The name of the cookie with the token.
+    pub(crate) cookie: String,
     pub(crate) tls: bool,
 }
 
@@ -16,13 +18,18 @@ impl Hosts {
     /// The names of this machine for itself, with a port: for `divvy web`.
     pub fn loopback(port: u16) -> Hosts {
         let names = ["127.0.0.1", "localhost", "[::1]"];
-        Hosts::named(names.into_iter().map(|name| format!("{name}:{port}")))
+        Hosts {
+            // A browser sends a cookie to all ports of a machine, and other programs may serve pages there.
+            cookie: format!("divvy-{port}"),
+            ..Hosts::named(names.into_iter().map(|name| format!("{name}:{port}")))
+        }
     }
 
     /// These names: `divvy.example.com`, or with a port `divvy.example.com:8443`. A name without a port stands for all ports.
     pub fn named(names: impl IntoIterator<Item = String>) -> Hosts {
         Hosts {
             names: names.into_iter().map(|name| name.to_ascii_lowercase()).collect(),
+            cookie: "divvy".to_owned(),
             tls: false,
         }
     }

@@ -91,7 +91,7 @@ async fn page(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
             Err(refused) => site.refuse(&headers, &refused),
         };
     }
-    if let Err(refused) = site.check(token(&headers)).await {
+    if let Err(refused) = site.check(token(&headers, &site.hosts.cookie)).await {
         return site.refuse(&headers, &refused);
     }
     if !site.hub.has_scene() {
@@ -146,7 +146,7 @@ fn token_in(uri: &Uri) -> Option<(String, String)> {
 }
 
 async fn events(State(site): Shared, uri: Uri, headers: HeaderMap) -> Response {
-    let token = match site.check(token(&headers)).await {
+    let token = match site.check(token(&headers, &site.hosts.cookie)).await {
         Ok(token) => token,
         Err(refused) => return site.refuse(&headers, &refused),
     };
@@ -235,7 +235,7 @@ fn foreign(headers: &HeaderMap) -> Option<Response> {
 }
 
 fn with_cookie(mut response: Response, token: Option<&str>, site: &Site) -> Response {
-    if let Some(cookie) = cookie(token, site.hosts.tls) {
+    if let Some(cookie) = cookie(&site.hosts.cookie, token, site.hosts.tls) {
         response.headers_mut().insert(header::SET_COOKIE, cookie);
     }
     response

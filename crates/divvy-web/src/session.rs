@@ -2,13 +2,11 @@
 
 use http::{HeaderMap, HeaderValue, header};
 
-/// The cookie's name.
-const COOKIE: &str = "divvy";
 /// The maximum size of a token in bytes. Browsers keep cookies up to 4 KiB.
 const BYTES: usize = 4000;
 
-/// Return a request's token: that of the header `Authorization`, else that of the cookie.
-pub(crate) fn token(headers: &HeaderMap) -> Option<&str> {
+/// Return a request's token: that of the header `Authorization`, else that of the cookie with this name.
+pub(crate) fn token<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     match headers.get(header::AUTHORIZATION) {
         Some(value) => {
             let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
@@ -22,7 +20,7 @@ pub(crate) fn token(headers: &HeaderMap) -> Option<&str> {
             let mut pairs = lines
                 .flat_map(|line| line.split(';'))
                 .filter_map(|pair| pair.trim().split_once('='));
-            let (_, token) = pairs.find(|(name, _)| *name == COOKIE)?;
+            let (_, token) = pairs.find(|(known, _)| *known == name)?;
             Some(token).filter(|token| is_token(token))
         }
     }
@@ -34,12 +32,12 @@ pub(crate) fn is_token(text: &str) -> bool {
     (1..=BYTES).contains(&text.len()) && text.bytes().all(allowed)
 }
 
-/// Return the header that stores a token in a cookie, or removes it.
-pub(crate) fn cookie(token: Option<&str>, tls: bool) -> Option<HeaderValue> {
+/// Return the header that stores a token in the cookie with this name, or removes it.
+pub(crate) fn cookie(name: &str, token: Option<&str>, tls: bool) -> Option<HeaderValue> {
     let secure = if tls { "; Secure" } else { "" };
     let age = if token.is_some() { "" } else { "; Max-Age=0" };
     let text = format!(
-        "{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict{secure}{age}",
+        "{name}={}; Path=/; HttpOnly; SameSite=Strict{secure}{age}",
         token.unwrap_or_default()
     );
     let mut value = HeaderValue::from_str(&text).ok()?;

@@ -6,6 +6,7 @@ mod container;
 mod extender;
 mod host;
 mod node;
+mod pages;
 mod programs;
 
 use std::collections::BTreeSet;
@@ -175,7 +176,8 @@ pub fn targets() -> Vec<Target> {
     let targets = node::targets()
         .into_iter()
         .chain(cluster::targets())
-        .chain(extender::targets());
+        .chain(extender::targets())
+        .chain(pages::targets());
     let targets = targets.chain(container::targets()).chain(host::targets());
     targets.chain(programs::targets()).chain(commands::targets()).collect()
 }

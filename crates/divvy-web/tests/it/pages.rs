@@ -17,15 +17,17 @@ async fn only_a_valid_token_opens_a_page() {
     for (name, value, status) in [
         ("authorization", "Bearer a-token", 200),
         ("authorization", "bearer a-token", 200),
-        ("cookie", "other=1; divvy=a-token", 200),
+        ("cookie", "other=1; divvy-8080=a-token", 200),
         ("accept", "text/html", 401),
         ("authorization", "Bearer wrong", 401),
         ("authorization", "Bearer ", 401),
         ("authorization", "Basic a-token", 401),
         ("authorization", "Bearer a-token\u{e9}", 401),
-        ("cookie", "divvy=wrong", 401),
-        ("cookie", "xdivvy=a-token", 401),
-        ("cookie", "divvy=\"a-token\"", 401),
+        ("cookie", "divvy-8080=wrong", 401),
+        ("cookie", "xdivvy-8080=a-token", 401),
+        ("cookie", "divvy-8080=\"a-token\"", 401),
+        ("cookie", "divvy-8081=a-token", 401),
+        ("cookie", "divvy=a-token", 401),
     ] {
         for path in ["/", "/nodes/gpu-a100-01", "/waiting", "/nothing", "/events?at=/"] {
             let response = site.ask(path, &[(name, value)], None).await;
@@ -46,7 +48,7 @@ async fn only_a_valid_token_opens_a_page() {
         }
     }
     // The header decides if there is one.
-    let both = [("authorization", "Bearer wrong"), ("cookie", "divvy=a-token")];
+    let both = [("authorization", "Bearer wrong"), ("cookie", "divvy-8080=a-token")];
     assert_eq!(site.ask("/", &both, None).await.status(), 401);
 }
 
@@ -164,7 +166,7 @@ async fn a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() {
         );
         assert_eq!(
             header(&response, "set-cookie"),
-            "divvy=a-token; Path=/; HttpOnly; SameSite=Strict",
+            "divvy-8080=a-token; Path=/; HttpOnly; SameSite=Strict",
             "{path}"
         );
     }
@@ -176,7 +178,8 @@ async fn a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() {
             "{path}"
         );
     }
-    let site = Site::under(Hosts::loopback(8080).over_tls());
+    // Behind a name, the page is alone with its cookies.
+    let site = Site::under(Hosts::named([HOST.to_owned()]).over_tls());
     let response = site.ask("/?token=a-token", &[], None).await;
     assert_eq!(
         header(&response, "set-cookie"),
@@ -216,7 +219,7 @@ async fn the_form_signs_in_and_out() {
     assert_eq!((response.status().as_u16(), header(&response, "location")), (303, "/login"));
     assert_eq!(
         header(&response, "set-cookie"),
-        "divvy=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0"
+        "divvy-8080=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0"
     );
     // A form of another site does neither.
     for path in ["/login", "/logout"] {
