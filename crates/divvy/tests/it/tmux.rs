@@ -21,7 +21,7 @@ impl Tmux {
         let tmux = Tmux {
             directory: tempfile::tempdir().expect("a directory"),
         };
-        let settings = "set -g status off\nset -g window-size manual\nset -g default-terminal tmux-256color\n";
+        let settings = "set -g status off\nset -g default-terminal tmux-256color\n";
         std::fs::write(tmux.directory.path().join("conf"), settings).expect("written");
         let (columns, rows) = (columns.to_string(), rows.to_string());
         let mut session = vec!["new-session", "-d", "-x", &columns, "-y", &rows];
