@@ -19,11 +19,11 @@ pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>,
                 tbody {
                     @for gpu in gpus {
                         @for (at, pod) in gpu.pods.iter().enumerate() {
-                            tr { @if several && at == 0 { (head(gpu)) } (cells(node, gpu, pod, usage)) }
+                            tr { @if several && at == 0 { (head(node, gpu, usage)) } (cells(node, gpu, pod, usage)) }
                         }
                         @if gpu.pods.is_empty() {
                             @let of = amounts::of_gpu(node, gpu, usage);
-                            tr { @if several { (head(gpu)) } td.faint { "no pods" } td { (memory(of.allocated)) } td { (measured(of.used)) } td { (percent(of.busy)) } }
+                            tr { @if several { (head(node, gpu, usage)) } td.faint { "no pods" } td { (memory(of.allocated)) } td { (measured(of.used)) } td { (percent(of.busy)) } }
                         }
                     }
                 }
@@ -32,9 +32,23 @@ pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>,
     }
 }
 
-fn head(gpu: &GpuView) -> Markup {
+/// Return the name of a GPU. That of a part with pods has what is used of the part, which stands nowhere else: the numbers above the table are those of all parts
+/// together, and the pods' rows have the pods' own.
+fn head(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> Markup {
     let rows = Some(gpu.pods.len()).filter(|rows| *rows > 1);
-    html! { th scope="row" rowspan=[rows] { (gpu.index) } }
+    let part = gpu.partition.as_ref().map(|part| match gpu.pods.is_empty() {
+        true => shown(&part.profile),
+        false => {
+            let of = amounts::of_gpu(node, gpu, usage);
+            format!(
+                "{}, {} used, {} busy",
+                shown(&part.profile),
+                measured(of.used),
+                percent(of.busy)
+            )
+        }
+    });
+    html! { th scope="row" rowspan=[rows] { (gpu.index) @if let Some(part) = part { " " span.faint { (part) } } } }
 }
 
 fn cells(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Markup {
