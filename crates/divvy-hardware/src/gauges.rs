@@ -36,7 +36,10 @@ pub struct GpuGauges {
 pub struct PartGauges {
     /// The UUID of the MIG device.
     pub uuid: String,
-    /// The memory.
+    /// The number of the GPU instance. Several MIG devices can be in the same one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// The memory, which is that of the GPU instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<GpuMemory>,
     /// The memory that is mapped into the PCI address space (BAR1).
@@ -200,6 +203,13 @@ pub struct Gpm {
     pub pcie_rx_bytes: Option<u64>,
 }
 
+impl Gpm {
+    /// Return the part of the time in which a program computed or rendered, in percent, rounded.
+    pub fn busy_percent(&self) -> Option<u32> {
+        self.graphics_active.map(|parts| (parts + PARTS / 200) / (PARTS / 100))
+    }
+}
+
 impl GpuMemory {
     fn is_possible(&self) -> bool {
         let parts = [self.used, self.free, self.reserved.unwrap_or(0)];
@@ -208,6 +218,11 @@ impl GpuMemory {
 }
 
 impl Gauges {
+    /// Return the part of the time in which the GPU was busy, in percent. NVML has no utilization of a GPU that is divided by MIG; from Hopper on, GPM has.
+    pub fn busy_percent(&self) -> Option<u32> {
+        self.gpu_percent.or_else(|| self.gpm?.busy_percent())
+    }
+
     /// Leave out the values that no GPU can have. Some drivers return such values, and each costs only itself.
     #[must_use]
     pub(crate) fn possible(self) -> Gauges {
@@ -518,6 +533,30 @@ mod tests {
             ..plain("GPU-a")
         };
         assert_eq!(long.possible().error, Some("?".repeat(ERROR_BYTES)));
+    }
+
+    #[test]
+    fn how_busy_a_gpu_is_comes_from_gpm_only_without_the_drivers_utilization() {
+        let gpm = |parts| Gpm {
+            graphics_active: parts,
+            ..Gpm::default()
+        };
+        for (percent, parts, expected) in [
+            (Some(0), Some(PARTS), Some(0)),
+            (None, Some(0), Some(0)),
+            (None, Some(4_999), Some(0)),
+            (None, Some(5_000), Some(1)),
+            (None, Some(PARTS), Some(100)),
+            (None, None, None),
+        ] {
+            let gauges = Gauges {
+                gpu_percent: percent,
+                gpm: Some(gpm(parts)),
+                ..Gauges::default()
+            };
+            assert_eq!(gauges.busy_percent(), expected, "{percent:?} {parts:?}");
+        }
+        assert_eq!(Gauges::default().busy_percent(), None);
     }
 
     #[test]

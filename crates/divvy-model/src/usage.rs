@@ -42,7 +42,8 @@ pub struct GpuUsage {
     /// The memory in use, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
-    /// Percent of the driver's last sample period in which a kernel was running.
+    /// Percent of the driver's last sample period in which a kernel was running. Of a MIG device, and of a GPU that is divided: percent of the last 1 to 60 s,
+    /// from Hopper on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_percent: Option<u32>,
     /// The part of the time in which the multiprocessors had work, in parts per million. From Hopper on.

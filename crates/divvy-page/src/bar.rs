@@ -6,7 +6,7 @@ use divvy_view::amounts::{self, Amounts};
 use divvy_view::{GpuView, NodeView, PodView};
 use maud::{Markup, Render, html};
 
-use crate::text::{counted, memory, part, shown};
+use crate::text::{counted, memory, part, percent, shown};
 
 /// The width of a bar. The markup has it in percent with one decimal.
 const WIDTH: u64 = 1000;
@@ -78,6 +78,18 @@ impl<'a> Bar<'a> {
     /// Return the amounts of all parts together.
     pub(crate) fn amounts(&self, node: &NodeView, usage: Option<&Usage>) -> Amounts {
         amounts::of_gpus(node, self.gpus.iter().copied(), usage)
+    }
+
+    /// Return the UUIDs of the GPU and of its parts. Power, temperature, and clocks are measured of the GPU that is divided, and not of its parts.
+    pub(crate) fn uuids(&self) -> impl Iterator<Item = &'a str> {
+        let parent = self
+            .gpus
+            .first()
+            .and_then(|gpu| gpu.partition.as_ref())
+            .map(|of| of.parent.as_str());
+        parent
+            .into_iter()
+            .chain(self.gpus.iter().filter_map(|gpu| gpu.uuid.as_deref()))
     }
 
     /// Report whether something is wrong with one of the parts.
@@ -203,6 +215,10 @@ pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, po
         words.push(format!("{} allocated", part(amounts.allocated, amounts.total)));
     }
     words.extend(amounts.used.map(|used| format!("{} used", memory(used))));
+    // How busy an undivided GPU is stands next to its bar.
+    if let (Some(_), Some(busy)) = (&gpu.partition, amounts.busy) {
+        words.push(format!("{} busy", percent(Some(busy))));
+    }
     if gpu.held_mib > 0 {
         words.push(format!("{} held by ended pods", memory(held(gpu))));
     }

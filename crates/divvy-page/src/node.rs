@@ -45,7 +45,7 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
                         @if of.total > 0 { span { (part(of.allocated, of.total)) " allocated" } }
                         span { (measured(of.used)) " used" }
                         span { (percent(of.busy)) " busy" }
-                        @for fact in bar.gpus.iter().flat_map(|gpu| driver(gpu.uuid.as_deref(), usage)) { span { (fact) } }
+                        @for uuid in bar.uuids() { @for fact in driver(uuid, usage) { span { (fact) } } }
                     }
                     (bar.draw(node, usage, true))
                     details open { summary { (counted(bar.gpus.iter().map(|gpu| gpu.pods.len()).sum(), "pod")) } (table::of_gpus(node, &bar.gpus, usage, &format!("GPU {}", bar.name()))) }
@@ -56,8 +56,8 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
 }
 
 /// Return what the driver says of a GPU.
-fn driver(uuid: Option<&str>, usage: Option<&divvy_model::usage::Usage>) -> Vec<String> {
-    let Some(of) = uuid.and_then(|uuid| usage?.gpu(uuid)) else {
+fn driver(uuid: &str, usage: Option<&divvy_model::usage::Usage>) -> Vec<String> {
+    let Some(of) = usage.and_then(|usage| usage.gpu(uuid)) else {
         return Vec::new();
     };
     let watts = of.power_milliwatts.map(|power| format!("{} W", power / 1000));

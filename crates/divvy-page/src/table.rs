@@ -19,7 +19,7 @@ pub(crate) fn of_node(node: &NodeView, usage: Option<&Usage>) -> Markup {
                     @for gpu in &node.gpus {
                         @let of = amounts::of_gpu(node, gpu, usage);
                         tr {
-                            (head(gpu, None))
+                            (head(gpu, None, 1))
                             td { (gpu.pods.len()) }
                             td { (memory(of.allocated)) }
                             td { (measured(of.used)) @if of.over > 0 { " " strong.alarm { "▲ over" } } }
@@ -43,11 +43,11 @@ pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>,
                 tbody {
                     @for gpu in gpus {
                         @for (at, pod) in gpu.pods.iter().enumerate() {
-                            tr { @if several && at == 0 { (head(gpu, Some(gpu.pods.len()))) } (cells(node, gpu, pod, usage)) }
+                            tr { @if several && at == 0 { (head(gpu, Some(used(node, gpu, usage)), gpu.pods.len())) } (cells(node, gpu, pod, usage)) }
                         }
                         @if gpu.pods.is_empty() {
                             @let of = amounts::of_gpu(node, gpu, usage);
-                            tr { @if several { (head(gpu, None)) } td.faint { "no pods" } td { (memory(of.allocated)) } td { (measured(of.used)) } td { (percent(of.busy)) } }
+                            tr { @if several { (head(gpu, None, 1)) } td.faint { "no pods" } td { (memory(of.allocated)) } td { (measured(of.used)) } td { (percent(of.busy)) } }
                         }
                     }
                 }
@@ -56,9 +56,22 @@ pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>,
     }
 }
 
-fn head(gpu: &GpuView, rows: Option<usize>) -> Markup {
-    let rows = rows.filter(|rows| *rows > 1);
-    html! { th scope="row" rowspan=[rows] { (gpu.index) } }
+/// Return the cell with the name of a GPU, and with the profile of a part.
+fn head(gpu: &GpuView, used: Option<String>, rows: usize) -> Markup {
+    let rows = Some(rows).filter(|rows| *rows > 1);
+    html! {
+        th scope="row" rowspan=[rows] {
+            (gpu.index)
+            @if let Some(part) = &gpu.partition { " " span.faint { (shown(&part.profile)) @if let Some(used) = used { ", " (used) } } }
+        }
+    }
+}
+
+/// Return what is used of a part that has pods, which stands nowhere else: the numbers above the table are those of all parts together, and the pods' rows have
+/// the pods' own.
+fn used(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> String {
+    let of = amounts::of_gpu(node, gpu, usage);
+    format!("{} used, {} busy", measured(of.used), percent(of.busy))
 }
 
 fn cells(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Markup {

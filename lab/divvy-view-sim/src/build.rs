@@ -16,6 +16,8 @@ pub struct Machine {
     /// The node's name.
     pub name: String,
     gpus: Vec<Gpu>,
+    /// The GPUs of which some of `gpus` are parts.
+    divided: Vec<Gpu>,
     pods: Vec<Share>,
     trouble: Option<String>,
     silent: Option<String>,
@@ -115,6 +117,7 @@ impl Machine {
         };
         Machine {
             gpus: (0..gpus).map(gpu).collect(),
+            divided: Vec::new(),
             name,
             pods: Vec::new(),
             trouble: None,
@@ -126,7 +129,8 @@ impl Machine {
     /// Divide the GPU at this position into MIG devices: `(profile, GiB)`.
     #[must_use]
     pub fn divided(mut self, at: usize, parts: &[(&str, u64)]) -> Machine {
-        let whole = self.gpus.remove(at);
+        let mut whole = self.gpus.remove(at);
+        whole.gib = parts.iter().map(|(_, gib)| gib).sum();
         let part = |(number, (profile, gib)): (usize, &(&str, u64))| Gpu {
             uuid: format!("MIG-{}-{number}", whole.uuid),
             index: (whole.index + 1) * 100 + u32::try_from(number).unwrap_or(0),
@@ -140,6 +144,7 @@ impl Machine {
         };
         let parts: Vec<Gpu> = parts.iter().enumerate().map(part).collect();
         self.gpus.splice(at..at, parts);
+        self.divided.push(whole);
         self
     }
 
@@ -276,21 +281,46 @@ impl Machine {
 
     fn usage(&self, now: u64) -> Usage {
         let on = |at: usize| self.pods.iter().filter(move |pod| pod.gpu == at);
-        let gpu = |(at, gpu): (usize, &Gpu)| {
-            let busy = on(at).map(|pod| pod.busy).sum::<u32>().min(100);
+        let gpu = |(at, gpu): (usize, &Gpu)| GpuUsage {
+            uuid: gpu.uuid.clone(),
+            memory_bytes: Some(gpu.gib * 1024 * MIB),
+            used_bytes: Some((450 + gpu.held + on(at).map(|pod| pod.used).sum::<u64>()) * MIB),
+            busy_percent: Some(on(at).map(|pod| pod.busy).sum::<u32>().min(100)),
+            ..GpuUsage::default()
+        };
+        let with_chip = |gpu: &Gpu, of: GpuUsage| {
+            let busy = of.busy_percent.unwrap_or(0);
             GpuUsage {
-                uuid: gpu.uuid.clone(),
-                memory_bytes: Some(gpu.gib * 1024 * MIB),
-                used_bytes: Some((450 + gpu.held + on(at).map(|pod| pod.used).sum::<u64>()) * MIB),
-                busy_percent: Some(busy),
                 power_milliwatts: Some((gpu.watts + u64::from(busy) * 3) * 1000),
                 temperature_celsius: Some(31 + busy * 4 / 10),
                 sm_clock_mhz: Some(1410),
-                ..GpuUsage::default()
+                ..of
             }
         };
-        // NVML measures no GPU that has fallen off the bus, and no MIG device.
-        let measures = |gpu: &Gpu| gpu.health == Health::Ok && gpu.parent.is_none();
+        // NVML measures no GPU that has fallen off the bus.
+        let mut gpus: Vec<GpuUsage> = Vec::new();
+        for (at, of) in self.gpus.iter().enumerate().filter(|(_, of)| of.health == Health::Ok) {
+            let measured = gpu((at, of));
+            gpus.push(match of.parent {
+                Some(_) => measured,
+                None => with_chip(of, measured),
+            });
+        }
+        for whole in &self.divided {
+            let is_part = |gpu: &Gpu| gpu.parent.as_ref().is_some_and(|of| of.parent == whole.uuid);
+            let parts: Vec<GpuUsage> = self.gpus.iter().enumerate().filter(|(_, of)| is_part(of)).map(gpu).collect();
+            let busy: u32 = parts.iter().filter_map(|part| part.busy_percent).sum();
+            let of = GpuUsage {
+                uuid: whole.uuid.clone(),
+                memory_bytes: Some(whole.gib * 1024 * MIB),
+                used_bytes: Some(parts.iter().filter_map(|part| part.used_bytes).sum()),
+                busy_percent: u32::try_from(parts.len()).ok().and_then(|count| busy.checked_div(count)),
+                ..GpuUsage::default()
+            };
+            gpus.push(with_chip(whole, of));
+        }
+        // NVML measures how busy a MIG device of an H100 is, and not how busy each process keeps it.
+        let busy = |pod: &Share| Some(pod.busy).filter(|_| self.gpus[pod.gpu].parent.is_none());
         let container = |pod: &Share| ContainerUsage {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
@@ -300,8 +330,8 @@ impl Machine {
             limit_bytes: Some(if pod.whole { self.gpus[pod.gpu].gib } else { pod.gib } * 1024 * MIB),
             used_bytes: Some(pod.used * MIB),
             peak_bytes: Some((pod.used + 900) * MIB),
-            busy_percent: Some(pod.busy),
-            last_busy: Some(if pod.busy == 0 { now.saturating_sub(8000) } else { now }),
+            busy_percent: busy(pod),
+            last_busy: busy(pod).map(|busy| if busy == 0 { now.saturating_sub(8000) } else { now }),
             denied: pod.denied,
             escapes: pod.escapes.iter().copied().collect(),
             ..ContainerUsage::default()
@@ -309,7 +339,7 @@ impl Machine {
         Usage {
             v: 1,
             sample: 1,
-            gpus: self.gpus.iter().enumerate().filter(|(_, of)| measures(of)).map(gpu).collect(),
+            gpus,
             containers: self.pods.iter().map(container).collect(),
         }
     }

@@ -1,12 +1,20 @@
 //! Metrics under the names of NVIDIA's dcgm-exporter (<https://github.com/NVIDIA/dcgm-exporter>, `etc/default-counters.csv`), for dashboards that use them.
 //!
 //! What dcgm-exporter gets from DCGM's profiling module comes from NVML here, from Hopper on. On older GPUs these metrics are absent.
+//!
+//! Of a GPU that is divided by MIG, dcgm-exporter shows each GPU instance, with the GPU's UUID and the labels `GPU_I_PROFILE` and `GPU_I_ID`
+//! (`internal/pkg/collector/gpu_collector.go`, `toMetric`). Their place among the labels is in `internal/pkg/rendermetrics/render_metrics.go`,
+//! `gpuMetricsFormat`. It repeats the GPU's temperature, clocks, and the like for each GPU instance; here they are shown once, for the GPU. NVML and DCGM
+//! have no utilization of a GPU instance (<https://github.com/NVIDIA/dcgm-exporter/issues/216>), so `DCGM_FI_DEV_GPU_UTIL` is absent.
+
+use std::collections::BTreeMap;
 
 use divvy_agent_core::Used;
 use divvy_exposition::{Decimal, Kind, family};
 use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
+use super::gpus::of_part;
 use super::{Measured, Xids};
 
 /// A metric of a GPU.
@@ -189,47 +197,104 @@ fn mebibytes(bytes: Option<u64>) -> Option<Decimal> {
 }
 
 type Labels = Vec<(&'static str, String)>;
+type Sample = (Labels, Decimal);
+
+/// A GPU or a GPU instance, as the metrics show it.
+struct Entity<'a> {
+    labels: Labels,
+    values: Gauges,
+    /// The UUID of the GPU, or the UUIDs of the MIG devices in the GPU instance.
+    uuids: Vec<&'a str>,
+}
+
+/// A GPU, and its GPU instances.
+struct Gpu<'a> {
+    whole: Entity<'a>,
+    instances: Vec<Entity<'a>>,
+}
+
+impl<'a> Gpu<'a> {
+    /// Return a GPU and the GPU instances of which the driver measures something. `None` if the inventory does not have the GPU.
+    fn of(node: &str, inventory: &Inventory, gpu: &'a GpuGauges) -> Option<Gpu<'a>> {
+        let mut instances: BTreeMap<u32, Entity<'a>> = BTreeMap::new();
+        for part in &gpu.parts {
+            let of_instance = |number: u32| Some((number, instance_labels(node, inventory, &part.uuid, number)?));
+            let Some((number, labels)) = part.gpu_instance.and_then(of_instance) else {
+                continue;
+            };
+            // The driver reports the memory of the GPU instance for each MIG device in it.
+            let entity = instances.entry(number).or_insert_with(|| Entity {
+                labels,
+                values: of_part(part),
+                uuids: Vec::new(),
+            });
+            entity.uuids.push(&part.uuid);
+        }
+        Some(Gpu {
+            whole: Entity {
+                labels: labels(node, inventory, &gpu.uuid)?,
+                values: gpu.values,
+                uuids: vec![&gpu.uuid],
+            },
+            instances: instances.into_values().collect(),
+        })
+    }
+
+    /// Return the samples of the GPU instances that have some, and otherwise those of the GPU. So a sum counts nothing twice.
+    fn samples(&self, of: impl Fn(&Entity<'a>) -> Vec<Sample>) -> Vec<Sample> {
+        let of_instances: Vec<Sample> = self.instances.iter().flat_map(&of).collect();
+        match of_instances.is_empty() {
+            true => of(&self.whole),
+            false => of_instances,
+        }
+    }
+}
 
 /// Return the metrics of the node's NVIDIA GPUs in the text format 0.0.4. Where containers have a grant, the memory in use and the utilization are shown
-/// for each of them and not for the GPU, so that a sum counts nothing twice.
+/// for each of them and not for the GPU or GPU instance, so that a sum counts nothing twice.
 pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, allow: &dyn Fn(&str) -> bool) -> String {
-    let gpus: Vec<(Labels, &GpuGauges)> = measured
-        .gpus
-        .iter()
-        .filter_map(|gpu| Some((labels(node, inventory, &gpu.uuid)?, gpu)))
-        .collect();
+    let gpus = measured.gpus.iter().filter_map(|gpu| Gpu::of(node, inventory, gpu));
+    let gpus: Vec<Gpu<'_>> = gpus.collect();
     let mut text = Text {
         text: String::new(),
         allow,
     };
     for metric in &METRICS {
-        let samples = gpus
-            .iter()
-            .filter_map(|(labels, gpu)| Some((labels.clone(), (metric.value)(&gpu.values)?)));
+        let sample = |of: &Entity<'_>| {
+            let value = (metric.value)(&of.values);
+            value.map(|value| (of.labels.clone(), value)).into_iter().collect()
+        };
+        let samples = gpus.iter().flat_map(|gpu| gpu.samples(sample));
         text.write(metric.name, metric.kind, metric.help, samples);
     }
-    let last_xids = gpus
-        .iter()
-        .map(|(labels, gpu)| (labels.clone(), Decimal::from(xids.last(&gpu.uuid))));
+    let last_xids = gpus.iter().map(|Gpu { whole, .. }| {
+        let last = whole.uuids.first().map_or(0, |uuid| xids.last(uuid));
+        (whole.labels.clone(), Decimal::from(last))
+    });
     text.write(XID_ERRORS, Kind::Gauge, "Value of the last XID error encountered.", last_xids);
     let of_containers = |value: fn(&divvy_agent_core::Account) -> Option<Decimal>, of_gpu: fn(&Gauges) -> Option<Decimal>| {
-        let mut samples = Vec::new();
-        for (labels, gpu) in &gpus {
+        let samples = move |of: &Entity<'_>| {
+            let mut samples = Vec::new();
             let mut is_shared = false;
-            for Used { container, account, .. } in measured.containers.iter().filter(|of| of.uuid == gpu.uuid) {
+            for Used { container, account, .. } in measured
+                .containers
+                .iter()
+                .filter(|used| of.uuids.contains(&used.uuid.as_str()))
+            {
                 is_shared = true;
                 let Some(value) = value(account) else { continue };
-                let mut labels = labels.clone();
+                let mut labels = of.labels.clone();
                 labels.push(("container", container.clone()));
                 labels.push(("namespace", account.namespace.clone()));
                 labels.push(("pod", account.pod.clone()));
                 samples.push((labels, value));
             }
-            if let (false, Some(value)) = (is_shared, of_gpu(&gpu.values)) {
-                samples.push((labels.clone(), value));
+            if let (false, Some(value)) = (is_shared, of_gpu(&of.values)) {
+                samples.push((of.labels.clone(), value));
             }
-        }
-        samples.into_iter()
+            samples
+        };
+        gpus.iter().flat_map(move |gpu| gpu.samples(samples))
     };
     text.write(
         FB_USED,
@@ -256,7 +321,7 @@ struct Text<'a> {
 }
 
 impl Text<'_> {
-    fn write(&mut self, name: &str, kind: Kind, help: &str, samples: impl Iterator<Item = (Labels, Decimal)>) {
+    fn write(&mut self, name: &str, kind: Kind, help: &str, samples: impl Iterator<Item = Sample>) {
         let mut samples = samples.peekable();
         if !(self.allow)(name) || samples.peek().is_none() {
             return;
@@ -298,6 +363,26 @@ fn labels(node: &str, inventory: &Inventory, uuid: &str) -> Option<Labels> {
     ])
 }
 
+/// Return the labels of the GPU instance with this number, in which the MIG device with this UUID is. `None` if the inventory does not have the MIG device.
+fn instance_labels(node: &str, inventory: &Inventory, uuid: &str, number: u32) -> Option<Labels> {
+    let part = inventory.gpu(uuid)?.partition.as_ref()?;
+    let mut labels = labels(node, inventory, &part.parent)?;
+    // The profile of a MIG device that does not have all of its GPU instance begins with that of the compute instance: `1c.3g.20gb`.
+    let profile = match part.profile.split_once('.') {
+        Some((compute, of_instance)) if compute.ends_with('c') => of_instance,
+        _ => &part.profile,
+    };
+    let at = labels
+        .iter()
+        .position(|(name, _)| *name == "Hostname")
+        .unwrap_or(labels.len());
+    labels.splice(
+        at..at,
+        [("GPU_I_PROFILE", profile.to_owned()), ("GPU_I_ID", number.to_string())],
+    );
+    Some(labels)
+}
+
 /// Return a PCI address as NVML writes it: with eight digits for the domain, and in upper case.
 fn bus_id(pci: &str) -> String {
     match pci.split_once(':') {
@@ -332,5 +417,71 @@ mod tests {
             assert_eq!(found, [Some(index), Some(uuid), Some(model), Some("00000000:0A:00.0")]);
         }
         assert_eq!(labels("n", &inventory, "GPU-c"), None);
+    }
+
+    #[test]
+    fn a_divided_gpu_has_a_series_for_each_gpu_instance_and_its_own_for_what_is_measured_of_the_whole_gpu() {
+        let gpu = |uuid: &str, index: u32, profile: &str| {
+            json!({"vendor": "nvidia", "uuid": uuid, "index": index, "nodes": ["nvidia0"], "pci": "0000:0a:00.0", "model": format!("NVIDIA H100 MIG {profile}"),
+                "cc": "9.0", "totalMiB": 4864, "reserveMiB": 0, "units": 4, "heldMiB": 0, "numa": null, "health": "ok", "reason": null, "links": [],
+                "partition": {"parent": "GPU-a", "profile": profile}})
+        };
+        let gpus = [
+            gpu("MIG-3", 100, "1g.10gb"),
+            gpu("MIG-4", 101, "1g.10gb"),
+            gpu("MIG-5-0", 102, "1c.3g.40gb"),
+            gpu("MIG-5-1", 103, "1c.3g.40gb"),
+        ];
+        let text = json!({"v": 2, "agent": "0", "drivers": {"nvidia": "550"}, "unitMiB": 1024, "gpus": gpus}).to_string();
+        let inventory = Inventory::parse(&text).expect("an inventory");
+        let memory = |used: u64| json!({"total": 10_u64 << 30, "used": used << 20, "free": (10 << 30) - (used << 20)});
+        let part = |uuid: &str, instance: u32, used: u64| json!({"uuid": uuid, "gpuInstance": instance, "memory": memory(used)});
+        let mut busy = part("MIG-3", 3, 100);
+        busy["gpm"] = json!({"graphicsActive": 250_000});
+        let gauges = json!({
+            "uuid": "GPU-a",
+            "values": {"memory": memory(900), "temperatureCelsius": 40, "gpm": {"graphicsActive": 500_000, "smActive": 125_000}},
+            "parts": [busy, part("MIG-4", 4, 300), part("MIG-5-0", 5, 500), part("MIG-5-1", 5, 500), {"uuid": "MIG-6", "gpuInstance": 6, "memory": memory(1)}],
+        });
+        let used = Used {
+            uid: "u".to_owned(),
+            container: "main".to_owned(),
+            uuid: "MIG-4".to_owned(),
+            account: divvy_agent_core::Account {
+                namespace: "ns".to_owned(),
+                pod: "a".to_owned(),
+                used: Some(200 << 20),
+                ..Default::default()
+            },
+        };
+        let measured = Measured {
+            gpus: vec![serde_json::from_value(gauges).expect("gauges")],
+            containers: vec![used],
+            ..Measured::default()
+        };
+        let text = super::text("n", &inventory, &measured, &Xids::default(), &|_| true);
+        let head = r#"gpu="0",UUID="GPU-a",pci_bus_id="00000000:0A:00.0",device="nvidia0",modelName="NVIDIA H100","#;
+        let tail = r#"Hostname="n",hostname="n",DCGM_FI_DRIVER_VERSION="550""#;
+        let whole = |name: &str, value: &str| format!("DCGM_FI_{name}{{{head}{tail}}} {value}");
+        let part = |name: &str, profile: &str, id: u32, of_pod: &str, value: &str| {
+            format!(r#"DCGM_FI_{name}{{{head}GPU_I_PROFILE="{profile}",GPU_I_ID="{id}",{tail}{of_pod}}} {value}"#)
+        };
+        let of_pod = r#",container="main",namespace="ns",pod="a""#;
+        let expected = [
+            whole("DEV_GPU_TEMP", "40"),
+            part("DEV_FB_FREE", "1g.10gb", 3, "", "10140"),
+            part("DEV_FB_FREE", "1g.10gb", 4, "", "9940"),
+            // Two MIG devices in one GPU instance have the same memory.
+            part("DEV_FB_FREE", "3g.40gb", 5, "", "9740"),
+            part("PROF_GR_ENGINE_ACTIVE", "1g.10gb", 3, "", "0.250000"),
+            // Of no GPU instance was this measured.
+            whole("PROF_SM_ACTIVE", "0.125000"),
+            whole("DEV_XID_ERRORS", "0"),
+            part("DEV_FB_USED", "1g.10gb", 3, "", "100"),
+            part("DEV_FB_USED", "1g.10gb", 4, of_pod, "200"),
+            part("DEV_FB_USED", "3g.40gb", 5, "", "500"),
+        ];
+        let found: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(found, expected, "{text}");
     }
 }

@@ -76,13 +76,17 @@ type Value = fn(&Gauges) -> Option<f64>;
 /// A GPU's UUID and values, and those of its MIG devices.
 type Divided<'a> = (&'a str, Gauges, Vec<(&'a str, Gauges)>);
 
-fn divided(gpu: &GpuGauges) -> Divided<'_> {
-    let part = |part: &PartGauges| Gauges {
+/// Return the values of a MIG device as those of a GPU.
+pub(super) fn of_part(part: &PartGauges) -> Gauges {
+    Gauges {
         memory: part.memory,
         gpm: part.gpm,
         ..Gauges::default()
-    };
-    let parts = gpu.parts.iter().map(|of| (of.uuid.as_str(), part(of)));
+    }
+}
+
+fn divided(gpu: &GpuGauges) -> Divided<'_> {
+    let parts = gpu.parts.iter().map(|of| (of.uuid.as_str(), of_part(of)));
     (&gpu.uuid, gpu.values, parts.collect())
 }
 

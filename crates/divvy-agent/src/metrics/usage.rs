@@ -15,6 +15,7 @@ pub(crate) fn usage(measured: &Measured) -> Usage {
         uuid: part.uuid.clone(),
         memory_bytes: part.memory.map(|memory| memory.total),
         used_bytes: part.memory.map(|memory| memory.used),
+        busy_percent: part.gpm.and_then(|gpm| gpm.busy_percent()),
         sm_active_millionths: part.gpm.and_then(|gpm| gpm.sm_active),
         ..GpuUsage::default()
     };
@@ -22,7 +23,7 @@ pub(crate) fn usage(measured: &Measured) -> Usage {
         uuid: gpu.uuid.clone(),
         memory_bytes: gpu.values.memory.map(|memory| memory.total),
         used_bytes: gpu.values.memory.map(|memory| memory.used),
-        busy_percent: gpu.values.gpu_percent,
+        busy_percent: gpu.values.busy_percent(),
         sm_active_millionths: gpu.values.gpm.and_then(|gpm| gpm.sm_active),
         power_milliwatts: gpu.values.power_milliwatts,
         temperature_celsius: gpu.values.temperature_celsius,

@@ -151,6 +151,7 @@ fn parts(
     for (part, uuid, instance) in &found {
         parts.push(PartGauges {
             uuid: uuid.clone(),
+            gpu_instance: *instance,
             memory: memory(part)?,
             bar1: returned(part.bar1_memory_info())?.map(|bar1| GpuMemory {
                 total: bar1.total,

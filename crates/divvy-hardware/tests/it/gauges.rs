@@ -369,6 +369,8 @@ fn a_mig_device_has_the_performance_of_its_gpu_instance_unless_it_shares_the_ins
     bed.set(&json!({"instance_gpm": {"7": {"1": 25, "2": null, "3": 100.1}}}));
     let gpm = |gpus: &[Value], gpu: usize, part: usize| gpus[gpu]["parts"][part].get("gpm").cloned();
     let mut gpus = bed.ask();
+    let instances: Vec<&Value> = (0..3).map(|part| &gpus[0]["parts"][part]["gpuInstance"]).collect();
+    assert_eq!(instances, [&json!(7), &json!(2), &json!(2)]);
     assert_eq!(gpm(&gpus, 0, 0), None, "the first question has one sample only");
     let taken = bed.samples();
     assert_eq!(taken, (2, 2), "of the GPU, and of the GPU instance that is not shared");

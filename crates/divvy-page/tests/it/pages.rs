@@ -176,6 +176,55 @@ fn parts_of_a_divided_gpu_are_cells_of_one_bar() {
 }
 
 #[test]
+fn what_is_used_of_each_part_of_a_divided_gpu_is_in_the_table_and_in_the_bars_text() {
+    let mut scene = small();
+    let shown = |scene: &Scene| {
+        let document = open(scene, "/nodes/gpu-b");
+        let cells = |row: &scraper::ElementRef<'_>| {
+            row.child_elements()
+                .map(|cell| cell.text().collect())
+                .collect::<Vec<String>>()
+        };
+        let rows: Vec<String> = select(&document, "tbody tr")
+            .iter()
+            .map(|row| cells(row).join(" | "))
+            .collect();
+        let label = select(&document, "svg.bar")[0].attr("aria-label").map(str::to_owned);
+        (rows, label.expect("a text"), text(&document, ".facts"))
+    };
+    let (rows, label, facts) = shown(&scene);
+    let expected = [
+        "100 3g.40gb | no pods | 0 MiB | 450 MiB | 0 %",
+        "101 3g.40gb, 1.4 GiB used, 5 % busy | ml/part | 10 GiB | 1 GiB | –",
+    ];
+    assert_eq!(rows, expected);
+    for part in [
+        "0 / 40 GiB allocated, 450 MiB used, 0 % busy, 0 pods",
+        "1.4 GiB used, 5 % busy, ml/part 10 GiB (1 GiB used)",
+    ] {
+        assert!(label.contains(part), "{label}");
+    }
+    // Power, temperature, and clocks are those of the GPU that is divided.
+    assert_eq!(facts.len(), 1);
+    for fact in ["1.8 GiB used", "66 W", "31 °C", "1410 MHz"] {
+        assert!(facts[0].contains(fact), "{facts:?}");
+    }
+
+    // Before Hopper, the driver does not measure how busy a MIG device is.
+    let answer = scene.answers.get_mut("gpu-b").expect("an answer");
+    for gpu in &mut answer.usage.as_mut().expect("measured").gpus {
+        gpu.busy_percent = None;
+    }
+    let (rows, label, facts) = shown(&scene);
+    let expected = [
+        "100 3g.40gb | no pods | 0 MiB | 450 MiB | –",
+        "101 3g.40gb, 1.4 GiB used, – busy | ml/part | 10 GiB | 1 GiB | –",
+    ];
+    assert_eq!(rows, expected);
+    assert!(!label.contains("busy") && !facts[0].contains('%'), "{label} {facts:?}");
+}
+
+#[test]
 fn what_was_not_measured_is_never_shown_as_0() {
     let mut scene = everything();
     scene.answers.clear();

@@ -238,6 +238,53 @@ fn a_table_has_the_rows_of_the_screen_and_no_end() {
 }
 
 #[test]
+fn a_mig_device_has_a_row_with_what_is_used_of_it() {
+    let gpu = |uuid: &str, index: u32, profile: &str| {
+        format!(
+            r#"{{"vendor":"nvidia","uuid":"{uuid}","index":{index},"nodes":["nvidia0"],"pci":"0000:0a:00.0","model":"NVIDIA H100 MIG {profile}","cc":"9.0",
+                "totalMiB":9728,"reserveMiB":0,"units":9,"heldMiB":0,"numa":null,"health":"ok","reason":null,"links":[],
+                "partition":{{"parent":"GPU-a","profile":"{profile}"}}}}"#
+        )
+    };
+    let gpus = [gpu("MIG-7", 100, "1g.10gb"), gpu("MIG-8", 101, "1g.10gb")].join(",");
+    let text = format!(r#"{{"v":2,"agent":"0","drivers":{{"nvidia":"550"}},"unitMiB":1024,"gpus":[{gpus}]}}"#);
+    let node = Node {
+        inventory: Some(Inventory::parse(&text)),
+        allocatable_units: 18,
+        capacity_units: 18,
+        ..node("gpu-m", 0)
+    };
+    let used = |uuid: &str, bytes, busy| GpuUsage {
+        uuid: uuid.to_owned(),
+        memory_bytes: Some(9728 << 20),
+        used_bytes: Some(bytes),
+        busy_percent: busy,
+        ..GpuUsage::default()
+    };
+    // The GPU that is divided is not counted in addition to its parts.
+    let usage = Usage {
+        v: 1,
+        gpus: vec![
+            used("GPU-a", 5 * GIB, Some(9)),
+            used("MIG-7", 4 * GIB, Some(25)),
+            used("MIG-8", GIB, None),
+        ],
+        ..Usage::default()
+    };
+    let state = [
+        read(view(&[node], &[])),
+        Event::Usage {
+            node: "gpu-m".to_owned(),
+            at: NOW,
+            answer: Ok(usage),
+        },
+    ]
+    .into_iter()
+    .fold(State::default(), State::update);
+    insta::assert_snapshot!(lines(&press(state, &[Key::Char('t')]), Style::default(), 100).join("\n"));
+}
+
+#[test]
 fn a_node_shows_its_gpus_with_their_pods() {
     insta::assert_snapshot!(screen(press(state(), &[Key::Enter]), 80, 24));
 }

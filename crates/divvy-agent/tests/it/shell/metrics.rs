@@ -154,6 +154,7 @@ async fn a_mig_device_has_its_own_series_and_its_gpu_only_those_that_it_cannot_h
     bed.stop_agent().await;
     mig::make_capabilities(&bed);
     bed.config.mig_strategy = divvy_agent::MigStrategy::Mixed;
+    bed.config.dcgm_metrics = true;
     bed.start_agent();
     mig::divide(&bed, &[mig::device(0, 7), mig::device(1, 8)]);
     bed.memory_is(24, 24).await;
@@ -168,8 +169,8 @@ async fn a_mig_device_has_its_own_series_and_its_gpu_only_those_that_it_cannot_h
         machine.gauges = vec![
             json!({"uuid": "GPU-0", "values": {"gpuPercent": 70, "gpm": {"graphicsActive": 710_000, "smActive": 500_000}}}),
             json!({"uuid": "GPU-1", "values": {"memory": memory(3 << 30), "powerMilliwatts": 61_500, "gpm": gpm}, "parts": [
-                {"uuid": "MIG-7", "memory": memory(1 << 30)},
-                {"uuid": "MIG-8", "memory": memory(2 << 30), "gpm": gpm},
+                {"uuid": "MIG-7", "gpuInstance": 7, "memory": memory(1 << 30)},
+                {"uuid": "MIG-8", "gpuInstance": 8, "memory": memory(2 << 30), "gpm": gpm},
             ]}),
         ];
     });
@@ -210,19 +211,40 @@ async fn a_mig_device_has_its_own_series_and_its_gpu_only_those_that_it_cannot_h
     }
     let (_, usage) = bed.get("/v1/usage").await.expect("served");
     let usage: Value = serde_json::from_str(&usage).expect("JSON");
-    let entries = usage["gpus"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .map(|gpu| (&gpu["uuid"], &gpu["usedBytes"]));
+    let entries = usage["gpus"].as_array().expect("a list").iter().map(|gpu| {
+        json!([
+            gpu["uuid"],
+            gpu["memoryBytes"],
+            gpu["usedBytes"],
+            gpu["busyPercent"],
+            gpu["powerMilliwatts"]
+        ])
+    });
+    // GPM measures how busy a MIG device is, and a GPU that is divided. The driver's utilization comes first.
     let expected = [
-        ("GPU-0", Value::Null),
-        ("GPU-1", json!(3_u64 << 30)),
-        ("MIG-7", json!(1_u64 << 30)),
-        ("MIG-8", json!(2_u64 << 30)),
+        json!(["GPU-0", null, null, 70, null]),
+        json!(["GPU-1", 5_u64 << 30, 3_u64 << 30, 25, 61_500]),
+        json!(["MIG-7", 5_u64 << 30, 1_u64 << 30, null, null]),
+        json!(["MIG-8", 5_u64 << 30, 2_u64 << 30, 25, null]),
     ];
-    let expected: Vec<_> = expected.iter().map(|(uuid, used)| (json!(uuid), used)).collect();
-    assert!(entries.eq(expected.iter().map(|(uuid, used)| (uuid, *used))), "{usage}");
+    assert!(entries.eq(expected), "{usage}");
+    let (_, text) = bed.get("/metrics/dcgm").await.expect("served");
+    let of_instance = |number: u32, of_pod: &str| {
+        format!(
+            "{{gpu=\"1\",UUID=\"GPU-1\",pci_bus_id=\"\",device=\"nvidia1\",modelName=\"NVIDIA T4\",GPU_I_PROFILE=\"1g.5gb\",GPU_I_ID=\"{number}\",\
+             Hostname=\"n1\",hostname=\"n1\",DCGM_FI_DRIVER_VERSION=\"550.54.15\"{of_pod}}}"
+        )
+    };
+    let of_pod = ",container=\"main\",namespace=\"default\",pod=\"a\"";
+    for (series, expected) in [
+        (format!("DCGM_FI_DEV_FB_USED{}", of_instance(7, "")), 1024.0),
+        (format!("DCGM_FI_DEV_FB_USED{}", of_instance(8, of_pod)), 300.0),
+        (format!("DCGM_FI_PROF_GR_ENGINE_ACTIVE{}", of_instance(8, "")), 0.25),
+    ] {
+        assert_eq!(value(&text, &series), Some(expected), "{series}: {text}");
+    }
+    // The driver says nothing about the utilization of MIG devices.
+    assert_eq!(text.matches("DCGM_FI_DEV_GPU_UTIL{").count(), 1, "{text}");
     bed.stop_agent().await;
 }
 

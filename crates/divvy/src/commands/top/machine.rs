@@ -280,7 +280,7 @@ fn measured(gauges: &GpuGauges) -> Vec<GpuUsage> {
         uuid: gauges.uuid.clone(),
         memory_bytes: values.memory.map(|memory| memory.total),
         used_bytes: values.memory.map(|memory| memory.used),
-        busy_percent: values.gpu_percent,
+        busy_percent: values.busy_percent(),
         power_milliwatts: values.power_milliwatts,
         temperature_celsius: values.temperature_celsius,
         sm_clock_mhz: values.sm_clock_mhz,
@@ -291,6 +291,7 @@ fn measured(gauges: &GpuGauges) -> Vec<GpuUsage> {
         uuid: part.uuid.clone(),
         memory_bytes: part.memory.map(|memory| memory.total),
         used_bytes: part.memory.map(|memory| memory.used),
+        busy_percent: part.gpm.and_then(|gpm| gpm.busy_percent()),
         ..GpuUsage::default()
     });
     [gpu].into_iter().chain(parts).collect()
