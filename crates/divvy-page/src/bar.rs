@@ -161,11 +161,8 @@ fn in_a_row(from: u64, widths: impl Iterator<Item = u64>) -> Vec<Place> {
 fn cell(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, cell: Place, titles: bool) -> Markup {
     let whole = amounts::of_gpu(node, gpu, usage);
     let held = if gpu.total == 0 { 0 } else { held(gpu) };
-    // More than there is can be allocated while a node is being changed.
-    let all = whole
-        .total
-        .max(whole.allocated)
-        .saturating_add(held.saturating_sub(whole.free()));
+    // More than there is can be allocated and held while a node is being changed.
+    let all = whole.total.max(whole.allocated.saturating_add(held));
     let of: Vec<Amounts> = gpu.pods.iter().map(|pod| amounts::of_pod(node, gpu, pod, usage)).collect();
     // A GPU that is only offered as a whole has no units.
     let width = |(pod, of): (&PodView, &Amounts)| {
@@ -205,6 +202,11 @@ pub(crate) fn held(gpu: &GpuView) -> u64 {
     gpu.held_mib.saturating_mul(1 << 20)
 }
 
+/// Return what is neither allocated nor free, as words.
+pub(crate) fn held_in_words(bytes: u64) -> String {
+    format!("{} held by ended pods", memory(bytes))
+}
+
 /// Return what is on a GPU, as a sentence without a period. `pods`: with the name of each pod, and not only their number.
 pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, pods: bool) -> String {
     let amounts = amounts::of_gpu(node, gpu, usage);
@@ -220,7 +222,7 @@ pub(crate) fn in_words(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>, po
         words.push(format!("{} busy", percent(Some(busy))));
     }
     if gpu.held_mib > 0 {
-        words.push(format!("{} held by ended pods", memory(held(gpu))));
+        words.push(held_in_words(held(gpu)));
     }
     if pods && !gpu.pods.is_empty() {
         let each = gpu.pods.iter();

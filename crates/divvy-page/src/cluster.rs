@@ -71,7 +71,7 @@ pub(crate) fn totals(scene: &Scene) -> Markup {
             @for notice in &scene.notices { p.notice { (shown(notice)) } }
             dl.totals {
                 div { dt { "Allocated" } dd { (memory(all.allocated)) } dd.of { "of " (memory(all.total)) } }
-                div { dt { "Free" } dd { (memory(all.free())) } dd.of { (ratio(all.free(), all.total)) } }
+                div { dt { "Free" } dd { (memory(all.free)) } dd.of { (ratio(all.free, all.total)) @if all.held > 0 { ", " (bar::held_in_words(all.held)) } } }
                 div { dt { "Used" } dd { (crate::text::measured(used.used)) } dd.of { (if used.used.is_some() { on.as_str() } else { "not measured" }) } }
                 div { dt { "Allocated and idle" } dd { (crate::text::measured(used.waste())) } dd.of { (used.waste().map(|waste| ratio(waste, used.allocated)).unwrap_or_default()) } }
                 div { dt { "GPUs" } dd { (gpus) } dd.of { "on " (counted(nodes().len(), "node")) } }

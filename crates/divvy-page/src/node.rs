@@ -26,7 +26,7 @@ pub(crate) fn section(scene: &Scene, node: &NodeView) -> Markup {
             p.models { (card::kinds(node)) @if node.address != "unknown" { " · " (shown(&node.address)) } }
             dl.totals {
                 div { dt { "Allocated" } dd { (card::sum(node, &all)) } }
-                div { dt { "Free" } dd { (memory(all.free())) } }
+                div { dt { "Free" } dd { (memory(all.free)) } @if all.held > 0 { dd.of { (bar::held_in_words(all.held)) } } }
                 div { dt { "Used" } dd { (measured(all.used)) } }
                 div { dt { "Allocated and idle" } dd { (measured(all.waste())) } }
                 div { dt { "Busy" } dd { (percent(all.busy)) } }

@@ -39,7 +39,7 @@ fn has(node: &NodeView, filter: &Filter) -> bool {
     let namespace = |wanted: &String| namespaces(node).any(|namespace| namespace == wanted);
     let gpu = |gpu: &GpuView| {
         let model = |wanted: &String| gpu.model.as_ref() == Some(wanted);
-        let free = |wanted: u64| gpu.offered && amounts::of_gpu(node, gpu, None).free() >= wanted.saturating_mul(1 << 30);
+        let free = |wanted: u64| gpu.offered && amounts::of_gpu(node, gpu, None).free >= wanted.saturating_mul(1 << 30);
         filter.model.as_ref().is_none_or(model) && filter.free.is_none_or(free)
     };
     filter.health.is_none_or(condition)

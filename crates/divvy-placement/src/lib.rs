@@ -2,6 +2,7 @@
 //!
 //! - [`NodeState`]: one node's GPUs, as its inventory or its capacity describes them
 //! - [`Ledger`]: nodes, pods, and allocations that are being written, updated event by event; what is free on each GPU
+//! - [`parts`]: what a pod holds of a node's GPUs, and what is free on a GPU; for everything that shows allocations, too
 //! - [`Ask`], [`Choice`], [`Refusal`]: whether a request fits, on which GPUs, and why not
 //! - `speed`: how fast a GPU is, as an estimate (`divvy.dev/gpu-prefer: fastest`)
 //! - [`Topology`]: how a node's GPUs are connected, and which of them work best together
@@ -19,9 +20,9 @@
 //! The modules form layers. A module uses only layers below its own, and within its layer only modules that are listed before it:
 //!
 //! 1. values that know nothing of the others: `hash`, `speed`, `topology`, `products`, `pods`, `departed`, `reservation`, `amount`,
-//!    `amounts`, `waiting`
+//!    `amounts`, `waiting`, `node_gpus`
 //! 2. a node's GPUs (`node`), a pod's request (`ask`, `taste`), and what a node answers to it (`refusal`, `choice`)
-//! 3. what is taken on one node: `parts` (what a pod holds there), `usage` (the sums), `node_account` (what is left)
+//! 3. what is taken on one node: `parts` (what a pod holds there, and how what is free is computed), `usage` (the sums), `node_account` (what is left)
 //! 4. what fits on one node: `one_gpu`, `multi_gpu`, `whole`, `choose`; which pods must go to make room: `fewest`; what is kept
 //!    for pods that wait for this room: `nominated`
 //! 5. the ledger: `node_view` (what it says of one node) and `ledger` (all nodes and pods, and the updates)
@@ -49,11 +50,12 @@ mod ledger;
 mod multi_gpu;
 mod node;
 mod node_account;
+mod node_gpus;
 mod node_view;
 mod nominated;
 mod one_gpu;
 mod overbooked;
-mod parts;
+pub mod parts;
 mod pods;
 mod products;
 mod question;
@@ -79,6 +81,7 @@ pub use kept_for::KeptFor;
 pub use ledger::Ledger;
 pub use node::{GpuState, NodeState, Source, Unusable};
 pub use node_account::Nominated;
+pub use node_gpus::{GpuRef, NodeGpus};
 pub use node_view::NodeView;
 pub use overbooked::{Overbooked, Promise};
 pub use parts::Part;

@@ -2,11 +2,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{
-    Enforcement, Error, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Pod, Prefer, Vendor, WholeKind, legacy,
-};
+use divvy_model::{Enforcement, Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, Vendor, WholeKind, legacy};
 
 use crate::hash::rank;
+use crate::node_gpus::{GpuRef, NodeGpus};
 use crate::products::{Product, Products};
 use crate::speed;
 use crate::topology::Topology;
@@ -83,6 +82,12 @@ pub struct GpuState {
 }
 
 impl GpuState {
+    /// Return [`NodeState::gpus`] of a node, without the rest of its state. The list is empty if the node has no GPUs, or if they cannot be told apart
+    /// ([`Unusable::Uneven`], [`Unusable::Unreadable`]).
+    pub fn list(node: &Node, unit: MemoryUnit) -> Vec<GpuState> {
+        read_gpus(node, unit).1
+    }
+
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
         self.whole.is_none() || self.vendor.shares_memory()
@@ -195,12 +200,7 @@ impl NodeState {
     /// larger than the inventory says. So a node that Aliyun's device plugin took over keeps working, and no GPU is overcommitted
     /// while the kubelet has not caught up with a change.
     pub fn read(node: &Node, unit: MemoryUnit) -> NodeState {
-        let (source, gpus) = match &node.inventory {
-            None => read_division(node, unit),
-            Some(Ok(inventory)) => read_inventory(node, inventory, unit),
-            Some(Err(_)) if node.capacity_units == 0 => (Source::Unusable(Unusable::NotShared), Vec::new()),
-            Some(Err(error)) => (Source::Unusable(Unusable::Unreadable(error.clone())), Vec::new()),
-        };
+        let (source, gpus) = read_gpus(node, unit);
         NodeState {
             name: node.name.clone(),
             uid: node.uid.clone(),
@@ -267,32 +267,22 @@ impl NodeState {
             products.release(&gpu.model, gpu.product);
         }
     }
+}
 
-    /// Return the unit in which a bound pod was allocated its memory, if the amounts show that it was one of the node's other
-    /// units.
-    pub fn former_unit(&self, pod: &Pod) -> Option<MemoryUnit> {
-        let Held::Allocation(allocation) = &pod.held else {
-            return None;
-        };
-        let units = pod.request.effective_units()?;
-        let mut others = self.other_units.iter();
-        others.find(|unit| unit.memory(units) == Some(allocation.total())).copied()
+impl NodeGpus for NodeState {
+    fn gpu(&self, position: usize) -> Option<GpuRef<'_>> {
+        self.gpus.get(position).map(|gpu| GpuRef {
+            uuid: gpu.uuid.as_deref(),
+            index: gpu.index,
+            whole: gpu.whole,
+            is_shared: gpu.is_shared(),
+            is_lost: gpu.health == Health::Lost,
+            capacity: gpu.capacity,
+        })
     }
 
-    /// Return the position in [`NodeState::gpus`] of the GPU with this UUID.
-    pub fn by_uuid(&self, uuid: &str) -> Option<usize> {
-        self.gpus.iter().position(|gpu| gpu.uuid.as_deref() == Some(uuid))
-    }
-
-    /// Return the position in [`NodeState::gpus`] of the shared GPU with this index. After a card was replaced, two GPUs may have
-    /// the same index. In this case, return the GPU that is present, as the node's agent does. GPUs that are offered only as a
-    /// whole are left out: each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones.
-    pub fn by_index(&self, index: u32) -> Option<usize> {
-        let shared = self.gpus.iter().enumerate().filter(|(_, gpu)| gpu.is_shared());
-        let of_index = shared.filter(|(_, gpu)| gpu.index == index);
-        // On a tie the first.
-        let present = of_index.min_by_key(|(_, gpu)| gpu.health == Health::Lost);
-        present.map(|(position, _)| position)
+    fn other_units(&self) -> impl Iterator<Item = MemoryUnit> {
+        self.other_units.iter().copied()
     }
 }
 
@@ -313,6 +303,15 @@ fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<WholeKind> {
     let serves = |gpu: &GpuState, kind: WholeKind| gpu.vendor == kind.vendor() && (gpu.whole.is_some() || gpu.is_part);
     let ours = |kind: WholeKind| gpus.iter().any(|gpu| serves(gpu, kind)) && !(gone && kind.vendor().shares_memory());
     node.whole.keys().copied().filter(|kind| !ours(*kind)).collect()
+}
+
+fn read_gpus(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
+    match &node.inventory {
+        None => read_division(node, unit),
+        Some(Ok(inventory)) => read_inventory(node, inventory, unit),
+        Some(Err(_)) if node.capacity_units == 0 => (Source::Unusable(Unusable::NotShared), Vec::new()),
+        Some(Err(error)) => (Source::Unusable(Unusable::Unreadable(error.clone())), Vec::new()),
+    }
 }
 
 fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {

@@ -7,6 +7,7 @@ use divvy_model::{ALL_CORES, Health, MemoryUnit, MiB, PodKey, WholeKind};
 use crate::amount::Amount;
 use crate::ask::{Ask, Asker};
 use crate::node::{GpuState, NodeState};
+use crate::parts;
 use crate::pods::ByUid;
 use crate::usage::Usage;
 
@@ -55,16 +56,18 @@ impl NodeAccount {
 
     fn free_beside_and_kept(&self, position: usize, own: MiB, kept: MiB) -> MiB {
         let held = self.gpu(position).map_or(MiB::ZERO, |gpu| gpu.held);
-        self.free_in_time(position, own).saturating_sub(held.max(kept))
+        self.free_beside_and_held(position, own, held.max(kept))
     }
 
     /// Return the memory that is free once the containers of deleted pods have ended.
     pub(crate) fn free_in_time(&self, position: usize, own: MiB) -> MiB {
+        self.free_beside_and_held(position, own, MiB::ZERO)
+    }
+
+    fn free_beside_and_held(&self, position: usize, own: MiB, held: MiB) -> MiB {
+        let capacity = self.gpu(position).map_or(MiB::ZERO, |gpu| gpu.capacity);
         let used = self.usage.gpus.get(position).copied().unwrap_or(MiB::ZERO);
-        self.gpu(position)
-            .map_or(MiB::ZERO, |gpu| gpu.capacity)
-            .saturating_sub(used.saturating_sub(own))
-            .saturating_sub(self.usage.anywhere)
+        parts::free(capacity, used.saturating_sub(own), self.usage.anywhere, held)
     }
 
     /// Return what is free, as if `own` were not allocated there.

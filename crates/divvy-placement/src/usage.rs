@@ -87,9 +87,7 @@ impl Usage {
                 continue;
             }
             unknown += 1;
-            // On a node whose UUIDs are not known, the part may be on any GPU. Where they are known, the GPU is gone, and its
-            // part takes nothing from the other GPUs.
-            if state.gpus.iter().all(|gpu| gpu.uuid.is_none()) && matches!(held, Held::Allocation(_)) {
+            if part.is_anywhere(held, state) {
                 self.anywhere = self.anywhere.saturating_add(part.memory);
             }
         }

@@ -5,7 +5,8 @@ use divvy_view::amounts::Amounts;
 /// The left eighths of a cell: `EIGHTHS[n]` has n of them.
 const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// Return a bar of `width` cells: `█` used, `!` used beyond a share, `▒` allocated and not used, `░` free; in ASCII `#`, `!`, `=`, and `.`.
+/// Return a bar of `width` cells: `█` used, `!` used beyond a share, `▒` allocated and not used, `▚` held by containers of deleted pods, `░` free; in ASCII
+/// `#`, `!`, `=`, `:`, and `.`.
 pub(crate) fn bar(of: &Amounts, width: usize, ascii: bool) -> String {
     if of.total == 0 {
         return " ".repeat(width);
@@ -20,7 +21,12 @@ pub(crate) fn bar(of: &Amounts, width: usize, ascii: bool) -> String {
     // Memory beyond a share is shown, however little it is.
     let over = if of.over > 0 { over.max(used / 8 * 8 + 8) } else { used };
     let allocated = eighths(of.allocated);
-    let [full, idle, free] = if ascii { ['#', '=', '.'] } else { ['█', '▒', '░'] };
+    let held = eighths(of.allocated.saturating_add(of.held));
+    let [full, idle, gone, free] = if ascii {
+        ['#', '=', ':', '.']
+    } else {
+        ['█', '▒', '▚', '░']
+    };
     let cell = |at: usize| {
         let (begin, end) = (at * 8, at * 8 + 8);
         if end <= used {
@@ -33,6 +39,8 @@ pub(crate) fn bar(of: &Amounts, width: usize, ascii: bool) -> String {
             full
         } else if begin < allocated && allocated - begin >= 4 {
             idle
+        } else if begin < held && held - begin >= 4 {
+            gone
         } else {
             free
         }
@@ -53,7 +61,7 @@ mod tests {
             within,
             over,
             used: Some(within + over),
-            busy: None,
+            ..Amounts::default()
         }
     }
 
@@ -75,6 +83,22 @@ mod tests {
             let of = amounts(total, allocated, within, over);
             assert_eq!(bar(&of, 4, false), expected, "{of:?}");
             assert_eq!(bar(&of, 4, true), ascii, "{of:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_deleted_pods_stands_between_what_is_allocated_and_what_is_free() {
+        for (allocated, held, expected, ascii) in [(2, 2, "▒▚░░", "=:.."), (0, 8, "▚▚▚▚", "::::"), (6, 1, "▒▒▒▚", "===:")]
+        {
+            let of = Amounts {
+                held,
+                ..amounts(8, allocated, 0, 0)
+            };
+            assert_eq!(
+                (bar(&of, 4, false).as_str(), bar(&of, 4, true).as_str()),
+                (expected, ascii),
+                "{of:?}"
+            );
         }
     }
 

@@ -41,9 +41,10 @@ const KEYS: [(&str, &str); 11] = [
     ("?", "this help"),
     ("q", "leave"),
 ];
-const LEGEND: [(char, char, &str); 4] = [
+const LEGEND: [(char, char, &str); 5] = [
     ('█', '#', "used"),
     ('▒', '=', "allocated and not used"),
+    ('▚', ':', "held by containers of deleted pods"),
     ('░', '.', "free"),
     ('!', '!', "used beyond a pod's share, or without a share"),
 ];

@@ -265,6 +265,7 @@ fn containers(seen: &Seen, node: &NodeView, uid: &str) -> Vec<Row> {
                         over: used.saturating_sub(limit),
                         busy: entry.busy_percent,
                         total: row_total(rows.last()),
+                        ..Amounts::default()
                     }),
                     text: [peak, idle].into_iter().flatten().collect::<Vec<_>>().join(", "),
                     age: row_age(rows.last()),

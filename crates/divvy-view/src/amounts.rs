@@ -1,7 +1,7 @@
 //! Amounts of memory, and how busy a GPU is, from the cluster's view and from what the agents measured.
 
-use divvy_model::MemoryUnit;
 use divvy_model::usage::{ContainerUsage, Usage};
+use divvy_model::{MemoryUnit, MiB};
 
 use crate::{GpuView, NodeView, PodView};
 
@@ -12,6 +12,11 @@ pub struct Amounts {
     pub total: u64,
     /// What is allocated to pods.
     pub allocated: u64,
+    /// What containers of deleted pods hold of the rest. 0 for a pod.
+    pub held: u64,
+    /// What can still be allocated ([`GpuView::free`]). 0 for a pod. Unless a GPU is overbooked, or it is not known which GPU a pod has,
+    /// `allocated`, `held`, and `free` of a GPU add up to `total`.
+    pub free: u64,
     /// What is in use. `None` if it was not measured.
     pub used: Option<u64>,
     /// Of what is allocated: what its pods use.
@@ -27,16 +32,13 @@ impl Amounts {
     fn add(&mut self, more: &Amounts) {
         self.total = self.total.saturating_add(more.total);
         self.allocated = self.allocated.saturating_add(more.allocated);
+        self.held = self.held.saturating_add(more.held);
+        self.free = self.free.saturating_add(more.free);
         self.within = self.within.saturating_add(more.within);
         self.over = self.over.saturating_add(more.over);
         if let Some(used) = more.used {
             self.used = Some(self.used.unwrap_or(0).saturating_add(used));
         }
-    }
-
-    /// Return what is not allocated.
-    pub fn free(&self) -> u64 {
-        self.total.saturating_sub(self.allocated)
     }
 
     /// Return what is allocated and not used. `None` if it was not measured.
@@ -47,7 +49,11 @@ impl Amounts {
 
 /// Return the memory of units in bytes.
 fn bytes(units: u64, unit: MemoryUnit) -> u64 {
-    units.saturating_mul(unit.mib()).saturating_mul(1 << 20)
+    bytes_of(unit.memory(units).unwrap_or(MiB(u64::MAX)))
+}
+
+fn bytes_of(memory: MiB) -> u64 {
+    memory.0.saturating_mul(1 << 20)
 }
 
 /// Return the entries of a pod on a GPU.
@@ -59,7 +65,11 @@ pub fn entries<'u>(usage: Option<&'u Usage>, pod: &'u PodView, gpu: Option<&'u s
 /// Return the amounts of a pod on one GPU.
 pub fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Amounts {
     let uuid = gpu.uuid.as_deref();
-    let allocated = bytes(pod.units, node.unit);
+    // A GPU that is only offered as a whole has no units.
+    let allocated = match pod.whole {
+        true => bytes(gpu.total, node.unit),
+        false => bytes_of(pod.memory),
+    };
     let measured = entries(usage, pod, uuid).filter_map(|of| of.used_bytes);
     let mut used = measured.reduce(u64::saturating_add);
     let busy = entries(usage, pod, uuid).filter_map(|of| of.busy_percent);
@@ -78,6 +88,8 @@ pub fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usag
     Amounts {
         total: bytes(gpu.total, node.unit),
         allocated,
+        held: 0,
+        free: 0,
         used,
         within: used.unwrap_or(0).min(allocated),
         over,
@@ -100,25 +112,37 @@ pub fn of_gpu(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> Amounts 
     let measured = of_gpu_itself(gpu, usage);
     let mut sum = Amounts {
         total: bytes(gpu.total, node.unit),
-        allocated: bytes(gpu.allocated, node.unit),
         used: measured.and_then(|of| of.used_bytes),
         busy: measured.and_then(|of| of.busy_percent),
         ..Amounts::default()
     };
     for pod in &gpu.pods {
         let pod = of_pod(node, gpu, pod, usage);
+        sum.allocated = sum.allocated.saturating_add(pod.allocated);
         sum.within = sum.within.saturating_add(pod.within);
         sum.over = sum.over.saturating_add(pod.over);
     }
+    let rest = sum.total.saturating_sub(sum.allocated);
+    sum.free = bytes_of(gpu.free).min(rest);
+    sum.held = bytes_of(MiB(gpu.held_mib)).min(rest - sum.free);
     sum
 }
 
-/// Return the sum of a node's GPUs, and of its pods that have none yet. How busy the node is, is the mean of the GPUs for which it was measured.
+/// Return the sum of a node's GPUs, and of its pods that have none yet. No more is free than kube-scheduler counts as free, which includes these pods. How
+/// busy the node is, is the mean of the GPUs for which it was measured.
 pub fn of_node(node: &NodeView, usage: Option<&Usage>) -> Amounts {
+    let sum = of_gpus(node, &node.gpus, usage);
+    let pending = node.pending.iter().map(|pod| bytes_of(pod.memory));
+    let allocated = pending.fold(sum.allocated, u64::saturating_add);
+    let total = bytes(node.total, node.unit);
+    let rest = total.saturating_sub(allocated);
+    let free = sum.free.min(rest);
     Amounts {
-        total: bytes(node.total, node.unit),
-        allocated: bytes(node.allocated, node.unit),
-        ..of_gpus(node, &node.gpus, usage)
+        total,
+        allocated,
+        free,
+        held: sum.held.min(rest - free),
+        ..sum
     }
 }
 

@@ -12,9 +12,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use divvy_model::{
-    Allocation, ContainerKind, Enforcement, Health, Held, MemoryUnit, Node, Partition, Phase, Pod, PodRequest, Vendor, WholeKind,
-    WholeRequest,
+    ContainerKind, Enforcement, Health, Held, MemoryUnit, MiB, Node, Partition, Pod, PodRequest, Vendor, WholeKind,
 };
+use divvy_placement::parts::{self, Part};
+use divvy_placement::{GpuRef, GpuState, NodeGpus};
 use serde::Serialize;
 
 pub use waiting::Waiting;
@@ -113,6 +114,11 @@ pub struct GpuView {
     /// The memory in MiB that containers of departed pods still hold.
     #[serde(rename = "heldMiB", skip_serializing_if = "is_zero")]
     pub held_mib: u64,
+    /// The memory that is free by [`parts::free`], regardless of the GPU's health. What only the extender knows is not subtracted: allocations that are
+    /// being written, departed pods that the inventory does not count yet, and what is kept for nominated pods. For a GPU that is offered only as a whole,
+    /// this is all of its memory, or nothing.
+    #[serde(skip)]
+    pub free: MiB,
     /// The number of units that are allocated to pods.
     pub allocated: u64,
     /// The pods' shares of the compute time, in percent. Pods without such a share are not counted, and may use what the others leave.
@@ -137,6 +143,9 @@ pub struct PodView {
     /// The number of the pod's units on this GPU, in the node's unit. If the pod has the whole GPU, this is the number of all
     /// the GPU's units.
     pub units: u64,
+    /// The memory behind `units`, which are rounded up. If the pod has the whole GPU, this is all memory that the GPU offers.
+    #[serde(skip)]
+    pub memory: MiB,
     /// Whether the pod has the whole GPU.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole: bool,
@@ -148,7 +157,7 @@ pub struct PodView {
     pub enforcement: Option<&'static str>,
     /// The pod's request in its own unit, if the pod was bound before `--memory-unit` was changed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub requested: Option<Requested>,
+    pub requested: Option<Box<Requested>>,
     /// When the pod was created, in seconds since 1970. `None` if it is not known.
     #[serde(skip)]
     pub created_s: Option<NonZeroU32>,
@@ -207,7 +216,7 @@ impl NodeView {
         for pod in pods {
             builder.pod(pod);
         }
-        builder.nodes.pop().map(|begun| ended(begun.view))
+        builder.nodes.pop().map(ended)
     }
 
     /// Return the GPUs whose memory is shared.
@@ -215,9 +224,12 @@ impl NodeView {
         self.gpus.iter().filter(|gpu| gpu.is_shared())
     }
 
-    /// Return the number of units that are not allocated.
+    /// Return the number of units that pods can still be allocated: the sum of the whole units that are free on each shared GPU, and no more than
+    /// kube-scheduler counts as free, which includes pending pods.
     pub fn free(&self) -> u64 {
-        self.total.saturating_sub(self.allocated)
+        let on_gpus = self.shared().map(|gpu| self.unit.units_in(gpu.free));
+        let free = on_gpus.fold(0, u64::saturating_add);
+        free.min(self.total.saturating_sub(self.allocated))
     }
 
     /// Return the number of units of the pending pods.
@@ -245,7 +257,9 @@ impl GpuView {
 
 /// Reduce a pod to what the view needs, to save memory in large clusters. `None` for a pod that the view does not show.
 pub fn shown(pod: Pod) -> Option<Pod> {
-    let shows = pod.node.is_some() && !done(&pod) && pod.request.wants_gpus();
+    // A pod holds what its annotations say, even if it requests nothing.
+    let holds = matches!(pod.held, Held::Allocation(_) | Held::Legacy(_));
+    let shows = pod.node.is_some() && !pod.ended() && (pod.request.wants_gpus() || holds);
     shows.then_some(Pod {
         own_visible: None,
         request: PodRequest {
@@ -280,6 +294,10 @@ pub struct Builder {
 #[derive(Debug)]
 struct Begun {
     view: NodeView,
+    /// The memory that each GPU offers, in the order of the view's GPUs.
+    capacities: Box<[MiB]>,
+    /// The memory of parts that may be on any GPU.
+    anywhere: MiB,
     /// The node's unit, and the other units in which its pods may have made their requests. `None` if it has no inventory with GPUs.
     units: Option<(MemoryUnit, BTreeSet<MemoryUnit>)>,
 }
@@ -298,21 +316,19 @@ impl Builder {
 
     /// Add a pod, in any order of the pods. Report whether it can be forgotten: its node was added before, or it is not to be shown.
     pub fn pod(&mut self, pod: &Pod) -> bool {
-        let Some(node) = pod.node.as_ref().filter(|_| !done(pod)) else {
+        let Some(node) = pod.node.as_ref().filter(|_| !pod.ended()) else {
             return true;
         };
         let Some(position) = self.by_name.get(node) else {
             return false;
         };
-        let Begun { view, units } = &mut self.nodes[*position];
-        place_whole(pod, &mut view.gpus, &mut view.unnamed);
-        place(pod, units.as_ref(), &mut view.gpus, &mut view.pending);
+        self.nodes[*position].place(pod);
         true
     }
 
     /// Return the view.
     pub fn finish(self) -> View {
-        let mut nodes: Vec<Arc<NodeView>> = self.nodes.into_iter().map(|begun| Arc::new(ended(begun.view))).collect();
+        let mut nodes: Vec<Arc<NodeView>> = self.nodes.into_iter().map(|begun| Arc::new(ended(begun))).collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         View {
             unit: self.unit.map(|unit| unit.to_string()).unwrap_or_default(),
@@ -352,6 +368,7 @@ fn unit(node: &Node) -> MemoryUnit {
 /// Return a node without its pods. `None` if it has no GPUs that Divvy offers.
 fn begin(node: Node, unit: MemoryUnit) -> Option<Begun> {
     let by_division = gpus_by_division(&node);
+    let states = GpuState::list(&node, unit);
     let inventory = match node.inventory {
         Some(Ok(inventory)) if !inventory.gpus.is_empty() => Some(inventory),
         _ => None,
@@ -380,7 +397,16 @@ fn begin(node: Node, unit: MemoryUnit) -> Option<Begun> {
             }
         }
     }
-    gpus.sort_by_key(|gpu: &GpuView| (gpu.vendor, gpu.index));
+    // The order of the states.
+    gpus.sort_by(|a: &GpuView, b| (a.vendor, a.index, &a.uuid).cmp(&(b.vendor, b.index, &b.uuid)));
+    let capacities = match states.as_slice() {
+        // The ledger does not know the GPUs of such a node. They are shown by gpushare's division, even if it leaves a remainder.
+        [] => gpus
+            .iter()
+            .map(|gpu| unit.memory(gpu.total).unwrap_or(MiB(u64::MAX)))
+            .collect(),
+        states => states.iter().map(|state| state.capacity).collect(),
+    };
     // The vector may still have the larger size of the inventory's.
     gpus.shrink_to_fit();
     let view = NodeView {
@@ -394,11 +420,27 @@ fn begin(node: Node, unit: MemoryUnit) -> Option<Begun> {
         unnamed: Vec::new(),
         driver_trouble,
     };
-    Some(Begun { view, units })
+    Some(Begun {
+        view,
+        capacities,
+        anywhere: MiB::ZERO,
+        units,
+    })
 }
 
 /// Return a node whose pods have all been added, with its sums.
-fn ended(mut node: NodeView) -> NodeView {
+fn ended(begun: Begun) -> NodeView {
+    let Begun {
+        view: mut node,
+        capacities,
+        anywhere,
+        units: _,
+    } = begun;
+    for (position, gpu) in node.gpus.iter_mut().enumerate() {
+        let capacity = capacities.get(position).copied().unwrap_or(MiB::ZERO);
+        let used = gpu.pods.iter().fold(MiB::ZERO, |sum, pod| sum.saturating_add(pod.memory));
+        gpu.free = parts::free(capacity, used, anywhere, MiB(gpu.held_mib));
+    }
     let by_name = |a: &PodView, b: &PodView| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name));
     node.gpus.iter_mut().for_each(|gpu| gpu.pods.sort_by(by_name));
     node.pending.sort_by(by_name);
@@ -413,11 +455,6 @@ fn ended(mut node: NodeView) -> NodeView {
 fn push(pods: &mut Vec<PodView>, pod: PodView) {
     pods.reserve_exact(1);
     pods.push(pod);
-}
-
-/// Report whether a pod has ended. gpushare's tool uses only the phase, but a pod whose container still runs holds memory in any phase.
-fn done(pod: &Pod) -> bool {
-    matches!(pod.phase, Phase::Succeeded | Phase::Failed) && !pod.container_running
 }
 
 fn gpu_of_inventory(gpu: divvy_model::Gpu) -> GpuView {
@@ -439,6 +476,7 @@ fn gpu_of_inventory(gpu: divvy_model::Gpu) -> GpuView {
         offered: gpu.health == Health::Ok,
         message,
         held_mib: gpu.held.0,
+        free: MiB::ZERO,
         allocated: 0,
         cores: 0,
         total: gpu.units,
@@ -464,6 +502,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
             offered: true,
             message: None,
             held_mib: 0,
+            free: MiB::ZERO,
             allocated: 0,
             cores: 0,
             total,
@@ -472,129 +511,122 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
         .collect()
 }
 
-/// Add a pod to the whole GPUs that its allocation names. If no allocation names them, add it to `unnamed` with the number of its
-/// GPUs.
-fn place_whole(pod: &Pod, gpus: &mut [GpuView], unnamed: &mut Vec<UnnamedView>) {
-    let mut named = 0;
-    let asked = pod.request.whole.as_deref();
-    if let (Held::Allocation(allocation), Some(_)) = (&pod.held, asked) {
-        for gpu in gpus.iter_mut() {
-            if gpu.uuid.as_ref().is_some_and(|uuid| allocation.share(uuid).is_some()) {
-                named += 1;
-                gpu.allocated = gpu.allocated.saturating_add(gpu.total);
-                push(
-                    &mut gpu.pods,
-                    PodView {
-                        uid: pod.uid.clone(),
-                        name: pod.name.clone(),
-                        namespace: pod.namespace.clone(),
-                        units: gpu.total,
-                        whole: true,
-                        cores: 0,
-                        enforcement: None,
-                        requested: None,
-                        created_s: pod.created_s,
-                    },
-                );
-            }
-        }
+impl NodeGpus for Begun {
+    fn gpu(&self, position: usize) -> Option<GpuRef<'_>> {
+        self.view.gpus.get(position).map(|gpu| GpuRef {
+            uuid: gpu.uuid.as_deref(),
+            index: gpu.index,
+            whole: gpu.whole,
+            is_shared: gpu.is_shared(),
+            is_lost: gpu.health == Some(Health::Lost),
+            capacity: self.capacities.get(position).copied().unwrap_or(MiB::ZERO),
+        })
     }
-    // Another device plugin may offer the resource. Then Divvy has nothing to show.
-    let offered = |whole: &&WholeRequest| gpus.iter().any(|gpu| gpu.whole == Some(whole.kind));
-    let Some(whole) = asked.filter(offered) else { return };
-    let rest = whole.gpus().unwrap_or(u64::MAX).saturating_sub(named);
-    if rest > 0 {
-        unnamed.push(UnnamedView {
-            name: pod.name.clone(),
-            namespace: pod.namespace.clone(),
-            resource: whole.kind.resource(),
-            gpus: rest,
-        });
+
+    fn other_units(&self) -> impl Iterator<Item = MemoryUnit> {
+        self.units.iter().flat_map(|(_, others)| others).copied()
     }
 }
 
-/// Add a pod to its shared GPUs, or to the pending pods.
-fn place(pod: &Pod, units: Option<&(MemoryUnit, BTreeSet<MemoryUnit>)>, gpus: &mut [GpuView], pending: &mut Vec<PodView>) {
-    let asked = pod
-        .request
-        .containers
-        .iter()
-        .filter(|container| container.kind == ContainerKind::App)
-        .fold(0u64, |sum, container| sum.saturating_add(container.units));
-    if asked == 0 && !pod.request.wants_memory() {
-        return;
-    }
-    let shares: BTreeMap<Option<u32>, u64> = match &pod.held {
-        Held::Allocation(allocation) => by_allocation(allocation, units.map(|(unit, _)| *unit), gpus),
-        Held::Legacy(legacy) if legacy.gpus.len() == 1 => legacy.gpus.keys().map(|index| (Some(*index), asked)).collect(),
-        Held::Legacy(legacy) => legacy.gpus.iter().map(|(index, units)| (Some(*index), *units)).collect(),
-        Held::Nothing | Held::Unreadable(_) => BTreeMap::from([(None, asked)]),
-    };
-    let requested = requested(pod, units);
-    for (index, units) in shares {
-        let row = PodView {
+impl Begun {
+    /// Add a pod to the GPUs that it holds, to the pending pods, and to those of whose GPUs only the number is known.
+    fn place(&mut self, pod: &Pod) {
+        let parts = parts::of_pod(pod, self, self.view.unit);
+        let unnamed = self.unnamed(pod, &parts);
+        let anywhere = parts.iter().filter(|part| part.is_anywhere(&pod.held, self));
+        let anywhere = anywhere.fold(MiB::ZERO, |sum, part| sum.saturating_add(part.memory));
+        self.anywhere = self.anywhere.saturating_add(anywhere);
+        let requested = requested(pod, self.units.as_ref());
+        let node = &mut self.view;
+        let row = |units: u64, memory: MiB, whole: bool| PodView {
             uid: pod.uid.clone(),
             name: pod.name.clone(),
             namespace: pod.namespace.clone(),
             units,
-            whole: false,
+            memory,
+            whole,
             cores: 0,
             enforcement: None,
-            requested: requested.clone(),
+            requested: requested.clone().filter(|_| !whole),
             created_s: pod.created_s,
         };
-        match gpus.iter_mut().find(|gpu| gpu.is_shared() && Some(gpu.index) == index) {
-            Some(gpu) => {
-                gpu.allocated = gpu.allocated.saturating_add(units);
-                let (cores, enforcement) = share_of_compute(pod, gpu);
-                gpu.cores = gpu.cores.saturating_add(cores);
-                push(
-                    &mut gpu.pods,
-                    PodView {
-                        cores,
-                        enforcement,
-                        ..row
-                    },
-                );
-            }
-            None => pending.push(row),
+        let (mut gone, is_empty) = (None, parts.is_empty());
+        for part in parts {
+            let units = part.memory.0.div_ceil(node.unit.mib());
+            let Some(gpu) = part.position.and_then(|position| node.gpus.get_mut(position)) else {
+                let (sum, memory) = gone.unwrap_or((0_u64, MiB::ZERO));
+                gone = Some((sum.saturating_add(units), memory.saturating_add(part.memory)));
+                continue;
+            };
+            let units = if part.whole { gpu.total } else { units };
+            gpu.allocated = gpu.allocated.saturating_add(units);
+            gpu.cores = gpu.cores.saturating_add(part.cores);
+            let enforcement = enforcement(pod, &part).filter(|_| !part.whole);
+            push(
+                &mut gpu.pods,
+                PodView {
+                    cores: part.cores,
+                    enforcement,
+                    ..row(units, part.memory, part.whole)
+                },
+            );
         }
+        if pod.request.wants_memory() && is_empty {
+            let asked = asked(pod);
+            gone = Some((asked, node.unit.memory(asked).unwrap_or(MiB(u64::MAX))));
+        }
+        // What a pod holds of a GPU that is gone counts only if it requests memory, or if the GPU may be there.
+        let is_there = pod.request.wants_memory() || anywhere > MiB::ZERO;
+        if let Some((units, memory)) = gone.filter(|_| is_there) {
+            push(&mut node.pending, row(units, memory, false));
+        }
+        node.unnamed.extend(unnamed);
+    }
+
+    /// Return the whole GPUs of a pod of which only the number is known, or which the node no longer has.
+    fn unnamed(&self, pod: &Pod, parts: &[Part]) -> Option<UnnamedView> {
+        let request = pod.request.whole.as_deref()?;
+        // Another device plugin may offer the resource. Then Divvy has nothing to show.
+        self.view.gpus.iter().find(|gpu| gpu.whole == Some(request.kind))?;
+        let unnamed = parts::unnamed(pod, self, parts).map_or(0, |(_, gpus)| gpus);
+        let gone = parts.iter().filter(|part| part.position.is_none()).count() as u64;
+        let gpus = unnamed.saturating_add(gone);
+        (gpus > 0).then(|| UnnamedView {
+            name: pod.name.clone(),
+            namespace: pod.namespace.clone(),
+            resource: request.kind.resource(),
+            gpus,
+        })
     }
 }
 
-/// Return a pod's share of a GPU's compute time in percent, and what enforces the share, as its allocation says.
-fn share_of_compute(pod: &Pod, gpu: &GpuView) -> (u32, Option<&'static str>) {
+/// Return the units of a pod's containers as gpushare's tool adds them up.
+fn asked(pod: &Pod) -> u64 {
+    let containers = pod.request.containers.iter();
+    let apps = containers.filter(|container| container.kind == ContainerKind::App);
+    apps.fold(0, |sum, container| sum.saturating_add(container.units))
+}
+
+/// Return what enforces a pod's share of a GPU, as its allocation says.
+fn enforcement(pod: &Pod, part: &Part) -> Option<&'static str> {
     let Held::Allocation(allocation) = &pod.held else {
-        return (0, None);
+        return None;
     };
-    let share = gpu.uuid.as_deref().and_then(|uuid| allocation.share(uuid));
-    share.map_or((0, None), |share| (share.cores, share.enforcement.map(Enforcement::name)))
+    allocation.share(&part.gpu)?.enforcement.map(Enforcement::name)
 }
 
 /// Return a pod's request in its own unit, if the pod was bound while the node had another unit.
-fn requested(pod: &Pod, units: Option<&(MemoryUnit, BTreeSet<MemoryUnit>)>) -> Option<Requested> {
+fn requested(pod: &Pod, units: Option<&(MemoryUnit, BTreeSet<MemoryUnit>)>) -> Option<Box<Requested>> {
     let Held::Allocation(allocation) = &pod.held else {
         return None;
     };
     let (own, others) = units?;
     let mut units = std::iter::once(own).chain(others);
     let unit = units.find(|unit| allocation.is_in(**unit, &pod.request))?;
-    (unit != own).then(|| Requested {
-        units: pod.request.effective_units().unwrap_or(u64::MAX),
-        unit: unit.to_string(),
+    (unit != own).then(|| {
+        Box::new(Requested {
+            units: pod.request.effective_units().unwrap_or(u64::MAX),
+            unit: unit.to_string(),
+        })
     })
-}
-
-/// Return the number of units for each GPU index in one of Divvy's allocations. A GPU that is not in the inventory has the key
-/// `None`. Without an inventory (`unit` is `None`), no GPU has a UUID.
-fn by_allocation(allocation: &Allocation, unit: Option<MemoryUnit>, gpus: &[GpuView]) -> BTreeMap<Option<u32>, u64> {
-    let unit = unit.unwrap_or(MemoryUnit::GIB);
-    let mut shares = BTreeMap::new();
-    for share in &allocation.gpus {
-        let gpu = gpus.iter().find(|gpu| gpu.uuid.as_ref() == Some(&share.uuid));
-        let index = gpu.filter(|gpu| gpu.is_shared()).map(|gpu| gpu.index);
-        let sum: &mut u64 = shares.entry(index).or_default();
-        *sum = sum.saturating_add(share.memory.0.div_ceil(unit.mib()));
-    }
-    shares
 }

@@ -2,7 +2,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind, limits, names, runtime};
-use divvy_placement::Ask;
+use divvy_placement::{Ask, NodeGpus as _};
 use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Question;

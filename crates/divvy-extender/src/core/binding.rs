@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use divvy_model::{Held, legacy, names};
-use divvy_placement::NodeState;
+use divvy_placement::{NodeGpus as _, NodeState};
 use serde_json::{Value, json};
 
 /// The only write of a bind: `POST pods/NAME/binding`. The API server sets `spec.nodeName` and merges the annotations in one transaction,

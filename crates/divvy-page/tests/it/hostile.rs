@@ -171,10 +171,10 @@ fn with(scene: &mut Scene, text: &str) {
                 pod.namespace = text.to_owned();
                 pod.name = text.to_owned();
                 pod.uid = text.to_owned();
-                pod.requested = Some(divvy_view::Requested {
+                pod.requested = Some(Box::new(divvy_view::Requested {
                     units: 1,
                     unit: text.to_owned(),
-                });
+                }));
             }
         }
     }

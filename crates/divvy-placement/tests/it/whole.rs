@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{ContainerKind, GpuRules, Health, Held, Inventory, Link, MiB, Node, Pod, Prefer, Vendor};
-use divvy_placement::{Ask, Ledger, Refusal, Reservation, Source, Standing, Unusable};
+use divvy_placement::{Ask, Ledger, NodeGpus as _, Refusal, Reservation, Source, Standing, Unusable};
 use proptest::prelude::*;
 
 use crate::fixture::*;

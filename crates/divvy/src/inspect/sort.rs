@@ -16,7 +16,7 @@ pub enum SortBy {
     Name,
     /// The number of units that are allocated to pods.
     Allocated,
-    /// The number of units that are not allocated.
+    /// The number of units that pods can still be allocated.
     Free,
     /// The total number of units.
     Total,
@@ -88,9 +88,15 @@ fn order(a: Option<&Value>, b: Option<&Value>) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use divvy_view::GpuView;
     use std::collections::BTreeMap;
 
     fn view() -> View {
+        let one = divvy_view::view(&[divvy_testkit::nodes::divvy_node("one", &[1])], &[]);
+        let gpu = |free| GpuView {
+            free: divvy_model::MiB(free * 1024),
+            ..one.nodes[0].gpus[0].clone()
+        };
         let node = |name: &str, allocated, total| {
             Arc::new(NodeView {
                 name: name.to_owned(),
@@ -98,7 +104,7 @@ mod tests {
                 unit: divvy_model::MemoryUnit::GIB,
                 allocated,
                 total,
-                gpus: Vec::new(),
+                gpus: vec![gpu(total - allocated)],
                 pending: Vec::new(),
                 unnamed: Vec::new(),
                 driver_trouble: None,

@@ -132,6 +132,8 @@ fn seen(
         }
         gpu.pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         gpu.allocated = gpu.pods.iter().fold(0, |sum, pod| sum.saturating_add(pod.units));
+        let memory = gpu.pods.iter().fold(MiB::ZERO, |sum, pod| sum.saturating_add(pod.memory));
+        gpu.free = unit.memory(gpu.total).unwrap_or(MiB::ZERO).saturating_sub(memory);
         gpu.cores = gpu.pods.iter().fold(0, |sum, pod| sum.saturating_add(pod.cores));
     }
     let sum = |of: fn(&GpuView) -> u64| gpus.iter().fold(0_u64, |sum, gpu| sum.saturating_add(of(gpu)));
@@ -200,6 +202,7 @@ fn gpu(vendor: Vendor, index: u32, health: Health, message: Option<String>) -> G
         offered: true,
         message,
         held_mib: 0,
+        free: MiB::ZERO,
         allocated: 0,
         cores: 0,
         total: 0,
@@ -220,6 +223,11 @@ fn shares(uuid: &str, total: u64, records: &[GrantRecord], unit: MemoryUnit) -> 
             } else {
                 share.memory.0.div_ceil(unit.mib())
             },
+            memory: if share.whole {
+                unit.memory(total).unwrap_or(MiB::ZERO)
+            } else {
+                share.memory
+            },
             whole: share.whole,
             cores: share.cores,
             enforcement: share.enforcement.map(Enforcement::name),
@@ -235,6 +243,7 @@ fn pod(uid: &str, namespace: &str, name: &str) -> PodView {
         name: name.to_owned(),
         namespace: namespace.to_owned(),
         units: 0,
+        memory: MiB::ZERO,
         whole: false,
         cores: 0,
         enforcement: None,

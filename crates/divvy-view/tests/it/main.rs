@@ -1,0 +1,3 @@
+//! What the view says of nodes and pods.
+
+mod free;
