@@ -8,6 +8,9 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 /// The maximum size of an address in bytes.
 const BYTES: usize = 4096;
+/// The maximum size of a name in an address, in bytes before it is encoded. Kubernetes allows at most 253, and product names are shorter. With it, what an address
+/// becomes when it is written again is no longer than [`BYTES`].
+const NAME_BYTES: usize = 256;
 
 /// The path and the query of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,7 +105,8 @@ impl Address {
 }
 
 fn decoded(part: &str) -> Option<String> {
-    percent_decode_str(part).decode_utf8().ok().map(String::from)
+    let name = percent_decode_str(part).decode_utf8().ok()?;
+    (name.len() <= NAME_BYTES).then(|| name.into_owned())
 }
 
 impl Display for Address {
@@ -137,6 +141,12 @@ impl Filter {
                 value.trim().parse::<u32>().map_err(|_| wrong())
             };
             match &*key {
+                "namespace" | "model" if value.len() > NAME_BYTES => {
+                    return Err(NoAddress::Wrong(format!(
+                        "{key} has {} bytes; no {key} has more than {NAME_BYTES}.",
+                        value.len()
+                    )));
+                }
                 "namespace" => filter.namespace = Some(value.into_owned()),
                 "model" => filter.model = Some(value.into_owned()),
                 "free" => filter.free = Some(u64::from(number()?)),

@@ -29,7 +29,16 @@ fn what_is_no_address_is_refused() {
         Address::parse(&format!("/nodes/{}", "a".repeat(5000))),
         Err(NoAddress::Unknown)
     );
+    for text in [
+        format!("/nodes/{}", "a".repeat(257)),
+        format!("/pods/{}/a", "%0A".repeat(257)),
+    ] {
+        assert_eq!(Address::parse(&text), Err(NoAddress::Unknown));
+    }
+    let long = "a".repeat(257);
     for (text, says) in [
+        (&*format!("/?namespace={long}"), "namespace has 257 bytes"),
+        (&*format!("/?model={long}"), "no model has more than 256"),
         ("/?free=many", "free=\"many\" is not a whole number"),
         ("/?page=-1", "page=\"-1\" is not a whole number"),
         ("/?free=99999999999", "is not a whole number"),
