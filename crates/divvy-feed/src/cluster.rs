@@ -1,10 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
 use divvy_kube::watch::Change;
 use divvy_model::{Node, Phase, Pod};
-use divvy_view::View;
+use divvy_view::{NodeView, View};
 
 /// What is kept of a pod.
 #[derive(Debug, Clone)]
@@ -33,6 +34,12 @@ impl From<PodObject> for Kept {
 pub(crate) struct Cluster {
     nodes: BTreeMap<String, Node>,
     pods: BTreeMap<String, Pod>,
+    /// The UIDs of the pods on each node.
+    on: BTreeMap<String, BTreeSet<String>>,
+    /// The nodes that the view shows, as they were when it was computed last.
+    views: BTreeMap<String, Arc<NodeView>>,
+    /// The nodes that may look different since then.
+    changed: BTreeSet<String>,
     waiting: BTreeSet<String>,
     /// Whether nodes, and whether pods were listed.
     listed: (bool, bool),
@@ -46,12 +53,13 @@ impl Cluster {
         match change {
             Change::Apply(pod) => self.take(pod),
             Change::Delete(pod) => {
-                self.pods.remove(&pod.uid);
+                self.forget(&pod.uid);
                 self.waiting.remove(&pod.uid);
             }
             Change::Reset(all) => {
                 self.pods.clear();
                 self.waiting.clear();
+                self.changed.extend(std::mem::take(&mut self.on).into_keys());
                 all.into_iter().for_each(|pod| self.take(pod));
                 self.listed.1 = true;
                 self.broken.1 = None;
@@ -66,19 +74,47 @@ impl Cluster {
             true => self.waiting.insert(pod.uid.clone()),
             false => self.waiting.remove(&pod.uid),
         };
-        match pod.shown {
-            Some(shown) => self.pods.insert(pod.uid, shown),
-            None => self.pods.remove(&pod.uid),
+        self.forget(&pod.uid);
+        if let Some(shown) = pod.shown {
+            if let Some(node) = &shown.node {
+                self.on.entry(node.clone()).or_default().insert(pod.uid.clone());
+                self.changed.insert(node.clone());
+            }
+            self.pods.insert(pod.uid, shown);
+        }
+    }
+
+    /// Show a pod no longer.
+    fn forget(&mut self, uid: &str) {
+        let Some(node) = self.pods.remove(uid).and_then(|pod| pod.node) else {
+            return;
         };
+        if let Some(pods) = self.on.get_mut(&node) {
+            pods.remove(uid);
+            if pods.is_empty() {
+                self.on.remove(&node);
+            }
+        }
+        self.changed.insert(node);
     }
 
     /// Apply a change of nodes.
     pub(crate) fn take_nodes(&mut self, change: Change<Node>) {
         match change {
-            Change::Apply(node) => drop(self.nodes.insert(node.name.clone(), node)),
-            Change::Delete(node) => drop(self.nodes.remove(&node.name)),
+            // The kubelet writes the status of a node again and again.
+            Change::Apply(node) if self.nodes.get(&node.name) == Some(&node) => {}
+            Change::Apply(node) => {
+                self.changed.insert(node.name.clone());
+                self.nodes.insert(node.name.clone(), node);
+            }
+            Change::Delete(node) => {
+                self.nodes.remove(&node.name);
+                self.changed.insert(node.name);
+            }
             Change::Reset(all) => {
+                let before = std::mem::take(&mut self.nodes);
                 self.nodes = all.into_iter().map(|node| (node.name.clone(), node)).collect();
+                self.changed.extend(before.into_keys().chain(self.nodes.keys().cloned()));
                 self.listed.0 = true;
                 self.broken.0 = None;
             }
@@ -97,9 +133,19 @@ impl Cluster {
         &self.waiting
     }
 
-    /// Compute the allocations.
-    pub(crate) fn view(&self) -> View {
-        divvy_view::view(self.nodes.values(), self.pods.values())
+    /// Compute the allocations, of the nodes that changed since they were computed last.
+    pub(crate) fn view(&mut self) -> View {
+        for name in std::mem::take(&mut self.changed) {
+            let pods = self.on.get(&name).into_iter().flatten();
+            let pods = pods.filter_map(|uid| self.pods.get(uid));
+            let node = self.nodes.get(&name).cloned().and_then(|node| NodeView::of(node, pods));
+            match node {
+                Some(node) if self.views.get(&name).is_some_and(|before| **before == node) => {}
+                Some(node) => drop(self.views.insert(name, Arc::new(node))),
+                None => drop(self.views.remove(&name)),
+            }
+        }
+        View::of(self.views.values().cloned().collect())
     }
 
     /// Return a sentence for each watch that is broken.
@@ -113,5 +159,112 @@ impl Cluster {
         [notice("nodes", &self.broken.0), notice("pods", &self.broken.1)]
             .into_iter()
             .flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use divvy_testkit::nodes::{divvy_node, divvy_pod, pending};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What becomes of one of three nodes or six pods.
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        /// The node has so many GPUs; none: it is deleted.
+        Node(usize, usize),
+        /// The pod is on this node; `None`: it waits.
+        Pod(usize, Option<usize>),
+        Ended(usize, usize),
+        Deleted(usize),
+        /// The watches list everything again, without these pods and nodes.
+        Listed(usize, usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            3 => (0..3_usize, 0..3_usize).prop_map(|(node, gpus)| Step::Node(node, gpus)),
+            6 => (0..6_usize, proptest::option::of(0..3_usize)).prop_map(|(pod, node)| Step::Pod(pod, node)),
+            1 => (0..6_usize, 0..3_usize).prop_map(|(pod, node)| Step::Ended(pod, node)),
+            2 => (0..6_usize).prop_map(Step::Deleted),
+            1 => (0..6_usize, 0..3_usize).prop_map(|(pod, node)| Step::Listed(pod, node)),
+        ];
+        prop::collection::vec(step, 1..40)
+    }
+
+    fn node(number: usize, gpus: usize) -> Node {
+        divvy_node(&format!("n{number}"), &vec![16; gpus])
+    }
+
+    fn pod(number: usize, node: Option<usize>) -> Pod {
+        let name = format!("p{number}");
+        node.map_or_else(
+            || pending(&name, 4),
+            |node| divvy_pod(&name, &format!("n{node}"), number % 2, 4),
+        )
+    }
+
+    fn kept(pod: &Pod) -> Kept {
+        Kept {
+            uid: pod.uid.clone(),
+            waits: pod.node.is_none(),
+            shown: divvy_view::shown(pod.clone()),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_view_after_any_changes_is_that_of_the_nodes_and_pods_there_are_now(steps in steps()) {
+            let mut cluster = Cluster::default();
+            let mut nodes: BTreeMap<usize, Node> = BTreeMap::new();
+            let mut pods: BTreeMap<usize, Pod> = BTreeMap::new();
+            for step in steps {
+                let before = cluster.view();
+                match step {
+                    Step::Node(number, gpus) => {
+                        match (gpus, nodes.remove(&number)) {
+                            (0, None) => {}
+                            (0, Some(gone)) => cluster.take_nodes(Change::Delete(gone)),
+                            _ => {
+                                nodes.insert(number, node(number, gpus));
+                                cluster.take_nodes(Change::Apply(node(number, gpus)));
+                            }
+                        }
+                    }
+                    Step::Pod(number, _) | Step::Ended(number, _) | Step::Deleted(number) => {
+                        let new = match step {
+                            Step::Pod(_, on) => Some(pod(number, on)),
+                            Step::Ended(_, on) => Some(Pod { phase: Phase::Succeeded, ..pod(number, Some(on)) }),
+                            _ => None,
+                        };
+                        let old = match &new {
+                            Some(new) => pods.insert(number, new.clone()),
+                            None => pods.remove(&number),
+                        };
+                        match (new, old.as_ref()) {
+                            (Some(new), _) => cluster.take_pods(Change::Apply(kept(&new))),
+                            (None, Some(old)) => cluster.take_pods(Change::Delete(kept(old))),
+                            (None, None) => {}
+                        }
+                    }
+                    Step::Listed(without, gone) => {
+                        pods.remove(&without);
+                        nodes.remove(&gone);
+                        cluster.take_pods(Change::Reset(pods.values().map(kept).collect()));
+                        cluster.take_nodes(Change::Reset(nodes.values().cloned().collect()));
+                    }
+                }
+                let view = cluster.view();
+                prop_assert_eq!(&view, &divvy_view::view(nodes.values(), pods.values()));
+                let waiting: BTreeSet<String> = pods.values().filter(|pod| pod.node.is_none()).map(|pod| pod.uid.clone()).collect();
+                prop_assert_eq!(cluster.waiting(), &waiting);
+                // What is the same is not computed again, so that it need not be compared.
+                for node in &view.nodes {
+                    let same = before.nodes.iter().find(|of| of.name == node.name && of == &node);
+                    prop_assert!(same.is_none_or(|same| Arc::ptr_eq(same, node)), "{}", node.name);
+                }
+            }
+        }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) fn card(scene: &Scene, node: &NodeView) -> Markup {
                 ul { @for bar in Bar::of(node) { (line(node, &bar, usage)) } }
             }
             (troubles(scene, node))
-            details { summary { "Table" } (table::of_gpus(node, &node.gpus.iter().collect::<Vec<_>>(), usage, "the GPUs")) }
+            details { summary { "Table" } (table::of_node(node, usage)) }
         }
     }
 }

@@ -53,21 +53,18 @@ fn nothing(scene: &Scene) -> &'static str {
 
 /// The sums of the whole cluster, and what is not known about it.
 pub(crate) fn totals(scene: &Scene) -> Markup {
-    let nodes = &scene.view.nodes;
-    let all = amounts::of_nodes(nodes.iter().map(|node| (node, None)));
-    let measured: Vec<_> = nodes
-        .iter()
-        .filter_map(|node| Some((node, scene.usage(&node.name)?)))
-        .collect();
+    let nodes = || scene.nodes();
+    let all = amounts::of_nodes(nodes().map(|node| (node, None)));
+    let measured: Vec<_> = nodes().filter_map(|node| Some((node, scene.usage(&node.name)?))).collect();
     let asked = measured.len();
     let used = amounts::of_nodes(measured.into_iter().map(|(node, usage)| (node, Some(usage))));
-    let gpus = nodes.iter().map(|node| Bar::of(node).len()).sum::<usize>();
-    let wrong = nodes.iter().flat_map(Bar::of).filter(Bar::has_problem).count();
-    let troubled = nodes.iter().filter(|node| has_problem(node)).count();
-    let on = if asked == nodes.len() {
+    let gpus = nodes().map(|node| Bar::of(node).len()).sum::<usize>();
+    let wrong = nodes().flat_map(Bar::of).filter(Bar::has_problem).count();
+    let troubled = nodes().filter(|node| has_problem(node)).count();
+    let on = if asked == nodes().len() {
         String::new()
     } else {
-        format!("on {asked} of {}", counted(nodes.len(), "node"))
+        format!("on {asked} of {}", counted(nodes().len(), "node"))
     };
     html! {
         div id="totals" {
@@ -77,7 +74,7 @@ pub(crate) fn totals(scene: &Scene) -> Markup {
                 div { dt { "Free" } dd { (memory(all.free)) } dd.of { (ratio(all.free, all.total)) @if all.held > 0 { ", " (bar::held_in_words(all.held)) } } }
                 div { dt { "Used" } dd { (crate::text::measured(used.used)) } dd.of { (if used.used.is_some() { on.as_str() } else { "not measured" }) } }
                 div { dt { "Allocated and idle" } dd { (crate::text::measured(used.waste())) } dd.of { (used.waste().map(|waste| ratio(waste, used.allocated)).unwrap_or_default()) } }
-                div { dt { "GPUs" } dd { (gpus) } dd.of { "on " (counted(nodes.len(), "node")) } }
+                div { dt { "GPUs" } dd { (gpus) } dd.of { "on " (counted(nodes().len(), "node")) } }
                 div.alarmed[wrong > 0 || troubled > 0] {
                     dt { "Problems" }
                     dd { @if wrong > 0 || troubled > 0 { a href="/?health=problem" { "⚠ " (counted(wrong.max(troubled), if wrong > 0 { "GPU" } else { "node" })) } } @else { "none" } }
@@ -97,9 +94,7 @@ fn ratio(part: u64, all: u64) -> String {
 
 fn form(scene: &Scene, filter: &Filter) -> Markup {
     let namespaces: BTreeSet<&str> = scene
-        .view
-        .nodes
-        .iter()
+        .nodes()
         .flat_map(namespaces)
         .chain(filter.namespace.as_deref())
         .collect();

@@ -1,6 +1,7 @@
 //! What the pages show.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use divvy_model::usage::Usage;
 use divvy_view::{NodeView, View, Waiting};
@@ -57,7 +58,12 @@ impl Scene {
     /// Return the node of this name.
     pub fn node(&self, name: &str) -> Option<&NodeView> {
         let at = self.view.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).ok()?;
-        self.view.nodes.get(at)
+        self.view.nodes.get(at).map(Arc::as_ref)
+    }
+
+    /// Return the nodes, sorted by name.
+    pub(crate) fn nodes(&self) -> impl ExactSizeIterator<Item = &NodeView> {
+        self.view.nodes.iter().map(Arc::as_ref)
     }
 
     /// Return what the agent of a node measured. `None` if it was not asked or gave no answer.

@@ -23,7 +23,7 @@ pub(crate) struct Selected<'s> {
 }
 
 pub(crate) fn select<'s>(scene: &'s Scene, filter: &Filter) -> Selected<'s> {
-    let all: Vec<&NodeView> = scene.view.nodes.iter().filter(|node| has(node, filter)).collect();
+    let all: Vec<&NodeView> = scene.nodes().filter(|node| has(node, filter)).collect();
     let pages = all.len().div_ceil(A_PAGE).max(1);
     let page = filter.page.min(pages - 1);
     Selected {
@@ -61,6 +61,6 @@ pub(crate) fn namespaces(node: &NodeView) -> impl Iterator<Item = &str> {
 
 /// Return the product names of all GPUs.
 pub(crate) fn models(scene: &Scene) -> BTreeSet<&str> {
-    let gpus = scene.view.nodes.iter().flat_map(|node| &node.gpus);
+    let gpus = scene.nodes().flat_map(|node| &node.gpus);
     gpus.filter_map(|gpu| gpu.model.as_deref()).collect()
 }

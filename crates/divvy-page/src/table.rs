@@ -1,4 +1,4 @@
-//! What is on a node's GPUs, as a table.
+//! What is on a node's GPUs, as tables.
 
 use divvy_model::usage::Usage;
 use divvy_view::amounts;
@@ -7,6 +7,30 @@ use maud::{Markup, html};
 
 use crate::Address;
 use crate::text::{measured, memory, percent, shown};
+
+/// Return the table of a node: a row for each GPU. Its pods are on the page of the node: the page of the cluster has hundreds of GPUs, and with all their pods its
+/// size would grow with the number of pods.
+pub(crate) fn of_node(node: &NodeView, usage: Option<&Usage>) -> Markup {
+    html! {
+        div.wide tabindex="0" role="region" aria-label={ "Table: the GPUs of " (shown(&node.name)) } {
+            table.sums {
+                thead { tr { th scope="col" { "GPU" } th scope="col" { "Pods" } th scope="col" { "Allocated" } th scope="col" { "Used" } th scope="col" { "Busy" } } }
+                tbody {
+                    @for gpu in &node.gpus {
+                        @let of = amounts::of_gpu(node, gpu, usage);
+                        tr {
+                            (head(gpu, None))
+                            td { (gpu.pods.len()) }
+                            td { (memory(of.allocated)) }
+                            td { (measured(of.used)) @if of.over > 0 { " " strong.alarm { "▲ over" } } }
+                            td { (percent(of.busy)) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
 
 /// Return the table of these GPUs: a row for each pod on each of them. `of` says in the table's name which GPUs they are. A page has thousands of cells, so the style
 /// sheet knows by their positions which ones are numbers.
@@ -19,11 +43,11 @@ pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>,
                 tbody {
                     @for gpu in gpus {
                         @for (at, pod) in gpu.pods.iter().enumerate() {
-                            tr { @if several && at == 0 { (head(gpu)) } (cells(node, gpu, pod, usage)) }
+                            tr { @if several && at == 0 { (head(gpu, Some(gpu.pods.len()))) } (cells(node, gpu, pod, usage)) }
                         }
                         @if gpu.pods.is_empty() {
                             @let of = amounts::of_gpu(node, gpu, usage);
-                            tr { @if several { (head(gpu)) } td.faint { "no pods" } td { (memory(of.allocated)) } td { (measured(of.used)) } td { (percent(of.busy)) } }
+                            tr { @if several { (head(gpu, None)) } td.faint { "no pods" } td { (memory(of.allocated)) } td { (measured(of.used)) } td { (percent(of.busy)) } }
                         }
                     }
                 }
@@ -32,8 +56,8 @@ pub(crate) fn of_gpus(node: &NodeView, gpus: &[&GpuView], usage: Option<&Usage>,
     }
 }
 
-fn head(gpu: &GpuView) -> Markup {
-    let rows = Some(gpu.pods.len()).filter(|rows| *rows > 1);
+fn head(gpu: &GpuView, rows: Option<usize>) -> Markup {
+    let rows = rows.filter(|rows| *rows > 1);
     html! { th scope="row" rowspan=[rows] { (gpu.index) } }
 }
 

@@ -9,6 +9,7 @@ mod waiting;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use divvy_model::{
     ContainerKind, Enforcement, Health, Held, MemoryUnit, MiB, Node, Partition, Pod, PodRequest, Vendor, WholeKind,
@@ -25,8 +26,8 @@ pub use waiting::Waiting;
 pub struct View {
     /// The size of one unit: `GiB`, `MiB`, or a size such as `256MiB`. Empty if no node has GPUs.
     pub unit: String,
-    /// The nodes with GPUs that Divvy offers, sorted by name.
-    pub nodes: Vec<NodeView>,
+    /// The nodes with GPUs that Divvy offers, sorted by name. Two views of a cluster can have the nodes in common that did not change between them.
+    pub nodes: Vec<Arc<NodeView>>,
     /// The units allocated to pods in the whole cluster.
     pub allocated: u64,
     /// The units of all nodes together.
@@ -193,7 +194,31 @@ fn is_none(cores: &u32) -> bool {
     *cores == 0
 }
 
+impl View {
+    /// Return the view of these nodes, which are sorted by name. Its unit is that of the first node.
+    pub fn of(nodes: Vec<Arc<NodeView>>) -> View {
+        let sum = |part: fn(&NodeView) -> u64| nodes.iter().fold(0u64, |sum, node| sum.saturating_add(part(node)));
+        View {
+            unit: nodes.first().map(|node| node.unit.to_string()).unwrap_or_default(),
+            allocated: sum(|node| node.allocated),
+            total: sum(|node| node.total),
+            whole: whole(&nodes),
+            nodes,
+        }
+    }
+}
+
 impl NodeView {
+    /// Return a node with its pods. Pods on other nodes are not shown. `None` if it has no GPUs that Divvy offers.
+    pub fn of<'a>(node: Node, pods: impl IntoIterator<Item = &'a Pod>) -> Option<NodeView> {
+        let mut builder = Builder::default();
+        builder.node(node);
+        for pod in pods {
+            builder.pod(pod);
+        }
+        builder.nodes.pop().map(ended)
+    }
+
     /// Return the GPUs whose memory is shared.
     pub fn shared(&self) -> impl Iterator<Item = &GpuView> {
         self.gpus.iter().filter(|gpu| gpu.is_shared())
@@ -303,21 +328,17 @@ impl Builder {
 
     /// Return the view.
     pub fn finish(self) -> View {
-        let mut views: Vec<NodeView> = self.nodes.into_iter().map(ended).collect();
-        views.sort_by(|a, b| a.name.cmp(&b.name));
-        let sum = |part: fn(&NodeView) -> u64| views.iter().fold(0u64, |sum, view| sum.saturating_add(part(view)));
+        let mut nodes: Vec<Arc<NodeView>> = self.nodes.into_iter().map(|begun| Arc::new(ended(begun))).collect();
+        nodes.sort_by(|a, b| a.name.cmp(&b.name));
         View {
             unit: self.unit.map(|unit| unit.to_string()).unwrap_or_default(),
-            allocated: sum(|view| view.allocated),
-            total: sum(|view| view.total),
-            whole: whole(&views),
-            nodes: views,
+            ..View::of(nodes)
         }
     }
 }
 
 /// Count the whole GPUs of these nodes by resource.
-fn whole(nodes: &[NodeView]) -> BTreeMap<Cow<'static, str>, WholeSum> {
+fn whole(nodes: &[Arc<NodeView>]) -> BTreeMap<Cow<'static, str>, WholeSum> {
     let mut sums: BTreeMap<Cow<'static, str>, WholeSum> = BTreeMap::new();
     for node in nodes {
         for (gpu, kind) in node.gpus.iter().filter_map(|gpu| Some((gpu, gpu.whole?))) {

@@ -1,10 +1,11 @@
-//! Measures a page of 100 nodes with 8 GPUs each and 2 pods on each GPU, through the router: rendering, compression, and the compressed size, which must be at most 50 KB.
+//! Measures a page of 100 nodes with 8 GPUs each and 4 pods on each GPU, through the router: rendering, compression, and the compressed size, which must be at most 50 KB.
 //! Also what a new scene of 5,000 such nodes costs, and the parts that a stream sends after it.
 //!
 //! `cargo bench -p divvy-web`
 
 #![allow(clippy::print_stdout, missing_docs)]
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use http_body_util::BodyExt as _;
 use tower::ServiceExt as _;
 
 /// The number of pods on each GPU.
-const PODS: u64 = 2;
+const PODS: u64 = 4;
 /// The limit on the compressed size.
 const BYTES: usize = 50_000;
 
@@ -93,6 +94,24 @@ fn benches(criterion: &mut Criterion) {
         });
     });
     let scenes: Vec<Scene> = (0..2).map(|step| scene(equal(5000, PODS, step))).collect();
+    let before = Scene {
+        answers: BTreeMap::new(),
+        ..scenes[0].clone()
+    };
+    let mut one_changed = before.clone();
+    Arc::make_mut(&mut one_changed.view.nodes[0]).driver_trouble = Some("no driver".to_owned());
+    let pair = [before, one_changed];
+    let mut step = 0;
+    criterion.bench_function("show 5,000 nodes, none of them measured and one of them changed", |bencher| {
+        bencher.iter_batched(
+            || {
+                step += 1;
+                pair[step % 2].clone()
+            },
+            |scene| hub.show(scene),
+            criterion::BatchSize::LargeInput,
+        );
+    });
     let mut step = 0;
     criterion.bench_function("show 5,000 nodes, all of them measured and changed", |bencher| {
         bencher.iter_batched(

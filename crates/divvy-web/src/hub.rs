@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use divvy_page::{Address, Filter, History, Key, Listing, Measured, Scene, listing, page, part};
@@ -32,6 +32,14 @@ struct State {
     version: u64,
     /// The version in which a part changed last.
     changed: BTreeMap<String, u64>,
+    totals: Seen,
+    waiting: Seen,
+    record: Seen,
+}
+
+/// What is different in a new scene.
+struct Compared {
+    nodes: Vec<String>,
     totals: Seen,
     waiting: Seen,
     record: Seen,
@@ -80,13 +88,21 @@ impl Hub {
         }
     }
 
-    /// Show this scene from now on.
+    /// Show this scene from now on. Pages are rendered while it is compared with the scene before. There is one caller at a time: with two, the comparison
+    /// could be with a scene that was replaced meanwhile.
     pub fn show(&self, scene: Scene) {
+        let compared = self.read().compared(&scene);
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        state.show(scene);
+        let before = state.show(scene, compared);
         let version = state.version;
         drop(state);
         self.newest.send_replace(version);
+        // Large values take time to drop, which nobody should wait for.
+        drop(before);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Return the nodes on pages that were rendered in the last minute, or that a stream follows: the nodes whose agents should be asked.
@@ -106,12 +122,12 @@ impl Hub {
 
     /// Report whether there is a scene to show.
     pub(crate) fn has_scene(&self) -> bool {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).version > 0
+        self.read().version > 0
     }
 
     /// Return a page. `None` if it does not exist.
     pub(crate) fn page(&self, address: &Address) -> Option<String> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.read();
         let page = page(&state.scene, &state.history, address, &state.now().to_string())?;
         let nodes = listing(&state.scene, address).map(nodes).unwrap_or_default();
         drop(state);
@@ -131,7 +147,7 @@ impl Hub {
     /// Return the parts of a page that changed after a version, and the version now. `None` if the page must be loaded again: it has other parts than the
     /// client's (`list`), or the version is not one of this run.
     pub(crate) fn changes(&self, address: &Address, list: &str, since: Version) -> Option<(Vec<Key>, Version)> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.read();
         let now = state.now();
         let listing = listing(&state.scene, address).filter(|listing| listing.list == list)?;
         if since.run != now.run || since.number > now.number {
@@ -143,13 +159,13 @@ impl Hub {
 
     /// Return a part of a page as it is now.
     pub(crate) fn part(&self, address: &Address, key: &Key) -> Option<String> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.read();
         part(&state.scene, &state.history, address, key)
     }
 
     /// Follow the nodes of a page until the result is dropped.
     pub(crate) fn follow(self: &Arc<Hub>, address: &Address) -> Followed {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.read();
         let nodes = listing(&state.scene, address).map(nodes).unwrap_or_default();
         drop(state);
         let mut asked = self.asked.write().unwrap_or_else(PoisonError::into_inner);
@@ -203,30 +219,43 @@ impl State {
         }
     }
 
-    fn show(&mut self, scene: Scene) {
+    /// Find out which parts of a scene look different from the one that is shown.
+    fn compared(&self, scene: &Scene) -> Compared {
+        let version = self.version + 1;
+        let old = &self.scene;
+        let is_same = |node: &NodeView| looks(old, old.node(&node.name)) == looks(scene, Some(node));
+        let hash = |address, key| {
+            let mut hasher = DefaultHasher::new();
+            part(scene, &self.history, &address, &key).hash(&mut hasher);
+            hasher.finish()
+        };
+        Compared {
+            nodes: scene
+                .view
+                .nodes
+                .iter()
+                .filter(|node| !is_same(node))
+                .map(|node| node.name.clone())
+                .collect(),
+            totals: self
+                .totals
+                .next(hash(Address::Cluster(Filter::default()), Key::Totals), version),
+            waiting: self.waiting.next(hash(Address::Waiting, Key::Waiting), version),
+            record: self.record.next(hash(Address::History, Key::Record), version),
+        }
+    }
+
+    /// Show a scene, and return the one before.
+    fn show(&mut self, scene: Scene, compared: Compared) -> Scene {
         self.version += 1;
         let old = std::mem::replace(&mut self.scene, scene);
         self.history.record(&self.scene);
         let scene = &self.scene;
-        let mut changed = std::mem::take(&mut self.changed);
-        changed.retain(|name, _| scene.node(name).is_some());
-        for node in &scene.view.nodes {
-            let same = looks(&old, old.node(&node.name)) == looks(scene, Some(node));
-            if !same || !changed.contains_key(&node.name) {
-                changed.insert(node.name.clone(), self.version);
-            }
-        }
-        self.changed = changed;
-        let looks = |address, key| {
-            let mut hasher = DefaultHasher::new();
-            part(&self.scene, &self.history, &address, &key).hash(&mut hasher);
-            hasher.finish()
-        };
-        self.totals = self
-            .totals
-            .next(looks(Address::Cluster(Filter::default()), Key::Totals), self.version);
-        self.waiting = self.waiting.next(looks(Address::Waiting, Key::Waiting), self.version);
-        self.record = self.record.next(looks(Address::History, Key::Record), self.version);
+        self.changed.retain(|name, _| scene.node(name).is_some());
+        self.changed
+            .extend(compared.nodes.into_iter().map(|name| (name, self.version)));
+        (self.totals, self.waiting, self.record) = (compared.totals, compared.waiting, compared.record);
+        old
     }
 }
 

@@ -11,6 +11,8 @@ impl<T: Read + Write + Send> Stream for T {}
 /// An HTTP/1.1 client that uses one connection.
 pub struct Connection {
     stream: BufReader<Box<dyn Stream>>,
+    /// The lines of each request about the server and the client.
+    head: String,
 }
 
 impl fmt::Debug for Connection {
@@ -38,7 +40,15 @@ impl Connection {
     pub fn over(stream: Box<dyn Stream>) -> Connection {
         Connection {
             stream: BufReader::with_capacity(1 << 16, stream),
+            head: "Host: extender\r\n".to_owned(),
         }
+    }
+
+    /// Send requests to a server that checks its name and a token.
+    #[must_use]
+    pub fn bearing(self, host: &str, token: &str) -> Connection {
+        let head = format!("Host: {host}\r\nAuthorization: Bearer {token}\r\n");
+        Connection { head, ..self }
     }
 
     /// Send a GET request. Return the response's status and body.
@@ -59,7 +69,8 @@ impl Connection {
 
     fn send(&mut self, method: &str, path: &str, body: &str) -> io::Result<(u16, String)> {
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: extender\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\n{}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            self.head,
             body.len()
         );
         self.stream.get_mut().write_all(request.as_bytes())?;

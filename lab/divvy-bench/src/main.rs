@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod extender;
+mod page;
 mod process;
 mod report;
 mod screen;
@@ -50,6 +51,7 @@ Budgets:
   inspect, why, audit, doctor, simulate-k   peak memory 150 MiB, 3 times the time of curl
   simulate                                  peak memory 150 MiB
   top                                       first screen within 1.5 s; until then peak memory 60 MiB
+  web                                       until the first page peak memory 150 MiB; a later page within 0.1 s
   extender                                  ready within 3 s; peak memory 200 MiB, before and after 1000 filter, 1000 prioritize and 500 bind calls
 
 Examples:
@@ -72,7 +74,7 @@ struct ClusterArgs {
     /// Annotations of nodes and pods [default: both forms, one after the other]
     #[arg(long, value_name = "FORM")]
     form: Option<Form>,
-    /// Measure only these: extender, inspect, inspect-d, why, audit, doctor, simulate, simulate-k, top, or a name of --other
+    /// Measure only these: extender, inspect, inspect-d, why, audit, doctor, simulate, simulate-k, top, web, or a name of --other
     ///
     /// simulate-k is simulate with --keep-bound: it reads the lists and leaves the bound pods where they are.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]

@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use crate::extender::{self, Extender};
 use crate::process::{self, Ended, Running};
 use crate::report::{Budget, Part, Report, Row};
-use crate::{Other, Size, say, screen};
+use crate::{Other, Size, page, say, screen};
 
 /// The names of Divvy's measurements.
-pub(crate) const OURS: [&str; 9] = [
+pub(crate) const OURS: [&str; 10] = [
     "inspect",
     "inspect-d",
     "why",
@@ -24,6 +24,7 @@ pub(crate) const OURS: [&str; 9] = [
     "simulate-k",
     "simulate",
     "top",
+    "web",
     "extender",
 ];
 /// The number of downloads with curl. Their median is the yardstick for the tools' times.
@@ -195,6 +196,12 @@ impl Bench {
             self.part
                 .rows
                 .push(screen::first("top", command, &["gpu-node-00000", "quit"]));
+        }
+        if wanted("web") {
+            say("web");
+            let mut command = self.command(&self.divvy);
+            command.arg("web");
+            self.part.rows.extend(page::measure(command, "gpu-node-00000"));
         }
         for other in others.iter().filter(|other| !other.is_extender()) {
             say(&other.name);

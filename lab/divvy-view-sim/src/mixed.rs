@@ -120,6 +120,7 @@ fn mig(step: u64) -> Machine {
         .pod(wave("audio", "whisper-large", 7, 64, step))
         .pod(wave("platform", "vector-db", 8, 40, step))
         .pod(wave("team-a", "exam", 9, 30, step + 4))
+        .pod(wave("team-a", "exam-check", 9, 8, step + 31))
         .pod(wave("platform", "guardrail", 10, 20, step + 2))
 }
 

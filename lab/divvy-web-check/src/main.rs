@@ -83,6 +83,7 @@ impl Story {
         if self.plain {
             scene.notices.clear();
             for node in scene.view.nodes.iter_mut().filter(|node| node.name == "gpu-l40s-01") {
+                let node = std::sync::Arc::make_mut(node);
                 node.driver_trouble = None;
                 node.gpus
                     .iter_mut()

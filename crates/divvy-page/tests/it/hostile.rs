@@ -157,7 +157,7 @@ fn check(html: &str) -> Result<(), TestCaseError> {
 /// Put a text wherever one from outside is.
 fn with(scene: &mut Scene, text: &str) {
     scene.notices.push(text.to_owned());
-    for node in &mut scene.view.nodes {
+    for node in scene.view.nodes.iter_mut().map(std::sync::Arc::make_mut) {
         node.address = text.to_owned();
         node.driver_trouble = Some(text.to_owned());
         for gpu in &mut node.gpus {
@@ -178,7 +178,7 @@ fn with(scene: &mut Scene, text: &str) {
             }
         }
     }
-    if let Some(node) = scene.view.nodes.first_mut() {
+    if let Some(node) = scene.view.nodes.first_mut().map(std::sync::Arc::make_mut) {
         node.name = text.to_owned();
     }
     scene.view.nodes.sort_by(|a, b| a.name.cmp(&b.name));

@@ -67,7 +67,7 @@ fn the_amounts_are_those_of_the_shared_module() {
     let scene = everything();
     let document = open(&scene, "/");
     let usage = |node: &str| scene.answers.get(node).and_then(|answer| answer.usage.as_ref().ok());
-    let all = amounts::of_nodes(scene.view.nodes.iter().map(|node| (node, usage(&node.name))));
+    let all = amounts::of_nodes(scene.view.nodes.iter().map(|node| (&**node, usage(&node.name))));
     let shown = text(&document, ".totals dd");
     for amount in [all.allocated, all.free, all.used.expect("measured")] {
         let expected = amounts::memory(amount).replace(".0 ", " ");

@@ -422,8 +422,9 @@ fn a_filter_keeps_the_rows_with_its_text_until_it_is_removed() {
 fn no_text_of_a_node_moves_the_cursor() {
     let hostile = "bad\u{1b}[2J\u{202e}\n\tname";
     let mut shown = cluster();
-    shown.nodes[0].driver_trouble = Some(hostile.to_owned());
-    shown.nodes[0].gpus[0].model = Some(hostile.to_owned());
+    let node = std::sync::Arc::make_mut(&mut shown.nodes[0]);
+    node.driver_trouble = Some(hostile.to_owned());
+    node.gpus[0].model = Some(hostile.to_owned());
     let state = State::default()
         .update(read(shown))
         .update(Event::Trouble(Some(hostile.to_owned())));

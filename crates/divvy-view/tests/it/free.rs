@@ -9,7 +9,7 @@ use divvy_model::{
 };
 use divvy_placement::{Ask, Ledger, parts};
 use divvy_testkit::nodes::{amd_pending, divvy_node, divvy_pod, edit_gpu, gpushare_node, gpushare_pod, offer_whole, pending};
-use divvy_view::{NodeView, amounts, view};
+use divvy_view::{NodeView, amounts};
 use proptest::prelude::*;
 
 const UNITS: [u64; 3] = [1024, 256, 1];
@@ -195,8 +195,7 @@ fn both(node: &Node, unit: MemoryUnit, pods: &[Pod]) -> (Option<NodeView>, Ledge
         ledger.apply_pod(pod.clone());
     }
     let shown: Vec<Pod> = pods.iter().cloned().filter_map(divvy_view::shown).collect();
-    let mut nodes = view([node], &shown).nodes;
-    (nodes.pop(), ledger)
+    (NodeView::of(node.clone(), &shown), ledger)
 }
 
 /// Return the pods that hold memory of a GPU, with the amount in MiB.

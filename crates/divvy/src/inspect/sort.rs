@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use divvy_view::{NodeView, View};
 use serde_json::Value;
@@ -51,14 +52,14 @@ pub fn sort(view: &mut View, by: &SortBy) -> Result<(), String> {
     match by {
         SortBy::Name => {}
         SortBy::Allocated => view.nodes.sort_by_key(|node| node.allocated),
-        SortBy::Free => view.nodes.sort_by_key(NodeView::free),
+        SortBy::Free => view.nodes.sort_by_key(|node| node.free()),
         SortBy::Total => view.nodes.sort_by_key(|node| node.total),
         SortBy::Path(path, text) => {
             let key = |node: &NodeView| {
                 let json = serde_json::to_value(node).unwrap_or_default();
                 path.find(&json).first().copied().cloned()
             };
-            let mut keyed: Vec<(Option<Value>, NodeView)> = std::mem::take(&mut view.nodes)
+            let mut keyed: Vec<(Option<Value>, Arc<NodeView>)> = std::mem::take(&mut view.nodes)
                 .into_iter()
                 .map(|node| (key(&node), node))
                 .collect();
@@ -96,16 +97,18 @@ mod tests {
             free: divvy_model::MiB(free * 1024),
             ..one.nodes[0].gpus[0].clone()
         };
-        let node = |name: &str, allocated, total| NodeView {
-            name: name.to_owned(),
-            address: "unknown".to_owned(),
-            unit: divvy_model::MemoryUnit::GIB,
-            allocated,
-            total,
-            gpus: vec![gpu(total - allocated)],
-            pending: Vec::new(),
-            unnamed: Vec::new(),
-            driver_trouble: None,
+        let node = |name: &str, allocated, total| {
+            Arc::new(NodeView {
+                name: name.to_owned(),
+                address: "unknown".to_owned(),
+                unit: divvy_model::MemoryUnit::GIB,
+                allocated,
+                total,
+                gpus: vec![gpu(total - allocated)],
+                pending: Vec::new(),
+                unnamed: Vec::new(),
+                driver_trouble: None,
+            })
         };
         View {
             unit: "GiB".to_owned(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use divvy_host::plain;
 use divvy_model::{MemoryUnit, MiB};
@@ -14,7 +15,7 @@ use crate::printer::columns;
 pub fn summary(view: &View, headers: bool) -> String {
     // gpushare's tables are about units. Whole GPUs have none.
     let nodes = || {
-        let units = |node: &&NodeView| node.shared().next().is_some() || !node.pending.is_empty();
+        let units = |node: &&Arc<NodeView>| node.shared().next().is_some() || !node.pending.is_empty();
         view.nodes.iter().filter(units)
     };
     let gpus = nodes().map(|node| node.shared().count()).max().unwrap_or(0);

@@ -31,6 +31,7 @@ mod smi;
 mod smoke;
 mod suggestions;
 mod terminal;
+mod tmux;
 mod top;
 mod uninstall;
 mod unreadable;

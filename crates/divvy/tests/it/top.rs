@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use crate::cli::{beside, command, stderr, stdout};
 use crate::smi::{Machine, OTHER_UID, UID, cgroup_of};
 use crate::terminal::Terminal;
+use crate::tmux::Tmux;
 
 const GIB: u64 = 1 << 30;
 
@@ -160,6 +161,49 @@ async fn terminals_of_three_sizes_show_the_cluster_a_node_and_the_waiting_pods()
             let (status, text) = terminal.ended();
             assert!(status.success() && !text.contains("gpu-a"), "{status} {text}");
         }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn tmux_shows_the_same_screens_and_the_shell_has_its_window_back_afterwards() {
+    if !divvy_skip::program("tmux", "tmux") {
+        return;
+    }
+    let cluster = Cluster::new().await;
+    let config = cluster.kubeconfig(None);
+    on_a_terminal(move || {
+        let top = env!("CARGO_BIN_EXE_divvy");
+        let env = [("KUBECONFIG", config.as_str()), ("DIVVY", top)];
+        for (columns, rows) in [(80, 24), (120, 40), (60, 20)] {
+            let tmux = Tmux::start(&env, columns, rows);
+            tmux.run("$DIVVY top");
+            let screen = tmux.until(|text| text.contains("7.0 GiB") && text.contains("no agent runs") | (columns < 80));
+            assert!(tmux.is_alternate());
+            insta::assert_snapshot!(format!("cluster-{columns}"), screen);
+            tmux.press(&["Enter"]);
+            let screen = tmux.until(|text| text.contains("node gpu-a") && text.contains("ml/train"));
+            insta::assert_snapshot!(format!("node-{columns}"), screen);
+            tmux.press(&["w"]);
+            let screen = tmux.until(|text| text.contains("ml/large"));
+            insta::assert_snapshot!(format!("waiting-{columns}"), timeless(&screen));
+            for (columns, rows) in [(40, 10), (200, 50)] {
+                tmux.resize(columns, rows);
+                tmux.until(|text| {
+                    text.lines().count() == usize::from(rows) && text.lines().last().is_some_and(|line| line.contains("Esc"))
+                });
+            }
+            tmux.press(&["q"]);
+            tmux.until(|text| text.starts_with("ready> $DIVVY top") && text.trim_end().ends_with("ready>"));
+            assert!(!tmux.is_alternate());
+        }
+        // The reader of a pipe that has seen enough, and a terminal that cannot move its cursor.
+        let tmux = Tmux::start(&env, 100, 40);
+        tmux.run("$DIVVY top --once | head -n 1; echo d''one");
+        tmux.until(|text| text.contains("done") && !text.contains("panicked"));
+        tmux.run("clear; TERM=dumb $DIVVY top");
+        tmux.until(|text| text.contains("ml/train") && text.trim_end().ends_with("ready>"));
+        assert!(!tmux.is_alternate());
     })
     .await;
 }

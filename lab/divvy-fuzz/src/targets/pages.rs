@@ -10,11 +10,22 @@ pub(crate) fn targets() -> Vec<Target> {
         Target::new(
             "the address of a page",
             address,
-            &["/", "/?namespace=ml&model=NVIDIA+A30&free=20&health=problem&page=2", "/nodes/gpu-%C3%A9", "/pods/ml/train-0", "/waiting", "/history"],
+            &[
+                "/",
+                "/?namespace=ml&model=NVIDIA+A30&free=20&health=problem&page=2",
+                "/nodes/gpu-%C3%A9",
+                "/pods/ml/train-0",
+                "/waiting",
+                "/history",
+            ],
         )
         .refusing(&["/nodes/%ff", "/?free=many", "/pods//a"]),
-        Target::new("what an agent says of its GPUs' use", usage, &[USAGE, r#"{"v":2,"sample":1,"temperature":"warm"}"#])
-            .refusing(&[r#"{"v":1,"sample":1,"gpus":[{"uuid":"GPU-0"},{"uuid":"GPU-0"}]}"#]),
+        Target::new(
+            "what an agent says of its GPUs' use",
+            usage,
+            &[USAGE, r#"{"v":2,"sample":1,"temperature":"warm"}"#],
+        )
+        .refusing(&[r#"{"v":1,"sample":1,"gpus":[{"uuid":"GPU-0"},{"uuid":"GPU-0"}]}"#]),
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use divvy_hardware::client::{ProbeClient, Timing, Update};
 use divvy_hardware::{Code, Failure, GpuGauges, GpuProcesses, Process, Snapshot};
@@ -147,14 +148,7 @@ fn seen(
         unnamed: Vec::new(),
         driver_trouble: None,
     };
-    let view = View {
-        unit: unit.to_string(),
-        allocated: node.allocated,
-        total: node.total,
-        whole: BTreeMap::new(),
-        nodes: vec![node],
-    };
-    (view, usage)
+    (View::of(vec![Arc::new(node)]), usage)
 }
 
 /// Return the GPUs without their pods. MIG devices take the place of a GPU that is divided into them.
