@@ -117,7 +117,7 @@ pub struct GpuView {
     /// The memory that is free by [`parts::free`], regardless of the GPU's health. What only the extender knows is not subtracted: allocations that are
     /// being written, departed pods that the inventory does not count yet, and what is kept for nominated pods. For a GPU that is offered only as a whole,
     /// this is all of its memory, or nothing.
-    #[serde(skip)]
+    #[serde(rename = "freeMiB")]
     pub free: MiB,
     /// The number of units that are allocated to pods.
     pub allocated: u64,

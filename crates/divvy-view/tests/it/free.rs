@@ -9,7 +9,7 @@ use divvy_model::{
 };
 use divvy_placement::{Ask, Ledger, parts};
 use divvy_testkit::nodes::{amd_pending, divvy_node, divvy_pod, edit_gpu, gpushare_node, gpushare_pod, offer_whole, pending};
-use divvy_view::{NodeView, amounts, view};
+use divvy_view::{NodeView, amounts};
 use proptest::prelude::*;
 
 const UNITS: [u64; 3] = [1024, 256, 1];
@@ -57,6 +57,7 @@ fn any_node() -> impl Strategy<Value = (Node, MemoryUnit)> {
     let unit = proptest::sample::select(&UNITS).prop_map(|mib| MemoryUnit::new(mib).expect("not 0"));
     unit.prop_flat_map(|unit| {
         let gpus = (0..4_u32).map(|index| any_gpu(index, unit)).collect::<Vec<_>>();
+        let gpus = gpus.prop_shuffle();
         let others = proptest::sample::subsequence(UNITS.to_vec(), 0..3);
         let inventory = (gpus, 0..5_usize, others, any::<bool>()).prop_map(move |(mut gpus, count, others, unschedulable)| {
             gpus.truncate(count);
@@ -195,8 +196,7 @@ fn both(node: &Node, unit: MemoryUnit, pods: &[Pod]) -> (Option<NodeView>, Ledge
         ledger.apply_pod(pod.clone());
     }
     let shown: Vec<Pod> = pods.iter().cloned().filter_map(divvy_view::shown).collect();
-    let mut nodes = view([node], &shown).nodes;
-    (nodes.pop().map(std::sync::Arc::unwrap_or_clone), ledger)
+    (NodeView::of(node.clone(), &shown), ledger)
 }
 
 /// Return the pods that hold memory of a GPU, with the amount in MiB.
@@ -249,6 +249,7 @@ proptest! {
             // A GPU that is only offered as a whole has no units, and the kubelet may offer other units than the inventory lists.
             let same = unit.memory(shown.gpus[position].total) == Some(gpu.capacity);
             if same && !is_overbooked && !parts_anywhere {
+                prop_assert_eq!(of.free, shown.gpus[position].free.0 << 20);
                 prop_assert_eq!(of.allocated + of.held + of.free, of.total, "GPU {}: {:?}", position, of);
             } else {
                 prop_assert!(of.held + of.free <= of.total.saturating_sub(of.allocated), "GPU {}: {:?}", position, of);
@@ -289,10 +290,6 @@ fn each_way_in_which_a_pod_takes_memory_is_counted() {
         offer_whole(&mut node);
         node
     };
-    let less = Pod {
-        request: divvy_testkit::nodes::request(&[12]),
-        ..divvy_pod("a", "n", 0, 3)
-    };
     let asks_for_nothing = Pod {
         request: PodRequest::default(),
         ..divvy_pod("a", "n", 0, 3)
@@ -302,11 +299,22 @@ fn each_way_in_which_a_pod_takes_memory_is_counted() {
         ..divvy_pod("a", "n", 1, 1)
     };
     let gone = divvy_pod("a", "n", 7, 3);
+    let changed = || {
+        let mut node = shared();
+        if let Some(Ok(inventory)) = &mut node.inventory {
+            inventory.other_units = MemoryUnit::new(256).into_iter().collect();
+        }
+        node
+    };
+    let asks_for_more = || Pod {
+        request: divvy_testkit::nodes::request(&[12]),
+        ..divvy_pod("a", "n", 0, 3)
+    };
     let bound = |pod: Pod| Pod {
         node: Some("n".to_owned()),
         ..pod
     };
-    let cases: [(&str, Node, Pod, (Vec<u64>, usize, usize)); 9] = [
+    let cases: [(&str, Node, Pod, (Vec<u64>, usize, usize)); 10] = [
         ("an allocation", shared(), divvy_pod("a", "n", 0, 3), (vec![13, 16], 1, 0)),
         (
             "containers of deleted pods",
@@ -314,7 +322,18 @@ fn each_way_in_which_a_pod_takes_memory_is_counted() {
             divvy_pod("a", "n", 0, 3),
             (vec![9, 16], 1, 0),
         ),
-        ("a request above the allocation", shared(), less, (vec![4, 16], 1, 0)),
+        (
+            "a request above the allocation",
+            shared(),
+            asks_for_more(),
+            (vec![4, 16], 1, 0),
+        ),
+        (
+            "a request in the former unit",
+            changed(),
+            asks_for_more(),
+            (vec![13, 16], 1, 0),
+        ),
         ("no request", shared(), asks_for_nothing, (vec![13, 16], 1, 0)),
         ("a whole GPU", both_ways(), whole, (vec![16, 0], 1, 0)),
         ("a GPU that is gone", shared(), gone.clone(), (vec![16, 16], 0, 1)),
