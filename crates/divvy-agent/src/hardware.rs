@@ -184,6 +184,7 @@ fn probe(config: &Config) -> Result<Where, Error> {
         env: Vec::new(),
         watchdog: None,
         dir: config.state_dir().join("probe"),
+        log: None,
     }))
 }
 

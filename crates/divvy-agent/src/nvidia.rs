@@ -194,6 +194,7 @@ fn probe(config: &Config, surroundings: &Surroundings) -> Spawn {
         env: Vec::new(),
         watchdog: None,
         dir: surroundings.probe_dir.clone(),
+        log: None,
     }
 }
 

@@ -53,6 +53,8 @@ pub struct Spawn {
     pub env: Vec<(String, OsString)>,
     /// A private directory for the socket (`probe.sock`). It is created with mode 0700 if it does not exist. [`snapshot`] does not use it.
     pub dir: PathBuf,
+    /// The file for what the probe writes to its standard error. By default, it shares this process's. [`snapshot`] does not use it.
+    pub log: Option<PathBuf>,
 }
 
 /// Intervals and timeouts.

@@ -18,6 +18,8 @@ pub(crate) enum Edition {
     R570,
     /// Another line above the heads, and no spaces in empty lines.
     R580,
+    /// The versions of the driver's two parts: of its kernel modules (KMD), and of CUDA (UMD).
+    R610,
 }
 
 impl Edition {
@@ -31,7 +33,8 @@ impl Edition {
             Some(550..560) => Edition::R550,
             Some(560..570) => Edition::R560,
             Some(570..580) => Edition::R570,
-            Some(580..) | None => Edition::R580,
+            Some(580..610) => Edition::R580,
+            Some(610..) | None => Edition::R610,
         }
     }
 
@@ -66,7 +69,7 @@ impl Edition {
     pub(crate) fn gap(self) -> String {
         let spaces = match self {
             Edition::R450 => 79,
-            Edition::R580 => 0,
+            Edition::R580 | Edition::R610 => 0,
             // The branches with 91 columns kept the 89 spaces.
             _ => 89,
         };

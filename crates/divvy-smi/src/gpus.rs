@@ -1,14 +1,35 @@
 //! The table's head, and the GPUs.
 
-use crate::cell::{double_rule, keep_start, line, row, rule};
+use crate::cell::{double_rule, keep_start, line, printable, row, rule};
 use crate::edition::Edition;
 use crate::value::{ComputeMode, Ecc, Gpu, Memory, Reading, Smi};
+
+/// Add a line for each GPU of which the driver gives no handle. People published these lines in three forms: from the driver 520
+/// (<https://github.com/NVIDIA/open-gpu-kernel-modules/issues/387>), from 525 and 560 (<https://github.com/NVIDIA/nvidia-container-toolkit/issues/69>,
+/// <https://github.com/meta-llama/llama-models/issues/200>), and with the index from 570 and 610. Here, the form changes with the edition, so 525 has the first.
+pub(crate) fn without_handle(out: &mut String, smi: &Smi, edition: Edition) {
+    for gpu in &smi.gpus {
+        let Some(why) = &gpu.no_handle else { continue };
+        let (index, bus) = (gpu.index, printable(gpu.bus.strip_prefix("0000").unwrap_or(&gpu.bus)));
+        let name = match (edition, bus.as_str()) {
+            (Edition::R450, "") => format!("GPU {index}"),
+            (Edition::R450, bus) => format!("GPU {bus}"),
+            (_, "") => format!("GPU{index}"),
+            (edition, bus) if edition < Edition::R570 => format!("GPU{bus}"),
+            (_, bus) => format!("GPU{index}: {bus}"),
+        };
+        out.push_str(&format!(
+            "Unable to determine the device handle for {name}: {}\n",
+            printable(why)
+        ));
+    }
+}
 
 pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
     let cells = edition.gpu_cells();
     line(out, &[edition.inner()]);
     row(out, &[(edition.inner(), versions(smi, edition))]);
-    let first = if edition == Edition::R580 { '+' } else { '|' };
+    let first = if edition >= Edition::R580 { '+' } else { '|' };
     rule(out, &cells, [first, '+', '+'], '-');
     for heads in heads(edition) {
         let [a, b, c] = cells;
@@ -18,7 +39,7 @@ pub(crate) fn draw(out: &mut String, smi: &Smi, edition: Edition) {
         );
     }
     double_rule(out, &cells);
-    for gpu in &smi.gpus {
+    for gpu in smi.gpus.iter().filter(|gpu| gpu.no_handle.is_none()) {
         for [a, b, c] in rows(gpu, edition) {
             row(out, &[(cells[0], a), (cells[1], b), (cells[2], c)]);
         }
@@ -30,11 +51,16 @@ fn versions(smi: &Smi, edition: Edition) -> String {
     let (first, second) = match edition {
         Edition::R450 => (13, 13),
         Edition::R530 | Edition::R535 => (23, 13),
+        Edition::R610 => (23, 14),
         _ => (23, 15),
+    };
+    let (of_driver, of_cuda) = match edition {
+        Edition::R610 => ("KMD Version", "CUDA UMD Version"),
+        _ => ("Driver Version", "CUDA Version"),
     };
     let cuda = smi.cuda.as_deref().unwrap_or("N/A");
     let driver = &smi.driver;
-    format!(" NVIDIA-SMI {driver:<first$.first$}Driver Version: {driver:<second$.second$}CUDA Version: {cuda}")
+    format!(" NVIDIA-SMI {driver:<first$.first$}{of_driver}: {driver:<second$.second$}{of_cuda}: {cuda}")
 }
 
 fn heads(edition: Edition) -> [[&'static str; 3]; 3] {
@@ -119,6 +145,8 @@ fn rows(gpu: &Gpu, edition: Edition) -> [[String; 3]; 3] {
         none => format!("{:>5} ", word(none, |_| String::new())),
     };
     let utilization = word(&gpu.utilization, |percent| format!("{percent}%"));
+    // `E. Process` and `Prohibited` are in tables that people published, such as those of a Tesla K80 and a GRID P40. No driver that prints this table has the
+    // mode of one thread, so `E. Thread` is in none of them.
     let mode = word(&gpu.compute_mode, |mode| {
         let text = match mode {
             ComputeMode::Default => "Default",
@@ -169,7 +197,7 @@ fn memory(memory: &Reading<Memory>, edition: Edition) -> String {
             }
         }
         // A GPU that uses the machine's main memory, such as the GB10.
-        Reading::Absent if edition == Edition::R580 => " Not Supported".to_owned(),
+        Reading::Absent if edition >= Edition::R580 => " Not Supported".to_owned(),
         none => format!("{:>21}", word(none, |_| String::new())),
     }
 }

@@ -1,14 +1,14 @@
 //! The table that nvidia-smi prints, as a pure function of what was read from a machine's GPUs ([`Smi`]), and a list of the pods of the processes.
 //!
 //! ```text
-//! Smi ── table() ──┬─ gpus.rs       the GPUs, by the driver's version in one of seven editions (edition.rs)
+//! Smi ── table() ──┬─ gpus.rs       the GPUs, by the driver's version in one of eight editions (edition.rs)
 //!                  ├─ mig.rs        the MIG devices, if a GPU has MIG enabled
 //!                  ├─ processes.rs  the processes
 //!                  └─ pods.rs       which pod each process belongs to; nvidia-smi does not have this list
 //! ```
 //!
 //! For the same values, the text up to the processes has the same bytes as nvidia-smi's. NVIDIA does not document the table: the tests compare it
-//! with tables that people published, from the drivers 460 to 595.
+//! with tables that people published, from the drivers 460 to 610.
 
 #![forbid(unsafe_code)]
 
@@ -20,16 +20,22 @@ mod pods;
 mod processes;
 mod value;
 
-pub use value::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Owner, Process, Reading, Smi};
+pub use value::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, LOST, Memory, MigDevice, Owner, Process, Reading, Smi};
 
 use edition::Edition;
 
 /// Return the table. Each line ends with a newline.
 ///
-/// Lines have the width of the driver's edition of the table, except for the time, which nvidia-smi prints above it, and empty lines.
+/// Lines have the width of the driver's edition of the table, except for what nvidia-smi prints above it, which is the time and a line for each GPU of which the
+/// driver gives no handle, and for empty lines. If the driver gives no handle of any GPU, there is no table.
 pub fn table(smi: &Smi) -> String {
     let edition = Edition::of(&smi.driver);
     let mut out = String::new();
+    gpus::without_handle(&mut out, smi, edition);
+    if !smi.gpus.is_empty() && smi.gpus.iter().all(|gpu| gpu.no_handle.is_some()) {
+        out.push_str("No devices were found\n");
+        return out;
+    }
     // The time of asctime(3) and seven spaces.
     out.push_str(&format!("{:<31}\n", cell::printable(&smi.time)));
     gpus::draw(&mut out, smi, edition);

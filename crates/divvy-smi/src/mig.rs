@@ -40,7 +40,7 @@ fn heads(edition: Edition) -> [[&'static str; 4]; 3] {
     let memory = match edition {
         Edition::R450 => ["         Memory-Usage ", "           BAR1-Usage "],
         Edition::R530 | Edition::R535 => ["                   Memory-Usage ", "                     BAR1-Usage "],
-        Edition::R580 => ["              Shared Memory-Usage ", "                Shared BAR1-Usage "],
+        Edition::R580 | Edition::R610 => ["              Shared Memory-Usage ", "                Shared BAR1-Usage "],
         _ => ["                     Memory-Usage ", "                       BAR1-Usage "],
     };
     let engines = match edition {

@@ -35,7 +35,7 @@ fn heads(edition: Edition) -> [&'static str; 2] {
             "  GPU   GI   CI        PID   Type   Process name                              GPU Memory ",
             "        ID   ID                                                               Usage      ",
         ],
-        Edition::R570 | Edition::R580 => [
+        Edition::R570 | Edition::R580 | Edition::R610 => [
             "  GPU   GI   CI              PID   Type   Process name                        GPU Memory ",
             "        ID   ID                                                               Usage      ",
         ],
@@ -63,7 +63,7 @@ fn text(process: &Process, edition: Edition) -> String {
         Edition::R450 => (28, 12),
         Edition::R530 | Edition::R535 => (38, 12),
         Edition::R550 | Edition::R560 => (38, 14),
-        Edition::R570 | Edition::R580 => (32, 14),
+        Edition::R570 | Edition::R580 | Edition::R610 => (32, 14),
     };
     let memory = match process.memory {
         Some(mib) => format!("{mib}MiB"),

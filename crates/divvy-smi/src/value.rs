@@ -56,6 +56,10 @@ impl<T: Serialize> Serialize for Reading<T> {
     }
 }
 
+/// What nvidia-smi says of a GPU that has fallen off the bus (NVML_ERROR_GPU_IS_LOST), with two spaces. It is published in
+/// <https://github.com/AlexeyAB/darknet/issues/86>, for example.
+pub const LOST: &str = "GPU is lost.  Reboot the system to recover this GPU";
+
 /// A GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -96,6 +100,9 @@ pub struct Gpu {
     pub mig_devices: Vec<MigDevice>,
     /// Why values could not be read.
     pub error: Option<String>,
+    /// Why the driver gives no handle of the GPU, in nvidia-smi's words, such as [`LOST`]. The GPU then has a line above the table, and no rows in it.
+    #[serde(skip)]
+    pub no_handle: Option<String>,
 }
 
 /// Whether the memory has ECC, and its errors.

@@ -127,6 +127,16 @@ pub enum Command {
     Demo(DemoArgs),
 }
 
+impl Cli {
+    /// Return the filter of the log: that of `--log`, and by default none for the program's own. Of what the probe's client logs, `divvy smi` and `divvy top`
+    /// tell everything themselves.
+    pub fn log_filter(&self) -> Option<&str> {
+        let without_probe = "warn,kube_client=off,kube_runtime=off,divvy=info,divvy_kube=info,divvy_hardware=off";
+        let own = matches!(self.command, Command::Smi(_) | Command::Top(_)).then_some(without_probe);
+        self.log.as_deref().or(own)
+    }
+}
+
 /// kubectl's connection flags: the cluster and the user, for commands that people type.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Connection, as in kubectl")]

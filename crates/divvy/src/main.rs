@@ -31,6 +31,6 @@ fn main() -> ExitCode {
         }
     };
     divvy::printer::choose_colour(cli.color);
-    let log = cli.log.clone();
+    let log = cli.log_filter().map(str::to_owned);
     run(log.as_deref(), divvy::commands::run(cli))
 }

@@ -1,7 +1,7 @@
 //! A probe that runs as a child process.
 
-use std::fs::DirBuilder;
-use std::io;
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read as _};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -17,12 +17,16 @@ use crate::{Code, Error, Failure};
 /// How long a killed process may take to end. A process that hangs in the kernel's driver code never ends.
 const KILL_LIMIT: Duration = Duration::from_secs(1);
 
+/// How much of a log is read. A probe writes a few lines before it ends.
+const LOG_BYTES: u64 = 1 << 20;
+
 /// A running probe. Dropping it kills the process and removes its socket. If the agent itself is killed, the probe's standard input closes
 /// and the probe ends.
 #[derive(Debug)]
 pub(super) struct Child {
     process: Process,
     socket: Socket,
+    log: Option<PathBuf>,
     /// Kept open because the probe ends when it closes. (`Process::wait` would close it.)
     _stdin: Option<ChildStdin>,
 }
@@ -51,7 +55,10 @@ impl Child {
         listen.push(&socket);
         let mut command = spawn.command();
         command.arg("--listen").arg(listen).arg("--exit-with-stdin");
-        // The probe shares the agent's standard error, so its log lines appear in the agent's log.
+        // Without a file, the probe shares the agent's standard error, so its log lines appear in the agent's log.
+        if let Some(log) = &spawn.log {
+            command.stderr(File::create(log).map_err(|source| Error::io("cannot create", log, source))?);
+        }
         command.stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
         let mut process = command
             .spawn()
@@ -60,6 +67,7 @@ impl Child {
             _stdin: process.stdin.take(),
             process,
             socket: Socket(socket),
+            log: spawn.log.clone(),
         })
     }
 
@@ -70,7 +78,7 @@ impl Child {
     /// Wait until the process ends, and return how it ended.
     pub(super) async fn ended(&mut self) -> Failure {
         match self.process.wait().await {
-            Ok(status) => describe(status),
+            Ok(status) => describe(status, self.said()),
             Err(error) => Failure::new(Code::ProbeUnreachable, format!("cannot wait for the probe to end: {error}")),
         }
     }
@@ -79,9 +87,20 @@ impl Child {
     /// return `failure`.
     pub(super) async fn explain(&mut self, failure: Failure) -> Failure {
         match timeout(Duration::from_millis(100), self.process.wait()).await {
-            Ok(Ok(status)) => describe(status),
+            Ok(Ok(status)) => describe(status, self.said()),
             _ => failure,
         }
+    }
+
+    /// Return the last line in the probe's log. `None` if the log is not a file of its own.
+    fn said(&self) -> Option<String> {
+        let log = self.log.as_ref()?;
+        let mut text = Vec::new();
+        let read = File::open(log).and_then(|file| file.take(LOG_BYTES).read_to_end(&mut text));
+        Some(match read {
+            Ok(_) => last_line(&text).unwrap_or_else(|| "it wrote no error message".to_owned()),
+            Err(error) => format!("{} cannot be read: {error}", log.display()),
+        })
     }
 
     /// Kill the process. The socket is removed even if the process does not end.
@@ -116,11 +135,31 @@ impl Spawn {
     }
 }
 
-fn describe(status: ExitStatus) -> Failure {
-    if status.code() == Some(EXIT_HUNG) {
-        let text = "a driver call hung and the probe ended itself (exit status 70); see the probe's log for the call";
-        return Failure::new(Code::Timeout, text);
-    }
-    let text = format!("the probe ended ({status}); see its log for the reason");
-    Failure::new(Code::ProbeUnreachable, text)
+/// Return the last line that a probe wrote to its standard error, without the program's name. `None` if it wrote none.
+pub(super) fn last_line(text: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(text);
+    let line = text.lines().last()?.trim_start_matches("divvy-probe: ");
+    Some(line.chars().take(2048).collect()).filter(|line: &String| !line.is_empty())
+}
+
+fn describe(status: ExitStatus, said: Option<String>) -> Failure {
+    let (code, what, log) = match status.code() {
+        Some(EXIT_HUNG) => (
+            Code::Timeout,
+            "a driver call hung and the probe ended itself (exit status 70)".to_owned(),
+            "see the probe's log for the call",
+        ),
+        _ => (
+            Code::ProbeUnreachable,
+            format!("the probe ended ({status})"),
+            "see its log for the reason",
+        ),
+    };
+    Failure::new(
+        code,
+        match said {
+            Some(said) => format!("{what}: {said}"),
+            None => format!("{what}; {log}"),
+        },
+    )
 }

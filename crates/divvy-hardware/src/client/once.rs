@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
+use super::child::last_line;
 use super::{Probe, ProbeClient, Spawn, Timing, Update, protocol};
 use crate::{Code, Failure, Snapshot};
 
@@ -62,14 +63,9 @@ async fn run(spawn: &Spawn, arguments: &[&str]) -> Result<Snapshot, Failure> {
         .await
         .map_err(|error| unreachable(format!("cannot start {}: {error}", spawn.program.display())))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said
-            .lines()
-            .last()
-            .map_or("", |line| line.trim_start_matches("divvy-probe: "));
-        return Err(match said {
-            "" => unreachable(format!("the probe ended without an error message ({})", output.status)),
-            said => Failure::parse(&said.chars().take(2048).collect::<String>()),
+        return Err(match last_line(&output.stderr) {
+            None => unreachable(format!("the probe ended without an error message ({})", output.status)),
+            Some(said) => Failure::parse(&said),
         });
     }
     if output.stdout.len() > LIMIT {

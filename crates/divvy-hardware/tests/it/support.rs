@@ -121,6 +121,7 @@ impl Machine {
             watchdog: Some(watchdog),
             env: self.env(),
             dir: self.path("private"),
+            log: None,
         }
     }
 

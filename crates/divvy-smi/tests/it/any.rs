@@ -52,6 +52,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
         reading(any::<bool>()),
         reading(any::<bool>()),
         reading(ecc),
+        prop::option::weighted(0.2, ".*"),
     );
     let values = (number(), number(), number(), number(), number(), memory(), number());
     let mig = (
@@ -60,7 +61,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
         prop::collection::vec(mig_device(), 0..3),
     );
     (names, values, mig).prop_map(|(names, values, mig)| {
-        let (index, name, bus, persistence, display, ecc) = names;
+        let (index, name, bus, persistence, display, ecc, no_handle) = names;
         let (fan, temperature, performance, power, power_limit, memory, utilization) = values;
         let (compute_mode, mig, mig_devices) = mig;
         Gpu {
@@ -82,6 +83,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             mig,
             mig_devices,
             error: None,
+            no_handle,
         }
     })
 }
@@ -129,7 +131,17 @@ proptest! {
     #[test]
     fn every_line_has_the_same_width_and_only_printable_characters(smi in smi()) {
         let table = table(&smi);
-        let mut lines = table.lines().skip(1);
+        let mut lines = table.lines();
+        let without = smi.gpus.iter().filter(|gpu| gpu.no_handle.is_some()).count();
+        for line in lines.by_ref().take(without) {
+            prop_assert!(line.starts_with("Unable to determine the device handle for GPU"), "{}", line);
+            prop_assert!(line.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic()), "{}", line);
+        }
+        if without > 0 && without == smi.gpus.len() {
+            prop_assert_eq!(lines.collect::<Vec<_>>(), ["No devices were found"]);
+            return Ok(());
+        }
+        let mut lines = lines.skip(1);
         let width = lines.next().expect("the first rule").len();
         prop_assert!([79, 89, 91].contains(&width));
         for line in lines.filter(|line| !line.trim_end().is_empty()) {

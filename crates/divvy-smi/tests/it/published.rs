@@ -172,6 +172,20 @@ fn exact() -> Vec<(&'static str, &'static str, Smi)> {
         mig: Failed,
         ..a100_80(index, bus, celsius, 0)
     };
+    let blackwell = |index, bus: &str, fan, utilization, values, memory| Gpu {
+        ecc: Value(Ecc::Off),
+        ..for_games(
+            games(
+                index,
+                "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+                bus,
+                values,
+                memory,
+            ),
+            fan,
+            utilization,
+        )
+    };
     let with = |smi: Smi, processes| Smi { processes, ..smi };
     let (c, g) = (Kind::Compute, Kind::Graphics);
     vec![
@@ -269,6 +283,32 @@ fn exact() -> Vec<(&'static str, &'static str, Smi)> {
                     a100_80(1, "00000000:65:00.0", 35, 54),
                     failed(2, "00000000:CA:00.0", 43),
                     failed(3, "00000000:E3:00.0", 45),
+                ],
+            ),
+        ),
+        (
+            "610-no-handle",
+            include_str!("tables/610-no-handle.txt"),
+            with(
+                smi(
+                    "Thu Aug 27 18:05:38 2026",
+                    "610.57.04",
+                    "13.3",
+                    vec![
+                        blackwell(0, "00000000:16:00.0", 58, 100, [87, 1, 299, 300], [88450, 97887]),
+                        Gpu {
+                            index: 1,
+                            bus: "00000000:34:00.0".to_owned(),
+                            no_handle: Some("Unknown Error".to_owned()),
+                            ..Gpu::default()
+                        },
+                        blackwell(2, "00000000:AC:00.0", 63, 100, [86, 1, 298, 300], [88450, 97887]),
+                        blackwell(3, "00000000:CA:00.0", 30, 0, [33, 8, 6, 300], [10, 97887]),
+                    ],
+                ),
+                vec![
+                    process(0, 6194, c, "VLLM::Worker_TP1", 88438),
+                    process(2, 6193, c, "VLLM::Worker_TP0", 88438),
                 ],
             ),
         ),

@@ -15,7 +15,7 @@ Examples:
   divvy smi -o json | jq '.processes[] | select(.pod) | {pid, usedMiB, pod: .pod.name}'
 
 The table is as wide as that of the driver's own nvidia-smi, and the same values give the same text. N/A stands for what the driver does not return, ERR! \
-for what it could not read, for example because the GPU is lost.
+for what it could not read. A lost GPU has a line above the table, and no rows in it.
 
 The list of pods has the namespace, the name, and the containers that have a share of a GPU, as the agent recorded them when they started. A process may \
 belong to any container of its pod. A pod without a record, such as one that got its GPU from another device plugin, is shown by its UID.

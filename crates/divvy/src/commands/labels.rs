@@ -43,6 +43,7 @@ async fn ask(args: &LabelsArgs) -> anyhow::Result<Snapshot> {
         watchdog: None,
         env: Vec::new(),
         dir: PathBuf::new(),
+        log: None,
     };
     let asked = snapshot(&probe::named(args.probe.as_deref(), spawn)?, probe::PATIENCE).await;
     asked.map_err(|Failure { code, text }| {

@@ -22,7 +22,7 @@ struct Answers {
 
 /// Print the table.
 pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
-    // The directory of a started probe's socket. It is removed at the end.
+    // The directory of a started probe's socket and log. It is removed at the end.
     let directory = tempfile::tempdir()?;
     let asked = tokio::time::timeout(probe::PATIENCE, ask(which(&args.machine, directory.path())?)).await;
     let answers = asked
@@ -71,6 +71,8 @@ pub(super) fn which(args: &MachineArgs, directory: &Path) -> anyhow::Result<Prob
         watchdog: None,
         env: Vec::new(),
         dir: directory.to_owned(),
+        // What the probe answers is told once, by this program.
+        log: Some(directory.join("probe.log")),
     })
 }
 

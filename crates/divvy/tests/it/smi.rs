@@ -156,18 +156,39 @@ fn the_table_has_the_gpus_and_the_processes_with_their_pods() {
 }
 
 #[test]
-fn a_lost_gpu_has_errors_in_place_of_values_and_the_other_gpu_has_its_values() {
+fn a_lost_gpu_has_a_line_above_the_table_and_the_other_gpu_has_its_rows() {
     let machine = Machine::new(&json!({"gpus": {"0": {"lost": true}}}));
     let output = machine.smi(&[]);
     assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    let line = "Unable to determine the device handle for GPU 0: GPU is lost.  Reboot the system to recover this GPU\n";
     let rows = "\
-|   0  ERR!                N/A  | ERR!             N/A |                 ERR! |
-|ERR!  ERR! ERR!    ERR! / ERR! |                 ERR! |    ERR!         ERR! |
-|                               |                      |                 ERR! |
-+-------------------------------+----------------------+----------------------+
+|===============================+======================+======================|
 |   1  Tesla T4            On   | 00000000:81:00.0 Off |                  N/A |
 ";
-    assert!(stdout(&output).contains(rows), "{}", stdout(&output));
+    assert!(text.starts_with(line) && text.contains(rows), "{text}");
+    let value: Value = serde_json::from_str(&stdout(&machine.smi(&["-o", "json"]))).expect("JSON");
+    let error = value["gpus"][0]["error"].as_str().unwrap_or_default();
+    assert!(error.contains("fell off the bus"), "{value}");
+
+    let machine = Machine::new(&json!({"gpus": {"0": {"lost": true}, "1": {"lost": true}}}));
+    let text = stdout(&machine.smi(&[]));
+    let both = [line, &line.replace("GPU 0:", "GPU 1:"), "No devices were found\n"].concat();
+    assert_eq!(text, both);
+}
+
+#[test]
+fn a_mig_device_has_its_memory_and_that_of_its_processes_in_the_table() {
+    let machine = Machine::new(&json!({"gpus": {
+        "0": {"processes": {"7": 1000, "8": 30}, "mig_of": {"7": 0, "8": 1}},
+    }}));
+    let parts = "mig = [{ gpu_instance = 2, compute_instance = 0, profile = 1 }, { gpu_instance = 7, compute_instance = 0, profile = 0 }]\n";
+    let description = fs::read_to_string(machine.path("machine.toml")).expect("read");
+    let description = description.replacen("health =", &format!("{parts}health ="), 1);
+    fs::write(machine.path("machine.toml"), description).expect("written");
+    let output = machine.smi(&[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    insta::assert_snapshot!(table(&output));
 }
 
 #[test]
@@ -211,6 +232,14 @@ fn what_is_missing_is_told_with_what_to_type() {
             ["--nvml-library", "/nowhere/libnvidia-ml.so.1"],
             ["which names /nowhere/", "type divvy doctor to find the cause"],
         ),
+        // A program that ends, and says why.
+        (
+            ["--probe", "/bin/ls"],
+            [
+                "the probe ended (exit status: 2): Try ",
+                "give the path of divvy-probe with --probe",
+            ],
+        ),
     ] {
         // A flag may be given once.
         let state = machine.path("state").display().to_string();
@@ -218,7 +247,8 @@ fn what_is_missing_is_told_with_what_to_type() {
         let text = stderr(&output);
         assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
         for part in [&["the GPUs could not be read"], &parts[..]].concat() {
-            assert!(text.contains(part), "{args:?}: {text}");
+            assert_eq!(text.matches(part).count(), 1, "{args:?}: {text}");
         }
+        assert_eq!(text.lines().count(), 1, "{args:?}: {text}");
     }
 }

@@ -309,6 +309,7 @@ fn spawn(args: &CdiGenerateArgs, program: PathBuf) -> Spawn {
         watchdog: None,
         env: Vec::new(),
         dir: PathBuf::new(),
+        log: None,
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_hardware::{Gauges, GpuFacts, GpuGauges, GpuMemory, ProcessKind, Unreadable};
 use divvy_model::Vendor;
-use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevice, Owner, Process, Reading, Smi};
+use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, LOST, Memory, MigDevice, Owner, Process, Reading, Smi};
 
 use super::Answers;
 use super::grants::Pod;
@@ -36,20 +36,19 @@ fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
     let known = Gpu {
         index: facts.index,
         uuid: facts.uuid.clone(),
-        name: Some(facts.model.clone()).filter(|model| !model.is_empty()).into(),
+        name: match facts.model.as_str() {
+            "" if error.is_some() => Reading::Failed,
+            "" => Reading::Absent,
+            model => Reading::Value(model.to_owned()),
+        },
         bus: bus(&facts.pci),
         ..Gpu::default()
     };
     if facts.lost || measured.is_some_and(|of| of.error.is_some()) {
         return Gpu {
-            persistence: facts.persistence.into(),
-            memory: Reading::Value(Memory {
-                used: 0,
-                total: facts.total.0,
-            }),
-            compute_mode: Reading::Failed,
             error,
-            ..failed(known)
+            no_handle: Some(LOST.to_owned()),
+            ..known
         };
     }
     let parts = measured.map_or(&[][..], |of| &of.parts);
@@ -79,32 +78,15 @@ fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
     }
 }
 
-/// Return a GPU whose values the driver cannot read.
-fn failed(gpu: Gpu) -> Gpu {
-    Gpu {
-        ecc: Reading::Failed,
-        fan: Reading::Failed,
-        temperature: Reading::Failed,
-        performance: Reading::Failed,
-        power: Reading::Failed,
-        power_limit: Reading::Failed,
-        utilization: Reading::Failed,
-        mig: Reading::Failed,
-        ..gpu
-    }
-}
-
 /// Return a GPU of which the driver says nothing, not even its UUID.
 fn unreadable(device: &Unreadable) -> Gpu {
-    failed(Gpu {
+    let why = if device.lost { LOST } else { &device.error };
+    Gpu {
         index: device.index,
-        name: Reading::Failed,
-        bus: "ERR!".to_owned(),
-        memory: Reading::Failed,
-        compute_mode: Reading::Failed,
         error: Some(device.error.clone()),
+        no_handle: Some(why.to_owned()),
         ..Gpu::default()
-    })
+    }
 }
 
 fn ecc(gauges: &Gauges, is_divided: bool) -> Reading<Ecc> {
