@@ -446,8 +446,8 @@ namespace_user() {
   rm -f "$ann" "$bob"
 }
 
-page() { # ADDRESS HOST TOKEN: print the extender's page, and its status
-  curl -sk -m 10 -w '\nstatus %{http_code}\n' --resolve "$2:8443:$1" -H "Authorization: Bearer $3" "https://$2:8443/"
+page() { # ADDRESS HOST TOKEN: print the extender's page about node n1, and its status
+  curl -sk -m 10 -w '\nstatus %{http_code}\n' --resolve "$2:8443:$1" -H "Authorization: Bearer $3" "https://$2:8443/nodes/n1"
 }
 web_page() {
   scene "The extender serves the web page to users who may list nodes and pods"
