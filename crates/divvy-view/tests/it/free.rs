@@ -261,8 +261,10 @@ proptest! {
     }
 }
 
-/// Return the free memory of each GPU in GiB as the view shows it, and the numbers of pods on the GPUs and of pending pods.
-fn summary(node: &Node, pods: &[Pod]) -> (Vec<u64>, usize, usize) {
+/// The free memory of each GPU in GiB as the view shows it, and the numbers of pods on the GPUs and of pending pods.
+type Summary = (Vec<u64>, usize, usize);
+
+fn summary(node: &Node, pods: &[Pod]) -> Summary {
     let (shown, _) = both(node, MemoryUnit::GIB, pods);
     let shown = shown.expect("the node is shown");
     let on = |node: &NodeView| node.gpus.iter().map(|gpu| gpu.pods.len()).sum();
@@ -314,7 +316,7 @@ fn each_way_in_which_a_pod_takes_memory_is_counted() {
         node: Some("n".to_owned()),
         ..pod
     };
-    let cases: [(&str, Node, Pod, (Vec<u64>, usize, usize)); 10] = [
+    let cases: [(&str, Node, Pod, Summary); 10] = [
         ("an allocation", shared(), divvy_pod("a", "n", 0, 3), (vec![13, 16], 1, 0)),
         (
             "containers of deleted pods",
