@@ -203,6 +203,17 @@ pub struct Gpm {
     pub pcie_rx_bytes: Option<u64>,
 }
 
+impl PartGauges {
+    /// Return what is measured of both a MIG device and a GPU, as the values of a GPU.
+    pub fn as_of_gpu(&self) -> Gauges {
+        Gauges {
+            memory: self.memory,
+            gpm: self.gpm,
+            ..Gauges::default()
+        }
+    }
+}
+
 impl Gpm {
     /// Return the part of the time in which a program computed or rendered, in percent, rounded.
     pub fn busy_percent(&self) -> Option<u32> {

@@ -14,7 +14,6 @@ use divvy_exposition::{Decimal, Kind, family};
 use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
-use super::gpus::of_part;
 use super::{Measured, Xids};
 
 /// A metric of a GPU.
@@ -225,7 +224,7 @@ impl<'a> Gpu<'a> {
             // The driver reports the memory of the GPU instance for each MIG device in it.
             let entity = instances.entry(number).or_insert_with(|| Entity {
                 labels,
-                values: of_part(part),
+                values: part.as_of_gpu(),
                 uuids: Vec::new(),
             });
             entity.uuids.push(&part.uuid);

@@ -1,6 +1,6 @@
 //! The metrics about GPUs: what the driver measures, and what Divvy has allocated, in base units.
 
-use divvy_hardware::{Gauges, GpuGauges, PartGauges};
+use divvy_hardware::{Gauges, GpuGauges};
 use divvy_model::{Inventory, MiB};
 
 use super::{Floats, Measured, Sheet, Xids, bytes};
@@ -76,17 +76,8 @@ type Value = fn(&Gauges) -> Option<f64>;
 /// A GPU's UUID and values, and those of its MIG devices.
 type Divided<'a> = (&'a str, Gauges, Vec<(&'a str, Gauges)>);
 
-/// Return the values of a MIG device as those of a GPU.
-pub(super) fn of_part(part: &PartGauges) -> Gauges {
-    Gauges {
-        memory: part.memory,
-        gpm: part.gpm,
-        ..Gauges::default()
-    }
-}
-
 fn divided(gpu: &GpuGauges) -> Divided<'_> {
-    let parts = gpu.parts.iter().map(|of| (of.uuid.as_str(), of_part(of)));
+    let parts = gpu.parts.iter().map(|of| (of.uuid.as_str(), of.as_of_gpu()));
     (&gpu.uuid, gpu.values, parts.collect())
 }
 
