@@ -14,7 +14,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::api::{Api, ListParams, ObjectMeta, PostParams};
 use kube::core::Selector;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::sync::mpsc;
 
 use crate::convert::UnhealthyGpus;
@@ -303,17 +303,21 @@ fn pages(client: &kube::Client, path: &str, field_selector: Option<&str>) -> Pag
 
 /// Check that the user may list nodes and pods, by requesting one of each.
 pub async fn can_list(client: &kube::Client) -> Result<(), Error> {
-    let one = ListParams::default().limit(1);
-    let nodes: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
-    nodes
-        .list_metadata(&one)
-        .await
-        .map_err(|source| Error::api("the nodes could not be listed", source))?;
-    let pods: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
-    pods.list_metadata(&one)
-        .await
-        .map_err(|source| Error::api("the pods could not be listed", source))?;
+    for (what, path) in [("nodes", NODES), ("pods", PODS)] {
+        begin(client, path).await.map_err(|failure| not_listed(what, failure))?;
+    }
     Ok(())
+}
+
+/// Request a list of one object, and read only the beginning of the answer: an API server may ignore the limit and send all objects.
+async fn begin(client: &kube::Client, path: &str) -> Result<(), pages::Failure> {
+    let mut pages = Pages::new(client.clone(), path, ListParams::default().limit(1));
+    pages.read(&mut Read(&mut |_: Result<IgnoredAny, Unreadable>| {})).await?;
+    Ok(())
+}
+
+fn not_listed(what: &str, failure: pages::Failure) -> Error {
+    Error::list(format!("the {what} could not be listed"), failure)
 }
 
 /// List all nodes that can be read. The others are logged and skipped.
@@ -419,13 +423,10 @@ pub async fn extender_pods(client: &kube::Client) -> Result<Vec<(String, String)
 /// # Errors
 /// Fails if a list fails for a reason other than a missing right.
 pub async fn refused(client: &kube::Client) -> Result<Vec<&'static str>, Error> {
-    let one = ListParams::default().limit(1);
-    let nodes: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
-    let pods: Api<PodObject> = Api::all_with(client.clone(), &objects::pods());
-    let (nodes, pods) = tokio::join!(nodes.list_metadata(&one), pods.list_metadata(&one));
+    let (nodes, pods) = tokio::join!(begin(client, NODES), begin(client, PODS));
     let mut refused = Vec::new();
-    for (what, answer) in [("nodes", nodes.map(|_| ())), ("pods", pods.map(|_| ()))] {
-        match answer.map_err(|source| Error::api(format!("the {what} could not be listed"), source)) {
+    for (what, answer) in [("nodes", nodes), ("pods", pods)] {
+        match answer.map_err(|failure| not_listed(what, failure)) {
             Ok(()) => {}
             Err(error) if error.is_forbidden() => refused.push(what),
             Err(error) => return Err(error),

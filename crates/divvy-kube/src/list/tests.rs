@@ -109,3 +109,28 @@ async fn a_long_list_that_is_wrong_or_ends_too_soon_is_an_error_at_once() {
     a refusal: the pods could not be listed: no (403 Failed to parse error data)
     ");
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_right_to_list_is_checked_without_reading_a_list_to_its_end() {
+    let beginning = &page(0..100, "")[..500];
+    let client = Script::default()
+        .then_stays_open(beginning)
+        .then_stays_open(beginning)
+        .client();
+    let checked = tokio::time::timeout(Duration::from_secs(60), can_list(&client)).await;
+    checked.expect("an end").expect("a right");
+
+    let forbidden = r#"{"kind":"Status","code":403,"reason":"Forbidden","message":"pods is forbidden"}"#;
+    let client = Script::default()
+        .then_stays_open(beginning)
+        .then_status(403, forbidden)
+        .client();
+    let error = can_list(&client).await.expect_err("no right");
+    assert!(error.is_forbidden(), "{error}");
+    assert_eq!(error.to_string(), "the pods could not be listed: pods is forbidden (403 Forbidden)");
+
+    // A server that is no API server.
+    let client = Script::default().then("<html>Welcome</html>").client();
+    let error = can_list(&client).await.expect_err("no list").to_string();
+    assert!(error.contains("the nodes could not be listed"), "{error}");
+}
