@@ -84,7 +84,7 @@ impl Cluster {
         }
     }
 
-    /// Show a pod no longer.
+    /// Remove a pod, and note that its node has changed.
     fn forget(&mut self, uid: &str) {
         let Some(node) = self.pods.remove(uid).and_then(|pod| pod.node) else {
             return;
@@ -133,7 +133,7 @@ impl Cluster {
         &self.waiting
     }
 
-    /// Compute the allocations, of the nodes that changed since they were computed last.
+    /// Return the allocations. Only nodes that have changed since the last call are computed again.
     pub(crate) fn view(&mut self) -> View {
         for name in std::mem::take(&mut self.changed) {
             let pods = self.on.get(&name).into_iter().flatten();
@@ -259,7 +259,7 @@ mod tests {
                 prop_assert_eq!(&view, &divvy_view::view(nodes.values(), pods.values()));
                 let waiting: BTreeSet<String> = pods.values().filter(|pod| pod.node.is_none()).map(|pod| pod.uid.clone()).collect();
                 prop_assert_eq!(cluster.waiting(), &waiting);
-                // What is the same is not computed again, so that it need not be compared.
+                // A node that looks the same is the same value, so that comparing it costs nothing.
                 for node in &view.nodes {
                     let same = before.nodes.iter().find(|of| of.name == node.name && of == &node);
                     prop_assert!(same.is_none_or(|same| Arc::ptr_eq(same, node)), "{}", node.name);

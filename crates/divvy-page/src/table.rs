@@ -8,8 +8,8 @@ use maud::{Markup, html};
 use crate::Address;
 use crate::text::{measured, memory, percent, shown};
 
-/// Return the table of a node: a row for each GPU. Its pods are on the page of the node: the page of the cluster has hundreds of GPUs, and with all their pods its
-/// size would grow with the number of pods.
+/// Return the table of a node, with a row for each GPU. The pods are on the page of the node: with them, the size of the cluster's page would grow with the number of
+/// pods.
 pub(crate) fn of_node(node: &NodeView, usage: Option<&Usage>) -> Markup {
     html! {
         div.wide tabindex="0" role="region" aria-label={ "Table: the GPUs of " (shown(&node.name)) } {
@@ -67,8 +67,8 @@ fn head(gpu: &GpuView, used: Option<String>, rows: usize) -> Markup {
     }
 }
 
-/// Return what is used of a part that has pods, which stands nowhere else: the numbers above the table are those of all parts together, and the pods' rows have
-/// the pods' own.
+/// Return what is used of a part. If the part has pods, no cell says it: the numbers above the table are the sums of all parts, and each pod's row has what that pod
+/// uses.
 fn used(node: &NodeView, gpu: &GpuView, usage: Option<&Usage>) -> String {
     let of = amounts::of_gpu(node, gpu, usage);
     format!("{} used, {} busy", measured(of.used), percent(of.busy))

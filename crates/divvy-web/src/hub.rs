@@ -88,8 +88,8 @@ impl Hub {
         }
     }
 
-    /// Show this scene from now on. Pages are rendered while it is compared with the scene before. There is one caller at a time: with two, the comparison
-    /// could be with a scene that was replaced meanwhile.
+    /// Show this scene from now on. While it is compared with the scene before, pages can be rendered. Only one thread may call this at a time: between the
+    /// comparison and the replacement, another call could replace the scene.
     pub fn show(&self, scene: Scene) {
         let compared = self.read().compared(&scene);
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -97,7 +97,7 @@ impl Hub {
         let version = state.version;
         drop(state);
         self.newest.send_replace(version);
-        // Large values take time to drop, which nobody should wait for.
+        // Dropping a large scene takes time. No page waits for it here, without the lock.
         drop(before);
     }
 
