@@ -149,8 +149,8 @@ fn now() -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// Ask the agents of the nodes on open pages. In a small cluster, ask the agents of all other nodes once a minute. The future ends when the answers are no longer
-/// received.
+/// Ask the agents of the nodes on open pages. In a small cluster, ask the agents of all other nodes once a minute. The future ends when the receiver of the
+/// answers is dropped.
 async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver<BTreeSet<String>>, found: mpsc::Sender<Found>) {
     let agents = Agents::new(client);
     let mut asked: BTreeMap<String, Instant> = BTreeMap::new();
@@ -183,8 +183,8 @@ async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver
     }
 }
 
-/// Find out why pods wait: each time the set of waiting pods changes, and every 30 s while a page is open. The future ends when the answers are no longer
-/// received.
+/// Find out why pods wait: each time the set of waiting pods changes, and every 30 s while a page is open. The future ends when the receiver of the
+/// answers is dropped.
 async fn explain(client: kube::Client, hub: Arc<Hub>, mut pods: signal::Receiver<BTreeSet<String>>, found: mpsc::Sender<Found>) {
     loop {
         let none = pods.borrow_and_update().is_empty();

@@ -8,8 +8,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 const KEPT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 /// The maximum size of an address in bytes.
 const BYTES: usize = 4096;
-/// The maximum size of a name in an address, in bytes before it is encoded. Kubernetes allows at most 253, and product names are shorter. With it, what an address
-/// becomes when it is written again is no longer than [`BYTES`].
+/// The maximum size of a name in an address, in bytes before it is encoded. Kubernetes allows at most 253, and product names are shorter. The limit keeps
+/// an address below [`BYTES`] when it is written with all its characters encoded.
 const NAME_BYTES: usize = 256;
 
 /// The path and the query of a page.

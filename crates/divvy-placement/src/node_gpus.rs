@@ -13,7 +13,7 @@ pub struct GpuRef<'a> {
     pub whole: Option<WholeKind>,
     /// Whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub is_shared: bool,
-    /// Whether an earlier inventory listed the GPU and it is no longer present.
+    /// Whether the GPU is gone: an earlier inventory listed it, and the driver no longer does.
     pub is_lost: bool,
     /// The memory that the GPU offers.
     pub capacity: MiB,

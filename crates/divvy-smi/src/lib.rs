@@ -26,8 +26,8 @@ use edition::Edition;
 
 /// Return the table. Each line ends with a newline.
 ///
-/// Lines have the width of the driver's edition of the table, except for what nvidia-smi prints above it, which is the time and a line for each GPU of which the
-/// driver gives no handle, and for empty lines. If the driver gives no handle of any GPU, there is no table.
+/// Each line of the table has the width of the driver's edition. Above the table are the time and a line for each GPU that the driver cannot open; they and empty
+/// lines have other widths. If the driver can open no GPU, there is no table.
 pub fn table(smi: &Smi) -> String {
     let edition = Edition::of(&smi.driver);
     let mut out = String::new();

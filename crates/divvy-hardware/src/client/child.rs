@@ -92,7 +92,7 @@ impl Child {
         }
     }
 
-    /// Return the last line in the probe's log. `None` if the log is not a file of its own.
+    /// Return the last line of the probe's log. `None` if the probe writes to this process's standard error.
     fn said(&self) -> Option<String> {
         let log = self.log.as_ref()?;
         let mut text = Vec::new();

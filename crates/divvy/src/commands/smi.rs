@@ -71,7 +71,7 @@ pub(super) fn which(args: &MachineArgs, directory: &Path) -> anyhow::Result<Prob
         watchdog: None,
         env: Vec::new(),
         dir: directory.to_owned(),
-        // What the probe answers is told once, by this program.
+        // This program prints the probe's error itself, so the probe must not print it too.
         log: Some(directory.join("probe.log")),
     })
 }

@@ -10,7 +10,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// What the shell says when it waits for a command.
 const PROMPT: &str = "ready> ";
 
-/// A tmux of its own, with one window.
+/// A tmux server with one window, which no other test uses.
 pub(crate) struct Tmux {
     directory: TempDir,
 }
