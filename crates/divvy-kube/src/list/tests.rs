@@ -127,7 +127,10 @@ async fn the_right_to_list_is_checked_without_reading_a_list_to_its_end() {
         .client();
     let error = can_list(&client).await.expect_err("no right");
     assert!(error.is_forbidden(), "{error}");
-    assert_eq!(error.to_string(), "the pods could not be listed: pods is forbidden (403 Forbidden)");
+    assert_eq!(
+        error.to_string(),
+        "the pods could not be listed: pods is forbidden (403 Forbidden)"
+    );
 
     // A server that is no API server.
     let client = Script::default().then("<html>Welcome</html>").client();
