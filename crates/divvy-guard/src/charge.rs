@@ -92,20 +92,34 @@ impl Held {
         if code != SUCCESS {
             return self.gpu.cancel(charge);
         }
-        // Its page may have been charged for another one. Without room to note the page, it stays charged.
-        let is_charged = entry.size == SHARED && matches!(self.process.ledger.enter(entry.key / PAGE, entry.gpu), Ok(false));
-        if is_charged {
-            self.gpu.cancel(charge);
-        } else {
+        if entry.size != SHARED {
             self.gpu.commit(charge);
+            return note(self.process, entry);
         }
-        note(self.process, entry);
+        match self.process.ledger.insert_in_page(entry, page_of(&entry)) {
+            Ok((is_first, gone)) => {
+                if is_first {
+                    self.gpu.commit(charge);
+                } else {
+                    // The page was charged for another one.
+                    self.gpu.cancel(charge);
+                }
+                gone.iter().for_each(|gone| give_back(self.process, gone));
+            }
+            // The page stays charged until the process ends.
+            Err(NoRoom) => self.gpu.commit(charge),
+        }
     }
 }
 
 /// What is charged for memory of a recorded size.
 fn charge_of(size: u64) -> u64 {
     if size == SHARED { PAGE } else { size }
+}
+
+/// The page of memory that shares it with others.
+fn page_of(entry: &Entry) -> u64 {
+    entry.key / PAGE
 }
 
 /// Record a handle that was charged.
@@ -123,39 +137,69 @@ pub(crate) fn note(process: &Process, entry: Entry) {
 
 /// Return the charge of a handle.
 pub(crate) fn give_back(process: &Process, entry: &Entry) {
+    let was_last = shared_page(entry).is_some_and(|page| process.ledger.leave(page));
+    return_charge(process, entry, was_last);
+}
+
+/// Return the charge of a handle that has left its page.
+fn return_charge(process: &Process, entry: &Entry, was_last: bool) {
     let charge = match entry.size {
         _ if entry.is(Kind::Mapping) => 0,
-        SHARED => leave(process, entry.key / PAGE),
+        SHARED if was_last => PAGE,
+        SHARED => 0,
         charge => charge,
     };
-    if let Some(gpu) = Device::try_from(entry.gpu).ok().and_then(|device| process.gpu(device)) {
+    if let Some(gpu) = gpu_of(process, entry) {
         gpu.free(charge);
     }
 }
 
-/// Remove one small allocation from its page. Return the charge that this frees.
-fn leave(process: &Process, slab: u64) -> u64 {
-    let entry = process.ledger.change(Kind::Slab, slab, |entry| {
-        entry.of = entry.of.saturating_sub(1);
-        entry.of == 0
-    });
-    if entry.is_some_and(|entry| entry.of == 0) { PAGE } else { 0 }
+fn gpu_of<'a>(process: &'a Process, entry: &Entry) -> Option<&'a Gpu> {
+    process.gpu(Device::try_from(entry.gpu).ok()?)
 }
 
 /// Free something: call the driver with `call`, and return the charge that was recorded under `key`. An allocation without a record was not charged.
 pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
     // Removed before the driver is called, because another thread can get the same handle right afterwards.
-    let Some(entry) = process.ledger.take(kind, key) else {
+    let Some((entry, was_last)) = process.ledger.take_from_page(kind, key, shared_page) else {
         return call();
     };
     let code = call();
-    if code == SUCCESS {
-        give_back(process, &entry);
-    } else {
-        note(process, entry);
-    }
+    freed(process, entry, was_last, code);
     code
+}
+
+/// The page of memory that shares one.
+fn shared_page(entry: &Entry) -> Option<u64> {
+    (entry.size == SHARED).then(|| page_of(entry))
+}
+
+/// Return the charge of what the driver has freed, or record it again if the driver has not.
+#[inline(never)]
+fn freed(process: &Process, entry: Entry, was_last: bool, code: Code) {
+    if code == SUCCESS {
+        return_charge(process, &entry, was_last);
+    } else {
+        keep(process, entry, was_last);
+    }
+}
+
+/// Record memory again that the driver did not free. `was_last`: its page is still charged for it.
+#[cold]
+fn keep(process: &Process, entry: Entry, was_last: bool) {
+    if entry.size != SHARED {
+        return note(process, entry);
+    }
+    let Ok((is_first, gone)) = process.ledger.insert_in_page(entry, page_of(&entry)) else {
+        return;
+    };
+    // Meanwhile, other threads may have charged the page again, or returned the charge.
+    if let Some(gpu) = gpu_of(process, &entry) {
+        let count = |charged: bool| if charged { PAGE } else { 0 };
+        gpu.adjust(count(was_last), count(is_first));
+    }
+    gone.iter().for_each(|gone| give_back(process, gone));
 }
 
 /// Return the charges of everything that ended with a context.

@@ -191,17 +191,30 @@ impl Ledger {
 
     /// Remove the record of a handle.
     pub(crate) fn take(&self, kind: Kind, key: u64) -> Option<Entry> {
+        self.with(|inner| inner.take(kind, key))
+    }
+
+    /// Record small memory, and count it in its page. Return whether it is the first there, and the handle's earlier record as [`Ledger::insert`] does.
+    pub(crate) fn insert_in_page(&self, entry: Entry, page: u64) -> Result<(bool, Option<Entry>), NoRoom> {
         self.with(|inner| {
-            let mut table = inner.table()?;
-            let index = table.place(&Entry::new(kind, key, 0, 0, 0));
-            let entry = table.at(index);
-            if entry.kind == 0 {
-                return None;
-            }
-            table.clear(index);
-            inner.len = inner.len.saturating_sub(1);
-            Some(entry)
+            let is_first = inner.enter(page, entry.gpu)?;
+            inner.insert(entry).map(|before| (is_first, before))
         })
+    }
+
+    /// Remove the record of memory and, if `page` returns the page that it shares, its count there. Return the record, and whether it was the last there.
+    #[inline(never)]
+    pub(crate) fn take_from_page(&self, kind: Kind, key: u64, page: fn(&Entry) -> Option<u64>) -> Option<(Entry, bool)> {
+        self.with(|inner| {
+            let entry = inner.take(kind, key)?;
+            let was_last = page(&entry).is_some_and(|page| inner.leave(page));
+            Some((entry, was_last))
+        })
+    }
+
+    /// Remove small memory without a record from its page. Return whether it was the last there.
+    pub(crate) fn leave(&self, page: u64) -> bool {
+        self.with(|inner| inner.leave(page))
     }
 
     /// Change a record. If `change` returns true, remove it afterwards.
@@ -220,23 +233,6 @@ impl Ledger {
                 table.set(index, entry);
             }
             Some(entry)
-        })
-    }
-
-    /// Add one small allocation to its page. Return whether it is the first.
-    pub(crate) fn enter(&self, slab: u64, gpu: u32) -> Result<bool, NoRoom> {
-        self.with(|inner| {
-            let new = Entry::new(Kind::Slab, slab, gpu, 0, 1);
-            if let Some(mut table) = inner.table() {
-                let index = table.place(&new);
-                let mut known = table.at(index);
-                if known.kind != 0 {
-                    known.of = known.of.wrapping_add(1);
-                    table.set(index, known);
-                    return Ok(false);
-                }
-            }
-            inner.insert(new).map(|_| true)
         })
     }
 
@@ -304,6 +300,51 @@ impl Inner {
         Ok(())
     }
 
+    fn take(&mut self, kind: Kind, key: u64) -> Option<Entry> {
+        let mut table = self.table()?;
+        let index = table.place(&Entry::new(kind, key, 0, 0, 0));
+        let entry = table.at(index);
+        if entry.kind == 0 {
+            return None;
+        }
+        table.clear(index);
+        self.len = self.len.saturating_sub(1);
+        Some(entry)
+    }
+
+    /// Count one allocation in a page. Return whether it is the first there.
+    fn enter(&mut self, page: u64, gpu: u32) -> Result<bool, NoRoom> {
+        let new = Entry::new(Kind::Slab, page, gpu, 0, 1);
+        if let Some(mut table) = self.table() {
+            let index = table.place(&new);
+            let mut known = table.at(index);
+            if known.kind != 0 {
+                known.of = known.of.wrapping_add(1);
+                table.set(index, known);
+                return Ok(false);
+            }
+        }
+        self.insert(new).map(|_| true)
+    }
+
+    /// Remove one allocation from a page. Return whether it was the last there.
+    fn leave(&mut self, page: u64) -> bool {
+        let Some(mut table) = self.table() else { return false };
+        let index = table.place(&Entry::new(Kind::Slab, page, 0, 0, 0));
+        let mut known = table.at(index);
+        if known.kind == 0 {
+            return false;
+        }
+        known.of = known.of.saturating_sub(1);
+        if known.of > 0 {
+            table.set(index, known);
+            return false;
+        }
+        table.clear(index);
+        self.len = self.len.saturating_sub(1);
+        true
+    }
+
     fn insert(&mut self, entry: Entry) -> Result<Option<Entry>, NoRoom> {
         // One place stays empty forever, so that each search ends.
         if self.room().is_err() && self.len.saturating_add(1) >= self.capacity {
@@ -335,6 +376,7 @@ mod tests {
         InsertNew(u64),
         Enter(u64),
         Take(u64),
+        Leave(u64),
         Change(u64),
         Sweep(u64),
     }
@@ -347,9 +389,23 @@ mod tests {
             1 => key.clone().prop_map(Call::InsertNew),
             2 => key.clone().prop_map(Call::Enter),
             4 => key.clone().prop_map(Call::Take),
+            2 => key.clone().prop_map(Call::Leave),
             2 => key.prop_map(Call::Change),
             1 => (2..9_u64).prop_map(Call::Sweep),
         ]
+    }
+
+    /// Several keys share a page.
+    fn page(key: u64) -> u64 {
+        key / 4
+    }
+
+    fn leave(pages: &mut HashMap<u64, u64>, page: u64) -> bool {
+        let Some(count) = pages.get_mut(&page) else { return false };
+        *count -= 1;
+        let was_last = *count == 0;
+        pages.retain(|_, count| *count > 0);
+        was_last
     }
 
     proptest! {
@@ -373,23 +429,19 @@ mod tests {
                         linear.entry(key).or_insert(entry(key));
                     }
                     Call::Enter(key) => {
-                        let count: &mut u64 = slabs.entry(key).or_default();
+                        let count: &mut u64 = slabs.entry(page(key)).or_default();
                         *count += 1;
-                        prop_assert_eq!(ledger.enter(key, 3).expect("room"), *count == 1);
+                        let expected = (*count == 1, linear.insert(key, entry(key)));
+                        prop_assert_eq!(ledger.insert_in_page(entry(key), page(key)).expect("room"), expected);
+                    }
+                    Call::Leave(key) => {
+                        let gone = linear.remove(&key);
+                        let was_last = gone.is_some() && leave(&mut slabs, page(key));
+                        let taken = ledger.take_from_page(Kind::Linear, key, |entry| Some(page(entry.key)));
+                        prop_assert_eq!(taken, gone.map(|entry| (entry, was_last)));
                     }
                     Call::Take(key) => prop_assert_eq!(ledger.take(Kind::Linear, key), linear.remove(&key)),
-                    Call::Change(key) => {
-                        let left = ledger.change(Kind::Slab, key, |entry| {
-                            entry.of -= 1;
-                            entry.of == 0
-                        });
-                        let count = slabs.get_mut(&key).map(|count| {
-                            *count -= 1;
-                            *count
-                        });
-                        prop_assert_eq!(left.map(|entry| entry.of), count);
-                        slabs.retain(|_, count| *count > 0);
-                    }
+                    Call::Change(key) => prop_assert_eq!(ledger.leave(page(key)), leave(&mut slabs, page(key))),
                     Call::Sweep(divisor) => {
                         let (mut place, mut gone) = (0, 0);
                         while let Some((next, entry)) = ledger.take_from(place, |entry| entry.is(Kind::Linear) && entry.key % divisor == 0) {

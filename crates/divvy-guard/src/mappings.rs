@@ -35,6 +35,17 @@ pub(crate) unsafe fn create(
 /// Count one handle or mapping less, ask the driver, and give the memory back when it was the last one.
 fn drop_one(handle: u64, what: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
+    let Some(entry) = uncount(process, handle, what) else {
+        return call();
+    };
+    let code = call();
+    dropped(process, handle, what, entry, code);
+    code
+}
+
+/// Count one handle or mapping less. Return the record, which is removed if this was the last one. `None`: the memory was not charged.
+#[inline(never)]
+fn uncount(process: &Process, handle: u64, what: u64) -> Option<Entry> {
     let mut had = false;
     let entry = process.ledger.change(Kind::Physical, handle, |entry| {
         let count = if what == HANDLE {
@@ -48,21 +59,23 @@ fn drop_one(handle: u64, what: u64, call: impl FnOnce() -> Code) -> Code {
         }
         had && entry.of == 0
     });
-    let Some(mut entry) = entry.filter(|_| had) else {
-        return call();
-    };
-    let code = call();
-    if code == SUCCESS {
-        if entry.of == 0 {
-            give_back(process, &entry);
+    entry.filter(|_| had)
+}
+
+/// Give back what the driver has freed, or count it again if the driver has refused.
+#[inline(never)]
+fn dropped(process: &Process, handle: u64, what: u64, mut entry: Entry, code: Code) {
+    match (code, entry.of) {
+        (SUCCESS, 0) => give_back(process, &entry),
+        (SUCCESS, _) => {}
+        (_, 0) => {
+            entry.of = what;
+            note(process, entry);
         }
-    } else if entry.of == 0 {
-        entry.of = what;
-        note(process, entry);
-    } else {
-        count(handle, what);
+        _ => {
+            count(handle, what);
+        }
     }
-    code
 }
 
 /// Count one handle or mapping more. `false`: the memory was not charged.

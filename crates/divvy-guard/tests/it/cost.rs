@@ -115,7 +115,7 @@ fn an_allocation_takes_no_system_call() {
             let (allocated, pointer) = bed.count(&format!("alloc {bytes}"));
             bed.count(&format!("free {kept}"));
             let (freed, _) = bed.count(&format!("free {pointer}"));
-            let (most, locked) = if bytes == 4096 { (900, 10) } else { (760, 8) };
+            let (most, locked) = if bytes == 4096 { (730, 6) } else { (690, 8) };
             assert_costs(
                 &format!("an allocation of {bytes} bytes, with {gpus} GPUs"),
                 &allocated,
@@ -130,8 +130,8 @@ fn an_allocation_takes_no_system_call() {
                 &format!("the end of {bytes} bytes"),
                 &freed,
                 &Most {
-                    instructions: 460,
-                    locked: 5,
+                    instructions: 380,
+                    locked: 3,
                     driver_calls: 1,
                     other_calls: 0,
                 },
