@@ -82,6 +82,28 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
         "reset" => call!(cuda, b"cuDevicePrimaryCtxReset_v2"(device => c_int)),
         "context" => call!(cuda, b"cuCtxCreate_v2"(one => *mut u64, 0 => c_uint, device => c_int)),
         "destroy" => call!(cuda, b"cuCtxDestroy_v2"(first => u64)),
+        "green" => {
+            // CUdevResource. 1 is CU_DEV_RESOURCE_TYPE_SM and CU_GREEN_CTX_DEFAULT_STREAM.
+            let mut resource = [0_u32; 36];
+            let (mut described, mut context) = (0_u64, 0_u64);
+            let codes = [
+                call!(cuda, b"cuDeviceGetDevResource"(device => c_int, resource.as_mut_ptr() => *mut u32, 1 => c_int)),
+                call!(cuda, b"cuDevResourceGenerateDesc"(&mut described => *mut u64, resource.as_mut_ptr() => *mut u32, 1 => c_uint)),
+                call!(cuda, b"cuGreenCtxCreate"(one => *mut u64, described => u64, device => c_int, 1 => c_uint)),
+            ];
+            match codes.into_iter().find(|code| *code != 0) {
+                Some(code) => code,
+                None => {
+                    let code = call!(cuda, b"cuCtxFromGreenCtx"(&mut context => *mut u64, *one => u64));
+                    if code == 0 {
+                        call!(cuda, b"cuCtxSetCurrent"(context => u64))
+                    } else {
+                        code
+                    }
+                }
+            }
+        }
+        "green-destroy" => call!(cuda, b"cuGreenCtxDestroy"(first => u64)),
         "alloc" => call!(cuda, b"cuMemAlloc_v2"(one => *mut u64, first => u64)),
         "alloc-null" => call!(cuda, b"cuMemAlloc_v2"(null() => *mut u64, first => u64)),
         "managed" => call!(cuda, b"cuMemAllocManaged"(one => *mut u64, first => u64, 1 => c_uint)),

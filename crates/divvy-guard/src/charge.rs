@@ -3,7 +3,7 @@
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
 use crate::gpu::{Allowed, Gpu, PAGE, Reserved, Share, pages};
-use crate::ledger::{Entry, Kind, NoRoom};
+use crate::ledger::{Entry, Kind, NoRoom, Table};
 use crate::process::{Process, process};
 
 /// Linear memory of at least this size has its own pages. Smaller allocations share pages, and a page is charged as long as it contains one of them. The
@@ -202,11 +202,14 @@ fn keep(process: &Process, entry: Entry, was_last: bool) {
     gone.iter().for_each(|gone| give_back(process, gone));
 }
 
-/// Return the charges of everything that ended with a context.
-pub(crate) fn sweep(process: &Process, context: u64) {
-    let dead = |entry: &Entry| (entry.is(Kind::Linear) || entry.is(Kind::Array)) && entry.of == context;
+/// Return the charges of the memory for which `has_ended` returns true, because it ended with its context.
+pub(crate) fn sweep(process: &Process, has_ended: impl Fn(&Entry, &Table<'_>) -> bool) {
+    let is_memory = |entry: &Entry| entry.is(Kind::Linear) || entry.is(Kind::Array);
     let mut place = 0;
-    while let Some((next, entry)) = process.ledger.take_from(place, dead) {
+    while let Some((next, entry)) = process
+        .ledger
+        .take_from(place, |entry, table| is_memory(entry) && has_ended(entry, table))
+    {
         place = next;
         give_back(process, &entry);
     }

@@ -2,11 +2,11 @@
 
 use core::sync::atomic::Ordering;
 
-use crate::charge;
+use crate::charge::{self, Held};
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
 use crate::gpu::{Gpu, Reserved};
-use crate::ledger::Kind;
+use crate::ledger::{Entry, Kind};
 use crate::pools;
 use crate::process::process;
 use crate::sys;
@@ -18,7 +18,7 @@ const COMING: u32 = 1;
 /// It is charged.
 const CHARGED: u32 = 2;
 
-/// `cuCtxCreate`, `cuGreenCtxCreate`.
+/// `cuCtxCreate`.
 pub(crate) fn create(device: Device, call: impl FnOnce() -> Code, context: impl FnOnce() -> u64) -> Code {
     match charge::held(device) {
         Ok(held) => held.allocate(Kind::Context, 0, held.gpu.context(), call, context),
@@ -27,40 +27,79 @@ pub(crate) fn create(device: Device, call: impl FnOnce() -> Code, context: impl 
     }
 }
 
-/// `cuCtxDestroy`, `cuGreenCtxDestroy`: memory of a context dies with it.
+/// `cuCtxDestroy`: memory of a context dies with it.
 pub(crate) fn destroy(context: u64, call: impl FnOnce() -> Code) -> Code {
     let code = charge::free(Kind::Context, context, call);
-    if code == SUCCESS
-        && let Some(process) = process()
-    {
-        charge::sweep(process, context);
-        pools::settle_all(process);
+    if code == SUCCESS {
+        destroyed(context);
     }
     code
 }
 
+#[inline(never)]
+fn destroyed(context: u64) {
+    if let Some(process) = process() {
+        charge::sweep(process, |entry, _| entry.of == context);
+        pools::settle_all(process);
+    }
+}
+
 /// `cuDevicePrimaryCtxRetain`: the first one makes the context.
-pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl FnOnce() -> u64) -> Code {
+pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code) -> Code {
     let held = match charge::held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
         Err(None) => return call(),
     };
-    let (gpu, charge) = (held.gpu, held.gpu.context());
-    let first = first(gpu);
-    let reserved = if first {
-        gpu.reserve(charge, &held.allowed)
-    } else {
-        Reserved::Free
-    };
+    let is_first = first(held.gpu);
+    let reserved = coming(&held, is_first);
     if matches!(reserved, Reserved::Refused) {
-        gpu.primary.store(ABSENT, Ordering::Release);
         return OUT_OF_MEMORY;
     }
     let code = call();
-    if code == SUCCESS {
-        gpu.primary_context.store(context(), Ordering::Release);
+    came(held.gpu, is_first, &reserved, code);
+    code
+}
+
+/// `cuGreenCtxCreate`: a green context is a part of the primary context, which it retains.
+pub(crate) fn create_green(device: Device, call: impl FnOnce() -> Code, context: impl FnOnce() -> u64) -> Code {
+    let code = retain(device, call);
+    if code == SUCCESS
+        && let Some(process) = process()
+    {
+        charge::note(process, Entry::new(Kind::Green, context(), device.unsigned_abs(), 0, 0));
     }
+    code
+}
+
+/// `cuGreenCtxDestroy`.
+pub(crate) fn destroy_green(context: u64, call: impl FnOnce() -> Code) -> Code {
+    let green = process().and_then(|process| process.ledger.get(Kind::Green, context));
+    let code = charge::free(Kind::Green, context, call);
+    match green.map(|green| Device::try_from(green.gpu)) {
+        Some(Ok(device)) if code == SUCCESS => released(device),
+        _ => {}
+    }
+    code
+}
+
+/// Reserve the memory of the primary context if this thread has to make it.
+#[inline(never)]
+fn coming(held: &Held, is_first: bool) -> Reserved {
+    if !is_first {
+        return Reserved::Free;
+    }
+    let reserved = held.gpu.reserve(held.gpu.context(), &held.allowed);
+    if matches!(reserved, Reserved::Refused) {
+        held.gpu.primary.store(ABSENT, Ordering::Release);
+    }
+    reserved
+}
+
+/// The driver has made the primary context, or not.
+#[inline(never)]
+fn came(gpu: &Gpu, is_first: bool, reserved: &Reserved, code: Code) {
+    let charge = gpu.context();
     match reserved {
         Reserved::Charged if code == SUCCESS => {
             gpu.commit(charge);
@@ -70,10 +109,9 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code, context: impl 
             gpu.cancel(charge);
             gpu.primary.store(ABSENT, Ordering::Release);
         }
-        _ if first => gpu.primary.store(ABSENT, Ordering::Release),
+        _ if is_first => gpu.primary.store(ABSENT, Ordering::Release),
         _ => {}
     }
-    code
 }
 
 /// Whether this thread has to make the primary context. While another one does, this one waits, because only then it is known whether the context fits.
@@ -97,18 +135,24 @@ fn first(gpu: &Gpu) -> bool {
 const WAITS: u32 = 10_000;
 
 /// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset`. A reset ends the context although it is retained.
+pub(crate) fn release(device: Device, call: impl FnOnce() -> Code) -> Code {
+    let code = call();
+    if code == SUCCESS {
+        released(device);
+    }
+    code
+}
+
+/// Return the charge of the primary context and of its memory if the context has ended.
 ///
 /// Between the driver's answer and the change of the charge, another thread can make the context again. It is then not charged until it ends; the agent
 /// sees the difference in the driver's numbers.
-pub(crate) fn release(device: Device, call: impl FnOnce() -> Code) -> Code {
-    let code = call();
-    if code != SUCCESS {
-        return code;
-    }
-    let Some(process) = process() else { return code };
-    let Some(gpu) = process.gpu(device) else { return code };
+#[inline(never)]
+fn released(device: Device) {
+    let Some(process) = process() else { return };
+    let Some(gpu) = process.gpu(device) else { return };
     if driver::primary_exists(device) != Some(false) {
-        return code;
+        return;
     }
     if gpu
         .primary
@@ -117,7 +161,10 @@ pub(crate) fn release(device: Device, call: impl FnOnce() -> Code) -> Code {
     {
         gpu.free(gpu.context());
     }
-    charge::sweep(process, gpu.primary_context.load(Ordering::Acquire));
+    // The memory of green contexts, which have handles of their own, belongs to the primary context, too.
+    let device = device.unsigned_abs();
+    charge::sweep(process, |entry, table| {
+        entry.gpu == device && !table.has(Kind::Context, entry.of)
+    });
     pools::settle_all(process);
-    code
 }

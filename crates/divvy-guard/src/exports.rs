@@ -74,7 +74,7 @@ hooks! {
 
     // Contexts.
     fn cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) 7000: |call|
-        contexts::retain(device, call, out!(context));
+        contexts::retain(device, call);
     fn cuDevicePrimaryCtxRelease(device: Device) 7000: |call| contexts::release(device, call);
     fn cuDevicePrimaryCtxRelease_v2(device: Device) 11000: |call| contexts::release(device, call);
     fn cuDevicePrimaryCtxReset(device: Device) 7000: |call| contexts::release(device, call);
@@ -89,6 +89,10 @@ hooks! {
         contexts::create(device, call, out!(context));
     fn cuCtxDestroy(context: Context) 2000: |call| contexts::destroy(context.addr() as u64, call);
     fn cuCtxDestroy_v2(context: Context) 4000: |call| contexts::destroy(context.addr() as u64, call);
+
+    fn cuGreenCtxCreate(context: *mut Context, resources: *mut c_void, device: Device, flags: Uint) 12040: |call|
+        contexts::create_green(device, call, out!(context));
+    fn cuGreenCtxDestroy(context: Context) 12040: |call| contexts::destroy_green(context.addr() as u64, call);
 
     // Physical memory and its mappings.
     fn cuMemCreate(handle: *mut Handle, bytes: usize, prop: *const AllocationProp, flags: u64) 10020: |call|

@@ -50,7 +50,6 @@ pub(crate) struct Gpu {
     /// How many launches pass before the limits are looked at again.
     credit: AtomicI64,
     pub(crate) primary: AtomicU32,
-    pub(crate) primary_context: AtomicU64,
 }
 
 /// What the pod may have of a GPU.

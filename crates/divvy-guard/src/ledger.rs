@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Graphs,
     /// Memory imported from another interface. `of` is unused.
     External,
+    /// A green context. Nothing is charged for it but its primary context, and `of` is unused.
+    Green,
     /// A page that small allocations share. The key is its number, and `of` counts them.
     Slab,
 }
@@ -73,7 +75,7 @@ impl Entry {
 }
 
 /// A hash table with linear probing. The number of places is a power of two, and at least one is empty.
-struct Table<'a> {
+pub(crate) struct Table<'a> {
     places: &'a mut [Entry],
 }
 
@@ -90,6 +92,11 @@ impl Table<'_> {
         if let Some(place) = self.places.get_mut(index) {
             *place = entry;
         }
+    }
+
+    /// Report whether a handle has a record.
+    pub(crate) fn has(&self, kind: Kind, key: u64) -> bool {
+        self.at(self.place(&Entry::new(kind, key, 0, 0, 0))).kind != 0
     }
 
     /// Where the entry is, or the empty place where it would be.
@@ -238,13 +245,13 @@ impl Ledger {
 
     /// Remove the first handle at or after a place for which `which` returns true. Return it, and the place from which to continue. Handles that are added
     /// meanwhile may be missed.
-    pub(crate) fn take_from(&self, from: usize, which: impl Fn(&Entry) -> bool) -> Option<(usize, Entry)> {
+    pub(crate) fn take_from(&self, from: usize, which: impl Fn(&Entry, &Table<'_>) -> bool) -> Option<(usize, Entry)> {
         self.with(|inner| {
             let mut table = inner.table()?;
             let mut place = from;
             loop {
                 let entry = *table.places.get(place)?;
-                if entry.kind != 0 && which(&entry) {
+                if entry.kind != 0 && which(&entry, &table) {
                     // What lay behind it may be there now.
                     table.clear(place);
                     inner.len = inner.len.saturating_sub(1);
@@ -444,7 +451,7 @@ mod tests {
                     Call::Change(key) => prop_assert_eq!(ledger.leave(page(key)), leave(&mut slabs, page(key))),
                     Call::Sweep(divisor) => {
                         let (mut place, mut gone) = (0, 0);
-                        while let Some((next, entry)) = ledger.take_from(place, |entry| entry.is(Kind::Linear) && entry.key % divisor == 0) {
+                        while let Some((next, entry)) = ledger.take_from(place, |entry, _| entry.is(Kind::Linear) && entry.key % divisor == 0) {
                             (place, gone) = (next, gone + 1);
                             prop_assert_eq!(linear.remove(&entry.key), Some(entry));
                         }

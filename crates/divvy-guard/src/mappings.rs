@@ -4,7 +4,7 @@
 
 use crate::charge::{self, give_back, note};
 use crate::cuda::{AllocationProp, Code, DEVICE, SUCCESS};
-use crate::ledger::{Entry, Kind};
+use crate::ledger::{Entry, Kind, Table};
 use crate::process::{Process, process};
 
 /// In `Entry::of` of physical memory: one handle, and one mapping.
@@ -140,7 +140,7 @@ pub(crate) fn unmap(pointer: u64, size: u64, call: impl FnOnce() -> Code) -> Cod
 }
 
 fn unmap_rest(process: &Process, pointer: u64, size: u64) {
-    let inside = |entry: &Entry| entry.is(Kind::Mapping) && entry.key.wrapping_sub(pointer) < size;
+    let inside = |entry: &Entry, _: &Table<'_>| entry.is(Kind::Mapping) && entry.key.wrapping_sub(pointer) < size;
     let mut place = 0;
     while let Some((next, mapping)) = process.ledger.take_from(place, inside) {
         place = next;

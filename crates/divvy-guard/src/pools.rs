@@ -120,23 +120,31 @@ fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
 /// `node` is null or valid, as the driver demands it.
 pub(crate) unsafe fn add_node(node: *const AllocationNode, call: impl FnOnce() -> Code) -> Code {
     // SAFETY: the caller's promise.
-    let Some(node) = (unsafe { node.as_ref() }).filter(|node| node.pool.location_type == DEVICE) else {
-        return call();
-    };
+    match unsafe { node.as_ref() }.and_then(refused) {
+        Some(code) => code,
+        None => call(),
+    }
+}
+
+/// The error for a node whose memory does not fit.
+#[inline(never)]
+fn refused(node: &AllocationNode) -> Option<Code> {
+    if node.pool.location_type != DEVICE {
+        return None;
+    }
     let held = match held(node.pool.location_id) {
         Ok(held) => held,
-        Err(Some(code)) => return code,
-        Err(None) => return call(),
+        Err(code) => return code,
     };
     if know_graphs(&held).is_err() {
-        return OUT_OF_MEMORY;
+        return Some(OUT_OF_MEMORY);
     }
     match held.gpu.reserve(pages(node.bytes), &held.allowed) {
-        Reserved::Refused => return OUT_OF_MEMORY,
+        Reserved::Refused => return Some(OUT_OF_MEMORY),
         Reserved::Charged => held.gpu.cancel(pages(node.bytes)),
         Reserved::Free => {}
     }
-    call()
+    None
 }
 
 /// `cuGraphAddNode`: the same for a node of any type.

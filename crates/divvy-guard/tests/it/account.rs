@@ -166,6 +166,47 @@ fn memory_dies_with_its_context() {
 }
 
 #[test]
+fn memory_of_another_context_outlives_the_primary_one() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let mut program = sandbox.ready();
+    program.alloc(PAGE);
+    let [_, context, _] = program.call("context 0");
+    program.alloc(1000);
+    assert_eq!(program.code("reset 0"), 0);
+    assert_eq!(
+        (sandbox.charged(&program), sandbox.driver_gave(0)),
+        (CONTEXT + PAGE, CONTEXT + PAGE)
+    );
+    assert_eq!(program.code(&format!("destroy {context}")), 0);
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (0, 0));
+}
+
+/// CUDA 12.4 (`cuGreenCtxCreate`): "This API will retain the primary context".
+#[test]
+fn a_green_context_is_charged_with_the_primary_context() {
+    let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT + 2 * PAGE);
+    let mut program = sandbox.start();
+    assert_eq!(program.code("init"), 0);
+    let greens = [0; 2].map(|_| {
+        let [code, green, _] = program.call("green 0");
+        assert_eq!(code, 0);
+        green
+    });
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (CONTEXT, CONTEXT));
+    program.alloc(PAGE);
+    program.alloc(1000);
+    assert_eq!(program.call(&format!("alloc {PAGE}"))[0], OUT_OF_MEMORY);
+    let everything = CONTEXT + 2 * PAGE;
+    for green in greens {
+        assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (everything, everything));
+        assert_eq!(program.code(&format!("green-destroy {green}")), 0);
+    }
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (0, 0));
+    sandbox.change(&limits(CONTEXT - 1));
+    assert_eq!(program.code("green 0"), OUT_OF_MEMORY);
+}
+
+#[test]
 fn a_context_that_does_not_fit_is_refused_and_can_come_later() {
     let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT - 1);
     let mut program = sandbox.start();

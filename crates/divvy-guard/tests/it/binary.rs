@@ -5,7 +5,7 @@ use divvy_shadow_testkit::Elf;
 use crate::sandbox::guard;
 
 /// Each function that is replaced. What is not here belongs to the driver.
-pub(crate) const REPLACED: [&str; 68] = [
+pub(crate) const REPLACED: [&str; 70] = [
     "cuArray3DCreate",
     "cuArray3DCreate_v2",
     "cuArrayCreate",
@@ -37,6 +37,8 @@ pub(crate) const REPLACED: [&str; 68] = [
     "cuGraphExecDestroy",
     "cuGraphLaunch",
     "cuGraphLaunch_ptsz",
+    "cuGreenCtxCreate",
+    "cuGreenCtxDestroy",
     "cuImportExternalMemory",
     "cuLaunch",
     "cuLaunchCooperativeKernel",
