@@ -56,6 +56,14 @@ impl Machine {
         fs::write(directory.join(file), record.to_string()).expect("written");
     }
 
+    /// Divide the first GPU into two MIG devices.
+    pub(crate) fn divide(&self) {
+        let parts = "mig = [{ gpu_instance = 2, compute_instance = 0, profile = 1 }, { gpu_instance = 7, compute_instance = 0, profile = 0 }]\n";
+        let description = fs::read_to_string(self.path("machine.toml")).expect("read");
+        let description = description.replacen("health =", &format!("{parts}health ="), 1);
+        fs::write(self.path("machine.toml"), description).expect("written");
+    }
+
     fn smi(&self, args: &[&str]) -> Output {
         self.divvy("smi", args)
     }
@@ -182,10 +190,7 @@ fn a_mig_device_has_its_memory_and_that_of_its_processes_in_the_table() {
     let machine = Machine::new(&json!({"gpus": {
         "0": {"processes": {"7": 1000, "8": 30}, "mig_of": {"7": 0, "8": 1}},
     }}));
-    let parts = "mig = [{ gpu_instance = 2, compute_instance = 0, profile = 1 }, { gpu_instance = 7, compute_instance = 0, profile = 0 }]\n";
-    let description = fs::read_to_string(machine.path("machine.toml")).expect("read");
-    let description = description.replacen("health =", &format!("{parts}health ="), 1);
-    fs::write(machine.path("machine.toml"), description).expect("written");
+    machine.divide();
     let output = machine.smi(&[]);
     assert!(output.status.success(), "{}", stderr(&output));
     insta::assert_snapshot!(table(&output));

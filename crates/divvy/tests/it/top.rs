@@ -358,6 +358,21 @@ fn on_a_machine_without_a_kubeconfig_its_gpus_and_processes_are_shown() {
     assert_eq!(pods, ["Xorg (9)", "trainer-0"]);
 }
 
+/// The cluster's views name MIG devices by the same indices.
+#[test]
+fn mig_devices_of_a_machine_have_the_indices_of_the_cluster() {
+    let machine = Machine::new(&json!({"gpus": {
+        "0": {"processes": {"7": 1000, "8": 30}, "mig_of": {"7": 0, "8": 1}},
+    }}));
+    machine.divide();
+    machine.process(7, b"python3\0", "/user.slice");
+    machine.process(8, b"python3\0", "/user.slice");
+    let output = machine.divvy("top", &["--once"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let rows: Vec<String> = stdout(&output).lines().skip(2).map(str::to_owned).collect();
+    insta::assert_snapshot!("machine_divided", rows.join("\n"));
+}
+
 #[test]
 fn without_a_kubeconfig_and_without_a_driver_both_ways_are_told() {
     let machine = Machine::new(&json!({}));

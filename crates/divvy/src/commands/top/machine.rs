@@ -7,7 +7,7 @@ use std::sync::Arc;
 use divvy_hardware::client::{ProbeClient, Timing, Update};
 use divvy_hardware::{Code, Failure, GpuGauges, GpuProcesses, Process, Snapshot};
 use divvy_model::usage::{ContainerUsage, GpuUsage, Usage};
-use divvy_model::{Enforcement, GrantRecord, Health, MemoryUnit, MiB, MigDevice, Vendor};
+use divvy_model::{Enforcement, GrantRecord, Health, MemoryUnit, MiB, Vendor};
 use divvy_view::{GpuView, NodeView, PodView, View};
 use futures::FutureExt as _;
 use tempfile::TempDir;
@@ -133,7 +133,8 @@ fn seen(
         gpu.pods.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
         gpu.allocated = gpu.pods.iter().fold(0, |sum, pod| sum.saturating_add(pod.units));
         let memory = gpu.pods.iter().fold(MiB::ZERO, |sum, pod| sum.saturating_add(pod.memory));
-        gpu.free = unit.memory(gpu.total).unwrap_or(MiB::ZERO).saturating_sub(memory);
+        let total = unit.memory(gpu.total).unwrap_or(MiB::ZERO);
+        gpu.free = divvy_placement::parts::free(total, memory, MiB::ZERO, MiB::ZERO);
         gpu.cores = gpu.pods.iter().fold(0, |sum, pod| sum.saturating_add(pod.cores));
     }
     let sum = |of: fn(&GpuView) -> u64| gpus.iter().fold(0_u64, |sum, gpu| sum.saturating_add(of(gpu)));
@@ -151,36 +152,27 @@ fn seen(
     (View::of(vec![Arc::new(node)]), usage)
 }
 
-/// Return the GPUs without their pods. MIG devices take the place of a GPU that is divided into them.
+/// Return the GPUs without their pods. MIG devices take the place of a GPU that is divided into them, with the indices that they have in the cluster.
 fn gpus(snapshot: &Snapshot, unit: MemoryUnit) -> Vec<GpuView> {
-    let mut gpus = Vec::new();
-    for facts in &snapshot.gpus {
-        let (health, message) = match (facts.lost, &facts.error) {
-            (true, error) => (Health::Lost, Some(error.clone().unwrap_or_else(|| "lost".to_owned()))),
-            (false, Some(error)) => (Health::Failed, Some(error.clone())),
-            (false, None) => (Health::Ok, None),
-        };
-        let whole = GpuView {
-            uuid: Some(facts.uuid.clone()),
-            model: Some(facts.model.clone()).filter(|model| !model.is_empty()),
-            total: unit.units_in(facts.total),
-            ..gpu(facts.vendor, facts.index, health, message)
-        };
-        let devices = MigDevice::of(facts.mig, &facts.mig_devices).unwrap_or_default();
-        if devices.is_empty() {
-            gpus.push(whole);
-            continue;
-        }
-        gpus.extend(devices.iter().map(|device| {
-            let profile = device.profile(facts.total).unwrap_or_else(|| "MIG device".to_owned());
+    let divided = snapshot.divided();
+    let mut gpus: Vec<GpuView> = divided
+        .gpus
+        .iter()
+        .map(|facts| {
+            let (health, message) = match (facts.lost, &facts.error) {
+                (true, error) => (Health::Lost, Some(error.clone().unwrap_or_else(|| "lost".to_owned()))),
+                (false, Some(error)) => (Health::Failed, Some(error.clone())),
+                (false, None) => (Health::Ok, None),
+            };
             GpuView {
-                uuid: Some(device.uuid.clone()),
-                model: Some(format!("{profile} {}", facts.model)),
-                total: device.parts.map_or(0, |parts| unit.units_in(MiB(parts.memory))),
-                ..whole.clone()
+                uuid: Some(facts.uuid.clone()),
+                partition: facts.partition.clone(),
+                model: Some(facts.model.clone()).filter(|model| !model.is_empty()),
+                total: unit.units_in(facts.total),
+                ..gpu(facts.vendor, facts.index, health, message)
             }
-        }));
-    }
+        })
+        .collect();
     gpus.extend(snapshot.unreadable.iter().map(|device| {
         let health = if device.lost { Health::Lost } else { Health::Failed };
         gpu(device.vendor, device.index, health, Some(device.error.clone()))
