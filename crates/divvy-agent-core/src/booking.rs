@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{
-    Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, MemoryUnit, MiB, Pod, WholeKind, names,
+    Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, MemoryUnit, MiB, Pod, Vendor, WholeKind, names,
 };
 
 use super::reason::Reason;
@@ -77,10 +77,11 @@ impl Core {
         }
     }
 
-    /// Return the shared GPU with this index, which is how gpushare names a GPU. After a card was replaced, two GPUs have the same index; then
+    /// Return the shared GPU with this index, which is how gpushare names a GPU of the default vendor. After a card was replaced, two GPUs have the same index; then
     /// return the one that is present, as the ledger does.
     fn shared_gpu(&self, index: u32) -> Option<&Gpu> {
-        let of_index = self.gpus.iter().filter(|gpu| gpu.is_shared() && gpu.index == index);
+        let is_named = |gpu: &&Gpu| gpu.is_shared() && gpu.vendor == Vendor::default() && gpu.index == index;
+        let of_index = self.gpus.iter().filter(is_named);
         of_index.min_by_key(|gpu| gpu.health == Health::Lost)
     }
 

@@ -52,8 +52,10 @@ pub struct Settings {
     pub unit: MemoryUnit,
     /// The memory of each GPU that the node does not share.
     pub reserve: MiB,
-    /// Whether shared GPUs and MIG devices are also offered as a whole.
+    /// Whether shared GPUs and MIG devices are also offered as a whole. AMD's GPUs always are.
     pub whole: bool,
+    /// Whether the memory of AMD's GPUs is shared. Partitions of GPUs are offered only as a whole.
+    pub amd_shares: bool,
     /// Through which resources MIG devices are offered as a whole.
     pub mig: MigStrategy,
     /// The secret key from which the names of CDI devices are derived.
@@ -132,7 +134,7 @@ impl Settings {
         };
         let mut present = gpus
             .iter()
-            .filter(|gpu| gpu.vendor.shares_memory() && gpu.health != Health::Lost);
+            .filter(|gpu| gpu.vendor.is_shared_by_default() && gpu.health != Health::Lost);
         let first = present.next()?;
         let other = present.find(|gpu| profile(gpu) != profile(first))?;
         Some(format!(
@@ -169,16 +171,20 @@ impl Settings {
 
     /// Return what the agent offers of a vendor's GPU with this much memory, or of a partition of one.
     pub fn offer(&self, vendor: Vendor, total: MiB, partition: Option<&Partition>) -> Offer {
-        match vendor.shares_memory() {
+        let whole = match vendor.is_shared_by_default() {
+            true => self.kind(vendor, partition).filter(|_| self.whole),
+            false => Some(WholeKind::Gpu(vendor)),
+        };
+        match vendor::of(vendor).is_shared(self, partition) {
             true => Offer {
                 reserve: self.reserve,
                 units: self.unit.units_in(total.saturating_sub(self.reserve)),
-                whole: self.kind(vendor, partition).filter(|_| self.whole),
+                whole,
             },
             false => Offer {
                 reserve: MiB::ZERO,
                 units: 0,
-                whole: Some(WholeKind::Gpu(vendor)),
+                whole,
             },
         }
     }

@@ -3,12 +3,15 @@
 mod amd;
 mod nvidia;
 
-use divvy_model::{Gpu, GrantRecord, Vendor};
+use divvy_model::{Gpu, GrantRecord, Partition, Vendor, names};
 
-use super::NodeFiles;
+use super::{NodeFiles, Settings};
 
 /// A vendor's rules.
 pub(crate) trait Rules {
+    /// Report whether the node shares the memory of such a GPU, or of such a partition of one.
+    fn is_shared(&self, settings: &Settings, partition: Option<&Partition>) -> bool;
+
     /// Return the id under which the vendor's own device plugin offers a whole GPU. Exporters of metrics look for this id.
     fn device_id(&self, gpu: &Gpu) -> String;
 
@@ -32,6 +35,32 @@ pub(crate) struct Edits {
     pub(crate) env: Vec<(&'static str, String)>,
     /// Groups that may use the device nodes.
     pub(crate) groups: Vec<u32>,
+}
+
+/// Return gpushare's variables for a container, in the order in which gpushare sets them, for programs that read them. They describe shares, so a
+/// container with whole GPUs gets none.
+fn gpushare_env(record: &GrantRecord, gpus: &[&Gpu]) -> Vec<(&'static str, String)> {
+    if !record.gpus.is_empty() && record.gpus.iter().all(|share| share.whole) {
+        return Vec::new();
+    }
+    let units = record
+        .container_gpus
+        .iter()
+        .map(|share| record.unit.units_in(share.memory))
+        .fold(0, u64::saturating_add)
+        .to_string();
+    let indexes: Vec<String> = gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+    // gpushare never has several GPUs. With several, the index is a list, and DEV belongs to the first GPU.
+    vec![
+        (names::ALIYUN_IDX, indexes.join(",")),
+        (names::ALIYUN_POD, units.clone()),
+        (names::ALIYUN_CONTAINER, units),
+        // In the same unit as the other two values, even if --memory-unit has changed since.
+        (
+            names::ALIYUN_DEV,
+            gpus.first().map_or(0, |gpu| gpu.units_of(record.unit)).to_string(),
+        ),
+    ]
 }
 
 /// Return a vendor's rules.

@@ -397,7 +397,7 @@ impl Agent {
         let shared = node
             .whole
             .iter()
-            .find(|(kind, _)| kind.vendor().shares_memory() && is_shared(kind));
+            .find(|(kind, _)| kind.vendor().is_shared_by_default() && is_shared(kind));
         let theirs = shared.filter(|_| !settings.whole);
         if let Some((kind, offered)) = theirs
             && !self.other_plugin.swap(true, Ordering::Relaxed)

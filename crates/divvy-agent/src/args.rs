@@ -113,6 +113,10 @@ pub struct Settings {
     /// shares, and a GPU with shares is not given out as a whole
     #[arg(long, env = "DIVVY_WHOLE_GPUS", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub whole_gpus: Option<bool>,
+    /// Also share the memory of each AMD GPU, as aliyun.com/gpu-mem; a GPU with shares is not given out as a whole. Pods get such shares with the
+    /// annotation divvy.dev/gpu-vendor: amd. Partitions of a GPU are not shared
+    #[arg(long, env = "DIVVY_AMD_SHARES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub amd_shares: Option<bool>,
     /// How to offer MIG devices; NVIDIA's device plugin must not offer them on this node [default: none]
     #[arg(long, env = "DIVVY_MIG_STRATEGY", value_name = "STRATEGY")]
     pub mig_strategy: Option<MigStrategy>,
@@ -307,6 +311,7 @@ impl Settings {
             memory_unit: self.memory_unit.or(other.memory_unit),
             reserve_memory: self.reserve_memory.or(other.reserve_memory),
             whole_gpus: self.whole_gpus.or(other.whole_gpus),
+            amd_shares: self.amd_shares.or(other.amd_shares),
             mig_strategy: self.mig_strategy.or(other.mig_strategy),
             labels: self.labels.or(other.labels),
             pod_name: self.pod_name.or(other.pod_name),

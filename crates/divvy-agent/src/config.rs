@@ -50,6 +50,8 @@ pub struct Config {
     pub reserve_memory: MiB,
     /// `--whole-gpus`: shared GPUs are offered as a whole as well.
     pub whole_gpus: bool,
+    /// `--amd-shares`: the memory of AMD's GPUs is shared.
+    pub amd_shares: bool,
     /// `--mig-strategy`: how MIG devices are offered.
     pub mig_strategy: MigStrategy,
     /// `--labels`: where the labels of the node's NVIDIA GPUs are written.
@@ -108,6 +110,7 @@ impl Config {
             memory_unit: set.memory_unit.unwrap_or(MemoryUnit::GIB),
             reserve_memory: set.reserve_memory.unwrap_or(MiB::ZERO),
             whole_gpus: set.whole_gpus.unwrap_or(false),
+            amd_shares: set.amd_shares.unwrap_or(false),
             mig_strategy: set.mig_strategy.unwrap_or_default(),
             labels: set.labels.unwrap_or_default(),
             pod_name: set.pod_name,

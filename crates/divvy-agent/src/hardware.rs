@@ -421,7 +421,7 @@ impl Machine {
         withhold(&mut gpus, |uuid| is_in_use(agent, uuid));
         let unlike = settings.unlike(&gpus);
         if unlike.is_some() {
-            let shared = gpus.iter_mut().filter(|gpu| gpu.vendor.shares_memory());
+            let shared = gpus.iter_mut().filter(|gpu| gpu.vendor.is_shared_by_default());
             // A pod that has the whole GPU can start.
             let free = shared.filter(|gpu| !agent.core().holds_whole(gpu));
             free.for_each(|gpu| gpu.whole = None);
@@ -519,7 +519,7 @@ fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
     fn card(gpu: &Gpu) -> &str {
         gpu.partition.as_ref().map_or(&gpu.uuid, |partition| &partition.parent)
     }
-    let is_former = |gpu: &&Gpu| gpu.vendor.shares_memory() && gpu.health == Health::Lost && is_in_use(&gpu.uuid);
+    let is_former = |gpu: &&Gpu| gpu.vendor.is_shared_by_default() && gpu.health == Health::Lost && is_in_use(&gpu.uuid);
     let former: Vec<(String, String)> = gpus
         .iter()
         .filter(is_former)

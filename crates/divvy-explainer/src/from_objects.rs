@@ -39,7 +39,7 @@ pub fn site(object: &NodeObject) -> Site {
     }
 }
 
-/// Return how many whole GPUs another device plugin offers on this node. Only the vendors whose GPUs Divvy shares count.
+/// Return how many whole GPUs another device plugin offers on this node. Only the vendors whose GPUs Divvy shares by default count.
 fn elsewhere(node: &Node) -> u64 {
     let inventory = node.inventory.as_ref().and_then(|inventory| inventory.as_ref().ok());
     let gpus = inventory.map_or(&[][..], |inventory| &inventory.gpus);

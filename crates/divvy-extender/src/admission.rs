@@ -26,13 +26,13 @@ pub fn is_managed(resource: &str) -> bool {
     managed().any(|name| name == resource) || WholeKind::of_resource(resource).is_some()
 }
 
-/// Return the resources of [`managed`] whose pods are assigned to a second scheduler. Whole GPUs of a vendor whose GPUs Divvy shares are not
+/// Return the resources of [`managed`] whose pods are assigned to a second scheduler. Whole GPUs of a vendor whose GPUs Divvy shares by default are not
 /// among them: in a cluster with a second scheduler, that vendor's own device plugin usually offers them, and the default
 /// scheduler places the pods that request them.
 pub fn assigned() -> impl Iterator<Item = &'static str> {
     let shared = |name: &str| {
         let mut vendors = Vendor::ALL.into_iter();
-        vendors.any(|vendor| vendor.shares_memory() && vendor.whole_resource() == name)
+        vendors.any(|vendor| vendor.is_shared_by_default() && vendor.whole_resource() == name)
     };
     managed().filter(move |name| !shared(name))
 }

@@ -7,6 +7,7 @@ mod address;
 mod devices;
 mod gauges;
 mod kfd;
+mod limits;
 mod links;
 mod ras;
 mod sysfs;
@@ -155,7 +156,12 @@ impl Backend for Amd {
                 self.memory.facts.insert(device.name.clone(), facts.clone());
             }
         }
-        Ok(assemble(&module, found))
+        let mut snapshot = assemble(&module, found);
+        for gpu in &mut snapshot.gpus {
+            // A partition has no region of its own.
+            gpu.memory_limit = gpu.partition.is_none() && limits::can_limit(&files, &gpu.pci);
+        }
+        Ok(snapshot)
     }
 
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
@@ -216,15 +222,42 @@ impl Backend for Amd {
     fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {
         Err(Failure::new(
             Code::NotSupported,
-            "Divvy does not measure the compute time of AMD GPUs, which are used as a whole",
+            "Divvy does not measure the compute time of AMD GPUs",
         ))
     }
 
-    fn limit(&mut self, _: &str, _: &Cgroup, _: MiB) -> Result<Limited, Failure> {
-        Err(Failure::new(
-            Code::NotSupported,
-            "Divvy does not limit the memory of AMD GPUs, which are used as a whole",
-        ))
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
+        let files = self.files();
+        self.module(&files)?;
+        let found = find(&files, &self.calls, &mut self.memory);
+        let mut gpus = found.iter().filter_map(|found| found.facts.as_ref().ok());
+        let Some(gpu) = gpus.find(|gpu| gpu.uuid == uuid) else {
+            return Err(Failure::new(Code::GpuLost, format!("there is no GPU {uuid} any longer")));
+        };
+        let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
+        let refuse = |why: String| {
+            let text = format!(
+                "the kernel does not limit the memory of GPU {uuid} for {}: {why}",
+                cgroup.directory.display()
+            );
+            Failure::new(Code::NotSupported, text)
+        };
+        if gpu.partition.is_some() {
+            return Err(refuse("it is a partition of a GPU".to_owned()));
+        }
+        if !limits::can_limit(&files, &gpu.pci) {
+            let why = "dmem.capacity does not list it; AMD GPUs need Linux 6.14 or later with CONFIG_CGROUP_DMEM, and cgroups of version 2";
+            return Err(refuse(why.to_owned()));
+        }
+        // Programs are shown the whole GPU whatever the limit of their container's cgroup is, and the pod's limit holds for the container.
+        let left_out = cgroup.pod.is_some();
+        if !left_out {
+            limits::set(&cgroup.directory, &gpu.pci, hard.0.saturating_mul(1 << 20)).map_err(refuse)?;
+        }
+        Ok(Limited {
+            used: MiB::from_bytes(limits::used(&cgroup.directory, &gpu.pci)),
+            left_out,
+        })
     }
 
     fn events(&mut self, sink: Sink) {

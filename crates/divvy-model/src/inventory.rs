@@ -73,9 +73,9 @@ pub struct Gpu {
     pub reserve: MiB,
     /// The number of units that the GPU offers: `(total − reserve) / unit`, rounded down. 0 for a GPU that is offered only as a whole.
     pub units: u64,
-    /// The resource through which the GPU is offered as a whole ([`WholeKind::resource`]). `None` if it is not offered as a whole. A GPU of a
-    /// vendor whose GPUs are shared ([`Vendor::shares_memory`]) is then offered in both ways: a pod that has the whole GPU holds all its units,
-    /// and a GPU with a share on it is not free as a whole.
+    /// The resource through which the GPU is offered as a whole ([`WholeKind::resource`]). `None` if it is not offered as a whole. A GPU that is
+    /// shared as well ([`Gpu::is_shared`]) is then offered in both ways: a pod that has the whole GPU holds all its units, and a GPU with a
+    /// share on it is not free as a whole.
     pub whole: Option<WholeKind>,
     /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
     pub held: MiB,
@@ -100,7 +100,7 @@ pub struct Enforcement {
 }
 
 impl Enforcement {
-    /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on).
+    /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on, AMD from Linux 6.14 on).
     pub const CGROUP: Enforcement = Enforcement::of(true, false, false);
     /// A library that has the name of CUDA's driver library in the pod's containers refuses allocations above the share. A program can avoid it.
     pub const GUARD: Enforcement = Enforcement::of(false, true, false);
@@ -237,9 +237,8 @@ impl Inventory {
     /// Parse the annotation.
     ///
     /// # Errors
-    /// Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same UUID, if a
-    /// GPU offers more units than its memory holds, or if a GPU of a vendor whose GPUs are not shared offers units. The last three
-    /// mistakes would let the extender allocate the same memory twice.
+    /// Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same UUID, or if a
+    /// GPU offers more units than its memory holds. The last two mistakes would let the extender allocate the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
         const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
         let wire: Wire = crate::parse_versions(WHAT, text, INVENTORY_BYTES, 2)?;
@@ -248,17 +247,6 @@ impl Inventory {
         for (i, gpu) in inventory.gpus.iter().enumerate() {
             if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
                 return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&gpu.uuid))));
-            }
-            if !gpu.is_shared() && gpu.units > 0 {
-                return Err(Error::invalid(
-                    WHAT,
-                    format!(
-                        "GPU {} is offered as a whole and also in {} units, but {} GPUs are not shared",
-                        quoted(&gpu.uuid),
-                        gpu.units,
-                        gpu.vendor
-                    ),
-                ));
             }
             match inventory.unit.memory(gpu.units) {
                 Some(offered) if offered <= gpu.total => {}
@@ -385,7 +373,7 @@ impl Inventory {
 impl Gpu {
     /// Report whether the GPU's memory is shared, as `aliyun.com/gpu-mem`. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        self.whole.is_none() || self.vendor.shares_memory()
+        self.whole.is_none() || self.units > 0 || self.vendor.is_shared_by_default()
     }
 
     /// Return how much memory of the GPU pods can hold. This is `units`, the memory of the GPU's units. If that is zero and the
@@ -475,19 +463,16 @@ mod tests {
         );
         assert!(!gpu.is_shared());
         let both = SECOND.replacen("\"units\":0", "\"units\":63", 1);
-        let error = Inventory::parse(&both).expect_err("not shared").to_string();
-        assert!(
-            error.contains("as a whole and also in 63 units, but AMD GPUs are not shared"),
-            "{error}"
-        );
-        let both = both.replacen("\"vendor\":\"amd\"", "\"vendor\":\"nvidia\"", 1);
-        let inventory = Inventory::parse(&both).expect("offered in both ways");
-        let gpu = &inventory.gpus[0];
-        assert_eq!(
-            (inventory.to_json(), inventory.total_units(), inventory.capacity(gpu)),
-            (both, 63, MiB(63 * 1024))
-        );
-        assert!(gpu.is_shared());
+        for vendor in Vendor::ALL {
+            let both = both.replacen("\"vendor\":\"amd\"", &format!("\"vendor\":\"{}\"", vendor.name()), 1);
+            let inventory = Inventory::parse(&both).expect("offered in both ways");
+            let gpu = &inventory.gpus[0];
+            assert_eq!(
+                (inventory.to_json(), inventory.total_units(), inventory.capacity(gpu)),
+                (both, 63, MiB(63 * 1024))
+            );
+            assert!(gpu.is_shared(), "{vendor}");
+        }
     }
 
     /// An extender of an older release can read what an agent of this release writes about NVIDIA's GPUs.

@@ -34,12 +34,15 @@ pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
 /// Pod annotation that users write: whether the pod must be held to its share of a GPU: `hard`, `soft`, or `none`.
 pub const ISOLATION: &str = "divvy.dev/isolation";
+/// Pod annotation that users write: the vendor of the GPUs of which the pod gets shares: `nvidia` or `amd`. Without it, the pod gets shares of NVIDIA's
+/// GPUs.
+pub const GPU_VENDOR: &str = "divvy.dev/gpu-vendor";
 /// Pod annotation that users write: `"true"` for a pod that tests a GPU. Of the GPUs in `divvy.dev/gpu-uuid`, the pod also accepts those that are out of
 /// service, while they are being tested. `divvy smoke --report` writes it.
 pub const GPU_TEST: &str = "divvy.dev/gpu-test";
 /// Divvy's annotations that a user may write on a pod.
-pub const POD_KEYS: [&str; 8] = [
-    GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS, GPU_CORES, ISOLATION, GPU_TEST,
+pub const POD_KEYS: [&str; 9] = [
+    GPU_MODEL, GPU_MEMORY, GPU_PREFER, GPU_UUID, GPUS, GPU_CORES, ISOLATION, GPU_VENDOR, GPU_TEST,
 ];
 /// Node annotation: takes a GPU out of service, whose UUID follows the slash. The value is the reason. Administrators write it, and so does `divvy smoke
 /// --report`.

@@ -108,6 +108,16 @@ impl PodRequest {
                 );
                 return Err(Error::invalid(names::GPUS, text));
             }
+            if let Some(vendor) = rules.and_then(|rules| rules.vendor)
+                && vendor != whole.kind.vendor()
+            {
+                let (resource, other) = (whole.kind.resource(), whole.kind.vendor().name());
+                let text = format!(
+                    "\"{}\" was found, but the containers request {resource}: write \"{other}\", or leave the annotation out",
+                    vendor.name()
+                );
+                return Err(Error::invalid(names::GPU_VENDOR, text));
+            }
             if asked > ALLOCATION_SHARES as u64 {
                 let text = format!(
                     "the containers request {asked} {} together; at most {ALLOCATION_SHARES} are possible: split the pod",
@@ -406,11 +416,23 @@ mod tests {
             gpus: Some(2),
             ..GpuRules::default()
         };
+        let of = |vendor: Vendor| GpuRules {
+            vendor: Some(vendor),
+            ..GpuRules::default()
+        };
         let amd = || whole(Vendor::Amd, &[(Init, 3), (App, 1), (App, 1)]);
         assert_eq!(amd().gpus(), Some(3));
         for (containers, whole, rules, error) in [
             (Vec::new(), vec![amd()], None, ""),
             (Vec::new(), vec![amd()], Some(Ok(GpuRules::default())), ""),
+            (Vec::new(), vec![amd()], Some(Ok(of(Vendor::Amd))), ""),
+            (memory.clone(), Vec::new(), Some(Ok(of(Vendor::Amd))), ""),
+            (
+                Vec::new(),
+                vec![amd()],
+                Some(Ok(of(Vendor::Nvidia))),
+                "divvy.dev/gpu-vendor: \"nvidia\" was found, but the containers request amd.com/gpu: write \"amd\", or leave the annotation out",
+            ),
             (
                 memory.clone(),
                 vec![amd()],

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::limits::{DEVICE_TEXT_BYTES, QUOTED_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, quoted, shortened};
-use crate::{ContainerRequest, Enforcement, Error, Health, MiB, names, quantity_value};
+use crate::{ContainerRequest, Enforcement, Error, Health, MiB, Vendor, names, quantity_value};
 
 /// A pod's rules for its GPUs. The default accepts one GPU of any kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,6 +24,9 @@ pub struct GpuRules {
     pub cores: Option<u32>,
     /// Whether the pod must be held to its share. `None` leaves it to the node: the share is enforced if the node can.
     pub isolation: Option<Isolation>,
+    /// The vendor of the GPUs of which the pod gets shares. `None` stands for the default vendor ([`GpuRules::vendor_of_shares`]). A pod with whole
+    /// GPUs names the vendor by its resource.
+    pub vendor: Option<Vendor>,
     /// Whether the pod tests a GPU, and so accepts the GPUs in `uuids` while they are being tested ([`crate::Health::Testing`]).
     pub test: bool,
 }
@@ -270,6 +273,13 @@ impl GpuRules {
                     Some(isolation) => rules.get_or_insert_default().isolation = Some(isolation),
                     None => return wrong(names::ISOLATION, "write hard, soft or none"),
                 },
+                names::GPU_VENDOR => match Vendor::of_name(value) {
+                    Some(vendor) => rules.get_or_insert_default().vendor = Some(vendor),
+                    None => {
+                        let names = Vendor::ALL.map(Vendor::name).join(" or ");
+                        return wrong(names::GPU_VENDOR, &format!("write {names}"));
+                    }
+                },
                 names::GPU_TEST => match value {
                     "true" => rules.get_or_insert_default().test = true,
                     _ => return wrong(names::GPU_TEST, "write \"true\", or leave the annotation out"),
@@ -310,6 +320,12 @@ impl GpuRules {
             }
         }
         Ok(rules)
+    }
+
+    /// Return the vendor of the GPUs of which the pod gets shares. The programs of an image are made for GPUs of one vendor, so a pod that says nothing
+    /// gets the default vendor's, and never another's by accident.
+    pub fn vendor_of_shares(&self) -> Vendor {
+        self.vendor.unwrap_or_default()
     }
 
     /// Report whether the rules accept a GPU of this health.
@@ -397,6 +413,9 @@ impl fmt::Display for GpuRules {
     /// write nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut parts = Vec::new();
+        if let Some(vendor) = self.vendor {
+            parts.push(format!("of {vendor}"));
+        }
         if self.least_memory > MiB::ZERO {
             parts.push(format!("with {} or more in all", size(self.least_memory)));
         }
@@ -553,6 +572,11 @@ mod tests {
         for (annotations, expected) in [
             (&[("divvy.dev/gpus", "2")][..], ""),
             (&[(model, "A100*")], "of a product like A100*"),
+            (&[("divvy.dev/gpu-vendor", "amd")], "of AMD"),
+            (
+                &[(model, "*MI210"), ("divvy.dev/gpu-vendor", " amd "), (memory, ">=40Gi")],
+                "of a product like *MI210 and of AMD and with 40 GiB or more in all",
+            ),
             (&[(model, "nvidia A100*, H100*")], "of a product like nvidia A100* or H100*"),
             (&[(model, "!T4")], "other than T4"),
             (&[(model, "! T4, !P4")], "other than T4 or P4"),
@@ -701,6 +725,8 @@ mod tests {
                 &["\"strong\" was found", "hard, soft or none"],
             ),
             ("divvy.dev/gpu-test", "yes", &["\"yes\" was found", "write \"true\""]),
+            ("divvy.dev/gpu-vendor", "AMD", &["\"AMD\" was found", "write nvidia or amd"]),
+            ("divvy.dev/gpu-vendor", "", &["\"\" was found", "write nvidia or amd"]),
             ("divvy.dev/gpu-uuid", "GPU-1,", &["\"GPU-1,\" was found"]),
             ("divvy.dev/gpu-cores", "0", &["\"0\" was found", "from 1 to 100", "\"30\""]),
             ("divvy.dev/gpu-cores", "101", &["from 1 to 100"]),

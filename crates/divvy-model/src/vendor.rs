@@ -20,7 +20,7 @@ struct Names {
     title: &'static str,
     /// The extended resource for whole GPUs, which the vendor's own device plugin defines.
     whole: &'static str,
-    /// Whether Divvy shares the memory of these GPUs. If not, it offers the GPUs only as a whole.
+    /// Whether Divvy shares the memory of these GPUs without being told to.
     shared: bool,
 }
 
@@ -61,9 +61,9 @@ impl Vendor {
         self.names().whole
     }
 
-    /// Report whether Divvy shares the memory of this vendor's GPUs (`aliyun.com/gpu-mem`). If not, it offers each GPU only as a
-    /// whole, as [`Vendor::whole_resource`].
-    pub const fn shares_memory(self) -> bool {
+    /// Report whether agents share the memory of this vendor's GPUs (`aliyun.com/gpu-mem`) without being told to. If not, they offer each GPU as a
+    /// whole, as [`Vendor::whole_resource`], and share its memory only where the operator wants that ([`crate::Gpu::is_shared`] says where).
+    pub const fn is_shared_by_default(self) -> bool {
         self.names().shared
     }
 

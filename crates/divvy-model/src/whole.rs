@@ -47,10 +47,10 @@ impl WholeKind {
         }
     }
 
-    /// Report whether these are GPUs whose memory is shared where no pod has them as a whole.
+    /// Report whether these are GPUs whose memory is shared by default where no pod has them as a whole.
     pub const fn is_of_shared_gpus(self) -> bool {
         match self {
-            WholeKind::Gpu(vendor) => vendor.shares_memory(),
+            WholeKind::Gpu(vendor) => vendor.is_shared_by_default(),
             WholeKind::Mig(_) => false,
         }
     }

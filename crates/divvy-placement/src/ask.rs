@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use divvy_model::limits::shortened;
-use divvy_model::{Error, GpuRules, Health, Isolation, MemoryUnit, MiB, Pod, PodRequest, WholeKind};
+use divvy_model::{Error, GpuRules, Health, Isolation, MemoryUnit, MiB, Pod, PodRequest, Vendor, WholeKind};
 
 use crate::amount::Amount;
 use crate::node::{GpuState, NodeState, Source};
@@ -107,18 +107,31 @@ impl Ask {
         self.rules.as_deref()?.as_ref().ok()
     }
 
+    /// Return the vendor whose GPUs the pod gets.
+    pub fn vendor(&self) -> Vendor {
+        match self.whole {
+            Some(kind) => kind.vendor(),
+            None => self.rules().map_or_else(Vendor::default, GpuRules::vendor_of_shares),
+        }
+    }
+
     /// Report whether the pod requests no GPU at all.
     pub fn is_nothing(&self) -> bool {
         self.units == 0 && self.whole.is_none()
     }
 
-    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared, or as a whole of the requested kind. Memory
-    /// of several GPUs is not on parts of GPUs, because a CUDA process uses only one MIG device (NVIDIA's MIG User Guide).
+    /// Report whether the GPU is offered in the way in which the pod requests GPUs: shared and of the pod's vendor, or as a whole of the requested kind.
+    /// Memory of several GPUs is not on parts of GPUs, because a CUDA process uses only one MIG device (NVIDIA's MIG User Guide).
     pub fn is_for(&self, gpu: &GpuState) -> bool {
         match self.whole {
             Some(_) => gpu.whole == self.whole,
-            None => gpu.is_shared() && (self.gpus == 1 || !gpu.is_part),
+            None => self.is_of_vendor(gpu) && (self.gpus == 1 || !gpu.is_part),
         }
+    }
+
+    /// Report whether the GPU is shared and of the vendor whose GPUs the pod gets.
+    pub(crate) fn is_of_vendor(&self, gpu: &GpuState) -> bool {
+        gpu.is_shared() && gpu.vendor == self.vendor()
     }
 
     /// Return the memory that must be free on this GPU for the pod: all of it, if the pod requests whole GPUs. `None` if it is
@@ -187,7 +200,7 @@ impl Ask {
 
     /// Report whether the pod requests several GPUs on a node whose shared GPUs are all parts of GPUs ([`Ask::is_for`]).
     pub(crate) fn is_too_wide_for_parts_of(&self, state: &NodeState) -> bool {
-        let mut shared = state.gpus.iter().filter(|gpu| gpu.is_shared()).peekable();
+        let mut shared = state.gpus.iter().filter(|gpu| self.is_of_vendor(gpu)).peekable();
         self.whole.is_none() && self.gpus > 1 && shared.peek().is_some() && shared.all(|gpu| gpu.is_part)
     }
 

@@ -26,6 +26,10 @@ pub(crate) fn offered<'a>(entry: &'a NodeAccount, taste: &Taste<'_>) -> Result<(
     if let Some(Err(error)) = ask.rules.as_deref() {
         return Err(Refusal::Unreadable(error.clone()));
     }
+    let mut shared = state.gpus.iter().filter(|gpu| gpu.is_shared()).peekable();
+    if ask.whole.is_none() && shared.peek().is_some() && !shared.any(|gpu| ask.is_of_vendor(gpu)) {
+        return Err(Refusal::OtherVendor(ask.vendor()));
+    }
     if ask.is_too_wide_for_parts_of(state) {
         return Err(Refusal::OnlyMigDevices);
     }

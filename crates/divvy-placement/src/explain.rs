@@ -1,7 +1,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey, WholeKind};
+use divvy_model::{Health, MemoryUnit, MiB, Pod, PodKey, Vendor, WholeKind, names};
 
 use crate::amount::Amount;
 use crate::ask::Ask;
@@ -219,6 +219,12 @@ impl fmt::Display for NodeReport {
             Err(Refusal::OneGpuOnly) => write!(
                 f,
                 "node {node} is served by gpushare's device plugin, which gives a container one GPU; several GPUs need Divvy's agent"
+            ),
+            Err(Refusal::OtherVendor(wanted)) => write!(
+                f,
+                "node {node} shares no GPU of {wanted}, but GPUs of another vendor; {} says of which vendor a pod gets shares ({} without it)",
+                names::GPU_VENDOR,
+                Vendor::default()
             ),
             Err(Refusal::NoneOfKind(kind)) => write!(f, "node {node} has no {} that Divvy offers", kind.plural()),
             Err(Refusal::TooFewWhole(_)) => self.fmt_whole(f),

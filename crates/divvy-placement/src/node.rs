@@ -43,7 +43,7 @@ pub struct GpuState {
     /// The vendor, whose driver reports the GPU.
     pub vendor: Vendor,
     /// As what the GPU is offered as a whole; `None` if it is not. A pod that gets the GPU in this way holds all of its memory. If the
-    /// vendor's GPUs are shared as well, the memory is shared as long as no pod has the whole GPU.
+    /// GPU is shared as well, the memory is shared as long as no pod has the whole GPU.
     pub whole: Option<WholeKind>,
     /// Whether this is a part of a GPU, such as a MIG device.
     pub is_part: bool,
@@ -90,7 +90,7 @@ impl GpuState {
 
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        self.whole.is_none() || self.vendor.shares_memory()
+        self.whole.is_none() || self.units > 0 || self.vendor.is_shared_by_default()
     }
 
     /// Return how much a pod with this preference likes the GPU: higher is better. Without a preference, all GPUs return 0.
@@ -235,10 +235,18 @@ impl NodeState {
         (gpu.is_shared() && self.unusable(None).is_none()) || (gpu.whole.is_some() && self.unusable(gpu.whole).is_none())
     }
 
-    /// Mark exactly the healthy shared GPUs with these indices as failed. GPUs that are offered only as a whole stay as they are,
-    /// because gpushare does not know them.
+    /// Report whether the node shares GPUs of a vendor other than the default one.
+    pub(crate) fn shares_other_vendors(&self) -> bool {
+        // The GPUs of the default vendor come first.
+        let others = self.gpus.iter().rev().take_while(|gpu| gpu.vendor != Vendor::default());
+        others.into_iter().any(GpuState::is_shared)
+    }
+
+    /// Mark exactly the healthy shared GPUs with these indices as failed. GPUs that are offered only as a whole, and those of other
+    /// vendors than gpushare's, stay as they are, because gpushare does not know them.
     pub(crate) fn name_unhealthy(&mut self, indices: &BTreeSet<u32>) {
-        for gpu in self.gpus.iter_mut().filter(|gpu| gpu.is_shared()) {
+        let known = |gpu: &&mut GpuState| gpu.is_shared() && gpu.vendor == Vendor::default();
+        for gpu in self.gpus.iter_mut().filter(known) {
             if gpu.only_named {
                 (gpu.health, gpu.reason, gpu.only_named) = (Health::Ok, None, false);
             }
@@ -272,6 +280,7 @@ impl NodeState {
 impl NodeGpus for NodeState {
     fn gpu(&self, position: usize) -> Option<GpuRef<'_>> {
         self.gpus.get(position).map(|gpu| GpuRef {
+            vendor: gpu.vendor,
             uuid: gpu.uuid.as_deref(),
             index: gpu.index,
             whole: gpu.whole,
@@ -301,7 +310,8 @@ fn elsewhere(node: &Node, gpus: &[GpuState]) -> BTreeSet<WholeKind> {
         || (leaving && (node.allocatable_units, node.allocatable_gpus) == (0, 0));
     // The agent serves all kinds of a vendor, or none. The kubelet lists a kind of which no device is left for some seconds.
     let serves = |gpu: &GpuState, kind: WholeKind| gpu.vendor == kind.vendor() && (gpu.whole.is_some() || gpu.is_part);
-    let ours = |kind: WholeKind| gpus.iter().any(|gpu| serves(gpu, kind)) && !(gone && kind.vendor().shares_memory());
+    let is_shared = |kind: WholeKind| gpus.iter().any(|gpu| gpu.vendor == kind.vendor() && gpu.is_shared());
+    let ours = |kind: WholeKind| gpus.iter().any(|gpu| serves(gpu, kind)) && !(gone && is_shared(kind));
     node.whole.keys().copied().filter(|kind| !ours(*kind)).collect()
 }
 

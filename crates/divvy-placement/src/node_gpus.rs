@@ -1,10 +1,12 @@
 //! A node's GPUs, as far as it matters what a pod holds of them.
 
-use divvy_model::{Held, MemoryUnit, MiB, Pod, WholeKind};
+use divvy_model::{Held, MemoryUnit, MiB, Pod, Vendor, WholeKind};
 
 /// One GPU of [`NodeGpus`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GpuRef<'a> {
+    /// The vendor, whose driver reports the GPU.
+    pub vendor: Vendor,
     /// The driver's UUID. `None` on a node without an inventory, where the index is the GPU's only name.
     pub uuid: Option<&'a str>,
     /// The index among the vendor's GPUs.
@@ -39,10 +41,11 @@ pub trait NodeGpus {
     }
 
     /// Return the position of the shared GPU with this index. After a card was replaced, two GPUs may have the same index. In this case, return the GPU
-    /// that is present, as the node's agent does. GPUs that are offered only as a whole are left out: each vendor counts its own indices, and
-    /// gpushare's annotations, which name GPUs by index, mean shared ones.
+    /// that is present, as the node's agent does. GPUs that are offered only as a whole, and those of another vendor than the default one, are left out:
+    /// each vendor counts its own indices, and gpushare's annotations, which name GPUs by index, mean shared ones of the default vendor.
     fn by_index(&self, index: u32) -> Option<usize> {
-        let of_index = self.gpus().enumerate().filter(|(_, gpu)| gpu.is_shared && gpu.index == index);
+        let is_named = |gpu: &GpuRef<'_>| gpu.is_shared && gpu.vendor == Vendor::default() && gpu.index == index;
+        let of_index = self.gpus().enumerate().filter(|(_, gpu)| is_named(gpu));
         // On a tie the first.
         let present = of_index.min_by_key(|(_, gpu)| gpu.is_lost);
         present.map(|(position, _)| position)

@@ -173,7 +173,8 @@ impl Question<'_> {
         if view.most_free() < memory && !self.ask.tests() {
             return Err(choose::short(self.ask));
         }
-        if self.ask.rules.is_none() && !view.entry.keeps_from(self.ask) {
+        // The number is the most of any vendor's GPUs.
+        if self.ask.rules.is_none() && !state.shares_other_vendors() && !view.entry.keeps_from(self.ask) {
             return Ok(());
         }
         let good = (0..state.gpus.len()).filter(|position| view.liking(*position, &self.taste).is_some());

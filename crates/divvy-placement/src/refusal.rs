@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use divvy_model::limits::shortened;
-use divvy_model::{Error, MiB, WholeKind};
+use divvy_model::{Error, MiB, Vendor, WholeKind, names};
 
 use crate::ask::Ask;
 use crate::node::Unusable;
@@ -22,6 +22,8 @@ pub enum Refusal {
     TooFewFit(Ask),
     /// The pod accepts none of the node's GPUs, or fewer than it requests, regardless of free memory.
     NoGpuTaken(Ask),
+    /// The pod gets shares of this vendor's GPUs, and the node shares only GPUs of other vendors.
+    OtherVendor(Vendor),
     /// The pod requests several GPUs, but the node is known only by gpushare's capacities, and gpushare's device plugin gives a
     /// container one GPU.
     OneGpuOnly,
@@ -46,7 +48,7 @@ impl Refusal {
     pub fn wait_reason(&self) -> WaitReason {
         match self {
             Refusal::NoGpuFits | Refusal::TooFewFit(_) | Refusal::TooFewWhole(_) => WaitReason::NoRoom,
-            Refusal::NoGpuTaken(_) => WaitReason::Model,
+            Refusal::NoGpuTaken(_) | Refusal::OtherVendor(_) => WaitReason::Model,
             Refusal::OneGpuOnly | Refusal::OnlyMigDevices | Refusal::Uncountable(_) | Refusal::NoneOfKind(_) => {
                 WaitReason::NoGpuFits
             }
@@ -89,6 +91,7 @@ impl Refusal {
                 format!("fewer than {} GPUs{wanted}", ask.gpus)
             }
             Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
+            Refusal::OtherVendor(wanted) => format!("no shared GPU of {wanted} ({})", names::GPU_VENDOR),
             Refusal::NoneOfKind(kind) => format!("no {} that Divvy offers", kind.plural()),
             Refusal::TooFewWhole(ask) => {
                 let rules = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();

@@ -3,7 +3,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 
-use divvy_model::Pod;
+use divvy_model::{Pod, Vendor};
 
 use super::divvy::mixture::Mixture;
 use super::{
@@ -49,8 +49,8 @@ fn kind_of(shape: &Shape) -> Kind {
 /// The groups of a node.
 #[derive(Debug)]
 struct Groups {
-    /// The number of the node's group, if it has only one, as almost all nodes have. A request names thousands of nodes, and
-    /// reading the number from here avoids a cache miss for each of them.
+    /// The number of the node's group, if it has only one, of the default vendor's GPUs, as almost all nodes have. A request names
+    /// thousands of nodes, and reading the number from here avoids a cache miss for each of them.
     only: Option<NodeId>,
     all: Vec<Group>,
     /// Whether the node also offers its GPUs as a whole.
@@ -60,7 +60,7 @@ struct Groups {
 impl Groups {
     fn new(all: Vec<Group>, whole: bool) -> Groups {
         let only = match all.as_slice() {
-            [group] => group.id,
+            [group] if group.vendor == Vendor::default() => group.id,
             _ => None,
         };
         Groups { only, all, whole }
@@ -73,6 +73,7 @@ struct Group {
     /// The group's number in the placer. It is `None` if there are already [`Limits::kinds`] other kinds; then the ledger's best
     /// fit applies.
     id: Option<NodeId>,
+    vendor: Vendor,
     shape: Shape,
     positions: Vec<usize>,
 }
@@ -162,7 +163,9 @@ impl Fleet {
             self.offer_whole = self.offer_whole + usize::from(whole) - usize::from(known.whole);
             known.whole = whole;
         }
-        let same = |known: &Group, now: &GpuGroup| known.shape == now.shape && known.positions == now.positions;
+        let same = |known: &Group, now: &GpuGroup| {
+            (known.vendor, known.shape, &known.positions) == (now.vendor, now.shape, &now.positions)
+        };
         let known = self.nodes.get(view.name()).map_or(&[][..], |groups| &groups.all);
         if known.len() == groups.len() && known.iter().zip(&groups).all(|(known, now)| same(known, now)) {
             for (known, now) in known.iter().zip(&groups) {
@@ -182,6 +185,7 @@ impl Fleet {
                     *self.kinds.entry(kind).or_default() += 1;
                     self.placer.add(group.shape, group.free, group_rank(name, number))
                 }),
+                vendor: group.vendor,
                 shape: group.shape,
                 positions: group.positions,
             }
@@ -242,8 +246,8 @@ impl Fleet {
     /// no other sets. If no node has enough GPUs of one product and size, the best node is one where the pod can have different
     /// GPUs.
     ///
-    /// The policies know only shared GPUs, of which a pod may also request all memory. For MIG devices, and for GPUs that are offered only as a whole, a node's
-    /// cost is its number of free GPUs, so that free GPUs stay together for pods that need many.
+    /// The policies know only shared GPUs, of which a pod may also request all memory. For MIG devices, and for whole GPUs of a vendor whose GPUs are not shared
+    /// by default, a node's cost is its number of free GPUs, so that free GPUs stay together for pods that need many.
     pub fn rank<'n, I>(&mut self, pod: &Pod, ask: &Ask, nodes: I, ledger: &Ledger) -> Ranking
     where
         I: IntoIterator<Item = &'n str> + Clone,
@@ -259,9 +263,11 @@ impl Fleet {
         let taste = Taste::of(ask);
         for name in nodes.clone() {
             if ask.rules.is_none() {
+                // Such a pod gets GPUs of the default vendor.
+                let is_for = |group: &&Group| group.vendor == Vendor::default();
                 match self.nodes.get(name) {
                     Some(Groups { only: Some(id), .. }) => ids.push(*id),
-                    Some(Groups { all, .. }) => ids.extend(all.iter().filter_map(|group| group.id)),
+                    Some(Groups { all, .. }) => ids.extend(all.iter().filter(is_for).filter_map(|group| group.id)),
                     None => {}
                 }
             } else if let (Some(view), Some(groups)) = (ledger.node(name), self.nodes.get(name)) {

@@ -1,6 +1,6 @@
 //! Translates the extender's nodes and pods into the description that the policies use.
 
-use divvy_model::{Health, MiB, Pod};
+use divvy_model::{Health, MiB, Pod, Vendor};
 
 use super::{Demand, Free, MOST_GPUS, ModelSet, Models, Shape, Share};
 use divvy_placement::{Ask, NodeView};
@@ -9,6 +9,8 @@ use divvy_placement::{Ask, NodeView};
 /// CPU and main memory, so each group is described as if it had all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuGroup {
+    /// The vendor of the GPUs.
+    pub vendor: Vendor,
     /// What the GPUs and the node have when nothing runs on them.
     pub shape: Shape,
     /// What is free now.
@@ -36,7 +38,8 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
         };
         let size = mib(gpu.capacity);
         let like = |group: &&mut GpuGroup| {
-            (group.shape.model, group.shape.gpu_size) == (model, size) && group.positions.len() < MOST_GPUS
+            (group.vendor, group.shape.model, group.shape.gpu_size) == (gpu.vendor, model, size)
+                && group.positions.len() < MOST_GPUS
         };
         if groups.iter_mut().find(like).is_none() {
             let shape = Shape {
@@ -52,7 +55,12 @@ pub fn from_ledger(view: &NodeView<'_>, models: &mut Models) -> Vec<GpuGroup> {
                 ..shape.empty()
             };
             let positions = Vec::new();
-            groups.push(GpuGroup { shape, free, positions });
+            groups.push(GpuGroup {
+                vendor: gpu.vendor,
+                shape,
+                free,
+                positions,
+            });
         }
         if let Some(group) = groups.iter_mut().find(like) {
             group.free.gpus[group.positions.len()] = mib(view.free(position)).min(size);
@@ -84,7 +92,7 @@ fn count_kind(groups: &mut [GpuGroup], view: &NodeView<'_>, pod: &Pod) {
 }
 
 /// Translate a pod's request for the policies. The result is `None` if the requested memory is too large to be counted, or if the pod
-/// requests MIG devices, or whole GPUs of a vendor whose GPUs are not shared: no policy knows those.
+/// requests MIG devices, or whole GPUs of a vendor whose GPUs are not shared by default: no policy knows those.
 pub fn demand_of(pod: &Pod, ask: &Ask) -> Option<Demand> {
     let share = match ask.whole {
         Some(kind) if kind.is_of_shared_gpus() => Share::WHOLE,

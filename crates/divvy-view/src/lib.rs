@@ -251,7 +251,7 @@ impl PodView {
 impl GpuView {
     /// Report whether the GPU's memory is shared. A GPU can be offered as a whole as well.
     pub fn is_shared(&self) -> bool {
-        self.whole.is_none() || self.vendor.is_none_or(Vendor::shares_memory)
+        self.whole.is_none() || self.total > 0 || self.vendor.is_none_or(Vendor::is_shared_by_default)
     }
 }
 
@@ -514,6 +514,7 @@ fn gpus_by_division(node: &Node) -> Vec<GpuView> {
 impl NodeGpus for Begun {
     fn gpu(&self, position: usize) -> Option<GpuRef<'_>> {
         self.view.gpus.get(position).map(|gpu| GpuRef {
+            vendor: gpu.vendor.unwrap_or_default(),
             uuid: gpu.uuid.as_deref(),
             index: gpu.index,
             whole: gpu.whole,

@@ -431,7 +431,11 @@ fn closest_first(question: &Question<'_>, looks: &[Vec<Obstacle>]) -> Vec<usize>
     let memory = question.ask.memory.unwrap_or(MiB(u64::MAX));
     let price = |obstacle: &Obstacle| match obstacle {
         Obstacle::NoGpuMemory | Obstacle::NoWholeGpus { .. } => 1000,
-        Obstacle::TooSmall { .. } | Obstacle::Rules { .. } | Obstacle::OneGpuOnly | Obstacle::OnlyMigDevices => 30,
+        Obstacle::TooSmall { .. }
+        | Obstacle::Rules { .. }
+        | Obstacle::OtherVendor { .. }
+        | Obstacle::OneGpuOnly
+        | Obstacle::OnlyMigDevices => 30,
         Obstacle::NotChosen { .. } | Obstacle::Runtime { .. } | Obstacle::AgentAway { .. } | Obstacle::NotOffered { .. } => 20,
         Obstacle::NotReady | Obstacle::Volume { .. } => 15,
         Obstacle::NodeSelector { .. } | Obstacle::NodeAffinity { .. } | Obstacle::Taint { .. } => 12,

@@ -266,6 +266,7 @@ impl<'a> Question<'a> {
                 needed: self.ask.gpus,
                 products: self.products(position),
             },
+            Refusal::OtherVendor(vendor) => Obstacle::OtherVendor { vendor: *vendor },
             Refusal::OneGpuOnly => Obstacle::OneGpuOnly,
             Refusal::OnlyMigDevices => Obstacle::OnlyMigDevices,
             Refusal::TooFewWhole(ask) => Obstacle::WholeGpus {

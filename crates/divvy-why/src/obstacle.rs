@@ -1,4 +1,4 @@
-use divvy_model::{MemoryUnit, MiB, WholeKind, names};
+use divvy_model::{MemoryUnit, MiB, Vendor, WholeKind, names};
 use serde::{Deserialize, Serialize};
 
 use crate::quantity::{amount, list, quantity};
@@ -76,6 +76,11 @@ pub enum Obstacle {
     OneGpuOnly,
     /// The pod requests several GPUs, but the node has only MIG devices.
     OnlyMigDevices,
+    /// The pod gets shares of one vendor's GPUs, and the node shares only those of another.
+    OtherVendor {
+        /// The vendor whose GPUs the pod gets.
+        vendor: Vendor,
+    },
     /// The rules in the pod's annotations allow none, or too few, of the node's GPUs.
     Rules {
         /// The rules in words that follow "a GPU".
@@ -280,6 +285,10 @@ impl Obstacle {
                 "it has only MIG devices, and a CUDA process uses only one of them; several GPUs need GPUs that are not divided"
                     .to_owned()
             }
+            Obstacle::OtherVendor { vendor } => format!(
+                "it shares GPUs of another vendor, and the pod gets shares of {vendor} GPUs (the annotation {} says of which vendor; images are made for one)",
+                names::GPU_VENDOR
+            ),
             Obstacle::Rules {
                 rules,
                 needed: 1,
@@ -439,6 +448,7 @@ impl Obstacle {
             Obstacle::NotOffered { .. } => "GPUs not offered (--all-nodes says why)".to_owned(),
             Obstacle::OneGpuOnly => "gpushare's device plugin gives a container one GPU".to_owned(),
             Obstacle::OnlyMigDevices => "only MIG devices, of which a process can use one".to_owned(),
+            Obstacle::OtherVendor { vendor } => format!("no shared GPU of {vendor} ({})", names::GPU_VENDOR),
             Obstacle::Rules { rules, needed: 1, .. } => format!("no GPU {rules}"),
             Obstacle::Rules { rules, needed, .. } => format!("fewer than {needed} GPUs{}", spaced(rules)),
             Obstacle::TooSmall { .. } => format!("no GPU as large as {}, even empty", words.asked),
@@ -477,6 +487,7 @@ impl Obstacle {
             || matches!(
                 self,
                 Obstacle::Rules { .. }
+                    | Obstacle::OtherVendor { .. }
                     | Obstacle::TooSmall { .. }
                     | Obstacle::GpuMemory { .. }
                     | Obstacle::GpuCores { .. }

@@ -234,7 +234,17 @@ impl Question<'_> {
                 (name, room)
             })
             .collect();
-        let no_gpu = if elsewhere { "no GPU that it can use now" } else { "no GPU" };
+        let is_of_other = |one: &Obstacle| matches!(one, Obstacle::OtherVendor { .. });
+        let has_others = looks.iter().flatten().any(is_of_other);
+        let gpu = if has_others {
+            format!("{} GPU", self.ask.vendor())
+        } else {
+            "GPU".to_owned()
+        };
+        let no_gpu = match elsewhere {
+            true => format!("no {gpu} that it can use now"),
+            false => format!("no {gpu}"),
+        };
         let no_node = if elsewhere { "no node that it can use now" } else { "no node" };
         let best = |room: &Room| (room.fitting.min(self.ask.gpus), room.free);
         let Some((name, most)) = rooms.iter().max_by_key(|(name, room)| (best(room), Reverse(*name))) else {
@@ -245,7 +255,10 @@ impl Question<'_> {
                 (_, true) => "as many such GPUs",
                 (_, false) => "as many GPUs",
             };
-            return such.then(|| format!("{no_node} has {what}"));
+            return match such {
+                true => Some(format!("{no_node} has {what}")),
+                false => has_others.then(|| format!("{no_node} shares {gpu}s")),
+            };
         };
         if let Some(kind) = self.ask.whole {
             return Some(match self.ask.gpus {

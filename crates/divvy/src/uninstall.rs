@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use divvy_host::plain;
-use divvy_model::{Held, Inventory, MemoryUnit, MiB, Node, Pod, WholeKind, names};
+use divvy_model::{Gpu, Held, Inventory, MemoryUnit, MiB, Node, Pod, WholeKind, names};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -273,16 +273,17 @@ pub fn node_left(node: &Value) -> Option<NodeLeft> {
         .and_then(|annotations| annotations.get(names::INVENTORY)?.as_str());
     let inventory = inventory.and_then(|text| Inventory::parse(text).ok());
     // An inventory stays on a node that went back to the vendor's plugin, without the shares that Divvy offers along with whole GPUs.
-    let beside = |kind: &WholeKind| !kind.vendor().shares_memory() || listed(names::GPU_MEM);
+    let beside = |gpu: &&Gpu| !gpu.is_shared() || listed(names::GPU_MEM);
     let whole: BTreeSet<WholeKind> = inventory
         .iter()
         .flat_map(|inventory| &inventory.gpus)
+        .filter(beside)
         .filter_map(|gpu| gpu.whole)
         .collect();
     let resources = [names::GPU_MEM, names::GPU_COUNT]
         .into_iter()
         .map(Cow::Borrowed)
-        .chain(whole.into_iter().filter(beside).map(WholeKind::resource))
+        .chain(whole.into_iter().map(WholeKind::resource))
         .filter(|resource| ours && listed(resource));
     let left = NodeLeft {
         name: node.pointer("/metadata/name")?.as_str()?.to_owned(),

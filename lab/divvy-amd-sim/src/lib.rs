@@ -13,6 +13,8 @@ use divvy_model::machine::MachineAmd;
 const FUNCTIONS: &str = "sys/module/amdgpu/drivers/pci:amdgpu";
 /// The directory of the compute driver's nodes: CPUs and GPUs.
 const NODES: &str = "sys/class/kfd/kfd/topology/nodes";
+/// What the kernel's controller of device memory can limit.
+const CAPACITY: &str = "sys/fs/cgroup/dmem.capacity";
 /// The version of the simulated driver.
 const VERSION: &str = "6.10.5";
 /// The PCI bus of the first GPU.
@@ -86,7 +88,8 @@ pub fn describe(root: &Path, gpus: &[MachineAmd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Write the files of these GPUs below `root`, with ordinary files as device nodes.
+/// Write the files of these GPUs below `root`, with ordinary files as device nodes, and the list of what the kernel's controller of device memory
+/// knows.
 pub fn install(root: &Path, gpus: &[MachineAmd]) -> io::Result<()> {
     describe(root, gpus)?;
     if gpus.is_empty() {
@@ -99,7 +102,18 @@ pub fn install(root: &Path, gpus: &[MachineAmd]) -> io::Result<()> {
         fs::write(dev.join(format!("dri/card{}", FIRST_CARD + index)), "")?;
         fs::write(dev.join(format!("dri/renderD{}", FIRST_RENDER + index)), "")?;
     }
-    Ok(())
+    let capacity = root.join(CAPACITY);
+    fs::create_dir_all(capacity.parent().unwrap_or(root))?;
+    let gpus = gpus.iter().enumerate();
+    let lines: String = gpus
+        .map(|(index, gpu)| format!("{} {}\n", region(index), gpu.memory_mib << 20))
+        .collect();
+    fs::write(capacity, lines)
+}
+
+/// Return the region of the GPU with this index in the files of the kernel's controller of device memory.
+pub fn region(index: usize) -> String {
+    format!("drm/{}/vram", address(index))
 }
 
 /// Return the path of the file that counts the memory errors of the GPU with this index. The path is that on the machine.
@@ -135,6 +149,8 @@ mod tests {
         };
         assert_eq!([1, 2, 3, 4, 5].map(links), [1, 0, 1, 0, 0]);
         assert!(root.path().join("dev/dri/renderD132").exists());
+        let capacity = fs::read_to_string(root.path().join(CAPACITY)).expect("read");
+        assert_eq!(capacity.lines().next_back(), Some("drm/0000:1d:00.0/vram 68702699520"));
         assert!(root.path().join(memory_errors(4).trim_start_matches('/')).exists());
     }
 }

@@ -1,11 +1,12 @@
 //! Nodes and pods as values of `divvy-model`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_model::legacy::LegacyAllocation;
 use divvy_model::{
-    Allocation, ContainerKind, ContainerRequest, Gpu, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod,
-    PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest,
+    Allocation, ContainerKind, ContainerRequest, Gpu, GpuRules, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase,
+    Pod, PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest,
 };
 
 pub const GIB: MemoryUnit = MemoryUnit::GIB;
@@ -94,6 +95,24 @@ pub fn add_amd(node: &mut Node, gpus: usize) {
             ..gpu(&name, index, 0)
         }));
     }
+}
+
+/// Let the node of [`add_amd`] also share its AMD GPUs, in units of GiB.
+pub fn share_amd(node: &mut Node) {
+    let Some(Ok(inventory)) = &mut node.inventory else { return };
+    let amd = inventory.gpus.iter_mut().filter(|gpu| gpu.vendor == Vendor::Amd);
+    amd.for_each(|gpu| gpu.units = GIB.units_in(gpu.total));
+    let shared = inventory.gpus.iter().filter(|gpu| gpu.is_shared()).count() as u64;
+    (node.capacity_units, node.capacity_gpus) = (inventory.total_units(), shared);
+}
+
+/// Set the vendor of whose GPUs a pod gets shares.
+pub fn of_vendor(pod: &mut Pod, vendor: Vendor) {
+    let rules = GpuRules {
+        vendor: Some(vendor),
+        ..GpuRules::default()
+    };
+    pod.request.rules = Some(Arc::new(Ok(rules)));
 }
 
 pub fn amd_uuid(node: &str, index: usize) -> String {

@@ -1,5 +1,6 @@
 //! Tests of the agent's decisions: tables of cases, the races of docs/compatibility/races.md, and random runs.
 
+mod amd_shares;
 mod amounts;
 mod both_ways;
 mod both_ways_cases;

@@ -1,4 +1,4 @@
-//! Whole GPUs of a vendor whose memory is not shared.
+//! Whole GPUs of a vendor whose memory is not shared by default.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +13,9 @@ use proptest::prelude::*;
 
 use crate::node::{Node, gpu, key, settings, simple};
 
-const AMD: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Amd));
+pub(crate) const AMD: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Amd));
 
-fn amd(index: u32) -> Gpu {
+pub(crate) fn amd(index: u32) -> Gpu {
     Gpu {
         vendor: Vendor::Amd,
         uuid: format!("0x{index:016x}"),
@@ -31,7 +31,7 @@ fn id(index: u32) -> String {
     format!("0000:{:02x}:00.0", 0x19 + index)
 }
 
-fn ids(of: &[u32]) -> Vec<String> {
+pub(crate) fn ids(of: &[u32]) -> Vec<String> {
     of.iter().map(|index| id(*index)).collect()
 }
 
@@ -63,7 +63,7 @@ fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
 }
 
 /// Return a pod with one container, to which the extender has given these GPUs.
-fn placed(uid: &str, gpus: &[u32]) -> Pod {
+pub(crate) fn placed(uid: &str, gpus: &[u32]) -> Pod {
     let uuids: Vec<String> = gpus.iter().map(|index| amd(*index).uuid).collect();
     let share = |uuid: &String| GpuShare {
         uuid: uuid.clone(),

@@ -1,6 +1,7 @@
 //! The whole agent, in this process: an embedded API server, an emulated kubelet and container runtime on real sockets, and a probe with
 //! scripted answers.
 
+mod amd;
 mod bed;
 mod guard;
 mod labels;

@@ -125,7 +125,7 @@ fn without(foreign: &[&DaemonSet]) -> String {
 /// Return the GPUs and MIG devices whose memory Divvy's agent shares on a node, or `None` if the node has no readable inventory.
 fn shared_gpus(node: &Node) -> Option<Vec<Gpu>> {
     let mut gpus = Inventory::parse(node.metadata.annotations.get(INVENTORY)?).ok()?.gpus;
-    gpus.retain(|gpu| gpu.vendor.shares_memory());
+    gpus.retain(Gpu::is_shared);
     Some(gpus)
 }
 
@@ -145,7 +145,7 @@ fn of_another_plugin(node: &Node) -> Vec<&str> {
     let is_shared = |kind: WholeKind| match (kind, &shared) {
         // Without a MIG strategy, the agent does not share GPUs in MIG mode.
         (WholeKind::Mig(_), Some(gpus)) => gpus.iter().any(|gpu| gpu.partition.is_some()),
-        _ => kind.vendor().shares_memory(),
+        _ => kind.vendor().is_shared_by_default(),
     };
     let is_ours = |name: &str| {
         let mut kinds = shared.iter().flatten().filter_map(|gpu| gpu.whole);

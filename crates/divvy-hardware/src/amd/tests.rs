@@ -684,3 +684,159 @@ fn a_lost_amd_gpu_has_an_error_and_the_others_have_values() {
     assert_eq!(is_lost(&found[0]), (true, true), "{:?}", found[0]);
     assert!(found[1..].iter().all(|gpu| is_lost(gpu) == (false, false)), "{found:?}");
 }
+
+const GIB: u64 = 1 << 30;
+
+/// Make the cgroup of a pod, with the kernel's files as they are before a limit is set.
+fn pod_cgroup(root: &TempDir, regions: &[&str]) -> Cgroup {
+    let cgroups = root.path().join("sys/fs/cgroup");
+    let directory = cgroups.join("kubepods/pod6b8e5a3c-0000-4000-8000-000000000001");
+    fs::create_dir_all(&directory).expect("created");
+    let lines = |value: &str| regions.iter().map(|region| format!("{region} {value}\n")).collect::<String>();
+    fs::write(cgroups.join("dmem.capacity"), lines("68702699520")).expect("written");
+    fs::write(directory.join("dmem.max"), lines("max")).expect("written");
+    fs::write(directory.join("dmem.current"), lines("1073741824")).expect("written");
+    Cgroup { directory, pod: None }
+}
+
+#[test]
+fn a_limit_is_set_where_the_kernel_has_a_region_for_the_gpu() {
+    let other = "nvidia/00000000:02:00.0/vidmem";
+    for (regions, expected) in [
+        (&["drm/0000:03:00.0/vram", "drm/0000:26:00.0/vram"][..], true),
+        (&[other, "drm/0000:03:00.0/vram"], true),
+        (&["drm/0000:26:00.0/vram"], false),
+        (&["drm/0000:03:00.0/vram0"], false),
+        (&["drm/10000:03:00.0/vram"], false),
+        (&[], false),
+    ] {
+        let root = write(Machine::Mi210);
+        let cgroup = pod_cgroup(&root, regions);
+        let mut amd = open(&root);
+        let gpu = snapshot(&mut amd).gpus.remove(0);
+        assert_eq!(
+            (gpu.pci.as_str(), gpu.memory_limit),
+            ("0000:03:00.0", expected),
+            "{regions:?}"
+        );
+        let limited = amd.limit(&gpu.uuid, &cgroup, MiB(3072));
+        let text = fs::read_to_string(cgroup.directory.join("dmem.max")).expect("read");
+        match limited {
+            Ok(limited) => {
+                assert!(
+                    expected && !limited.left_out && limited.used == MiB(1024),
+                    "{regions:?}: {limited:?}"
+                );
+                assert_eq!(text, format!("drm/0000:03:00.0/vram {}\n", 3 * GIB), "{regions:?}");
+            }
+            Err(failure) => {
+                assert!(!expected && failure.code == Code::NotSupported, "{regions:?}: {failure}");
+                assert!(failure.text.contains("dmem.capacity does not list it"), "{failure}");
+                assert!(!text.contains(&GIB.to_string()), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_machine_may_have_pci_domains_of_more_than_four_digits() {
+    let root = tempfile::tempdir().expect("directory");
+    let gpu = divvy_model::machine::MachineAmd {
+        model: "AMD Instinct MI210".to_owned(),
+        memory_mib: 65_520,
+        hive: 0,
+        numa: None,
+    };
+    divvy_amd_sim::install(root.path(), &[gpu]).expect("written");
+    let functions = root.path().join("sys/module/amdgpu/drivers/pci:amdgpu");
+    fs::rename(functions.join("0000:19:00.0"), functions.join("10000:19:00.0")).expect("renamed");
+    let cgroup = pod_cgroup(&root, &["drm/10000:19:00.0/vram"]);
+    let mut amd = open(&root);
+    let gpu = snapshot(&mut amd).gpus.remove(0);
+    assert_eq!((gpu.pci.as_str(), gpu.memory_limit), ("10000:19:00.0", true));
+    amd.limit(&gpu.uuid, &cgroup, MiB(1024)).expect("limited");
+    let text = fs::read_to_string(cgroup.directory.join("dmem.max")).expect("read");
+    assert_eq!(text, format!("drm/10000:19:00.0/vram {GIB}\n"));
+}
+
+#[test]
+fn a_limit_that_the_kernel_refuses_or_does_not_have_afterwards_is_a_failure_with_its_words() {
+    let region = "drm/0000:03:00.0/vram";
+    let of = |file: &dyn Fn(&Path)| {
+        let root = write(Machine::Mi210);
+        let cgroup = pod_cgroup(&root, &[region]);
+        let path = cgroup.directory.join("dmem.max");
+        fs::remove_file(&path).expect("removed");
+        file(&path);
+        let mut amd = open(&root);
+        let uuid = snapshot(&mut amd).gpus.remove(0).uuid;
+        let failure = amd.limit(&uuid, &cgroup, MiB(1024)).expect_err("no limit");
+        assert!(failure.text.contains(&uuid) && failure.text.contains("dmem.max"), "{failure}");
+        (failure.text, path.exists())
+    };
+    let (text, exists) = of(&|_| {});
+    assert!(text.contains("No such file") && !exists, "the file is the kernel's: {text}");
+    // Each write to this device fails, as each write of an unknown region does in the kernel.
+    let (text, _) = of(&|path| std::os::unix::fs::symlink("/dev/full", path).expect("linked"));
+    assert!(text.contains("No space left on device"), "{text}");
+    for (found, expected) in [
+        (format!("{region} {GIB}\n"), Ok(())),
+        (format!("nvidia/x/vidmem max\n{region}\t{GIB}\n"), Ok(())),
+        (format!("{region}  {GIB} \n"), Ok(())),
+        (format!("{region} max\n"), Err("max")),
+        (format!("{region} {}\n", 2 * GIB), Err("2147483648")),
+        (format!("{region}0 {GIB}\n"), Err("does not list it")),
+        (String::new(), Err("does not list it")),
+    ] {
+        match (limits::check(&found, "0000:03:00.0", GIB), expected) {
+            (Ok(()), Ok(())) => {}
+            (Err(why), Err(expected)) => assert!(why.contains(expected), "{found:?}: {why}"),
+            (read, expected) => panic!("{found:?}: {read:?} and not {expected:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_container_has_the_limit_of_its_pod_and_a_partition_has_none() {
+    let root = write(Machine::Mi210);
+    let pod = pod_cgroup(&root, &["drm/0000:03:00.0/vram"]);
+    let directory = pod.directory.join("0f".repeat(32));
+    fs::create_dir_all(&directory).expect("created");
+    let mut amd = open(&root);
+    let uuid = snapshot(&mut amd).gpus.remove(0).uuid;
+    let of = Some(crate::backend::PodOf {
+        directory: pod.directory,
+        alone: true,
+    });
+    let container = Cgroup { directory, pod: of };
+    let limited = amd.limit(&uuid, &container, MiB(1024)).expect("left out");
+    assert!(limited.left_out && !container.directory.join("dmem.max").exists());
+
+    let root = write(Machine::Mi308Cpx);
+    let pod = pod_cgroup(&root, &["drm/0000:0a:00.0/vram"]);
+    let mut amd = open(&root);
+    let gpu = snapshot(&mut amd).gpus.remove(0);
+    assert_eq!((gpu.pci.as_str(), gpu.memory_limit), ("0000:0a:00.0", false));
+    let failure = amd.limit(&gpu.uuid, &pod, MiB(1024)).expect_err("no limit");
+    assert!(failure.text.contains("it is a partition of a GPU"), "{failure}");
+    let failure = amd.limit("0x1", &pod, MiB(1024)).expect_err("no limit");
+    assert_eq!(failure.code, Code::GpuLost);
+}
+
+/// The controller's files on this machine, if its kernel has the controller.
+#[test]
+fn the_kernels_own_files_are_read() {
+    let path = "/sys/fs/cgroup/dmem.capacity";
+    let Ok(text) = fs::read_to_string(path) else {
+        divvy_skip::skipped("the kernel has no controller of device memory (dmem)");
+        return;
+    };
+    for line in text.lines() {
+        let (region, bytes) = line.split_once(' ').expect("a region and a number");
+        bytes.parse::<u64>().expect(line);
+        if let Some(pci) = region.strip_prefix("drm/").and_then(|rest| rest.strip_suffix("/vram")) {
+            assert!(limits::can_limit(&Files::below(Path::new("/")), pci), "{line}");
+        }
+    }
+    assert!(!limits::can_limit(&Files::below(Path::new("/")), "ffff:00:00.0"));
+}

@@ -10,5 +10,6 @@ mod mig_whole;
 mod recount;
 mod speed;
 mod topology;
+mod vendors;
 mod victims;
 mod whole;

@@ -6,7 +6,7 @@ use divvy_model::{Enforcement, GpuRules, Health, Node, Pod};
 use divvy_placement::{Ask, Ledger, Refusal};
 use divvy_policy::{Fleet, Limits, Policy};
 
-use super::fixture::{GIB, divvy_node, edit_gpu, gpushare_node, pending};
+use super::fixture::{GIB, add_amd, divvy_node, edit_gpu, gpushare_node, pending, share_amd};
 
 fn asking(units: u64, annotations: &[(&str, &str)]) -> Pod {
     let mut pod = pending("p", units);
@@ -217,4 +217,46 @@ fn a_refusal_says_what_each_gpu_is() {
     node old has no GPU of a product like A100* and with 30 GiB or more in all that has 3 units (3072 MiB) free: GPU 0 (of an unknown product, 16384 MiB in all) does not match the pod's rules, GPU 1 (of an unknown product, 16384 MiB in all) does not match the pod's rules
     no GPU of a product like A100* and with 30 GiB or more in all
     ");
+}
+
+#[test]
+fn a_share_is_placed_on_gpus_of_the_pods_vendor_only() {
+    let mut both = divvy_node("both", &[16]);
+    add_amd(&mut both, 1);
+    share_amd(&mut both);
+    let mut amd = divvy_node("amd", &[]);
+    add_amd(&mut amd, 2);
+    share_amd(&mut amd);
+    let nodes = [both, amd, divvy_node("nvidia", &[16, 16])];
+    let mut ledger = Ledger::new(GIB);
+    for node in &nodes {
+        ledger.apply_node(node);
+    }
+    let names = || nodes.iter().map(|node| node.name.as_str());
+    for policy in Policy::ALL {
+        let mut fleet = Fleet::new(policy, Limits::default());
+        fleet.follow(&ledger);
+        for (annotations, expected) in [
+            (&[][..], [true, false, true]),
+            (&[("gpu-prefer", "most-memory")], [true, false, true]),
+            (&[("gpu-vendor", "nvidia")], [true, false, true]),
+            (&[("gpu-vendor", "amd")], [true, true, false]),
+        ] {
+            let pod = asking(4, annotations);
+            let ask = Ask::of(&pod.request, GIB);
+            let ranking = fleet.rank(&pod, &ask, names(), &ledger);
+            let ranked: Vec<bool> = ranking.costs.iter().map(Option::is_some).collect();
+            assert_eq!(ranked, expected, "{policy:?} {annotations:?}");
+            assert!(ranking.best.is_some_and(|at| expected[at]), "{policy:?} {annotations:?}");
+            for name in names() {
+                let is_amd = annotations == [("gpu-vendor", "amd")];
+                let choice = fleet.choose(&pod, &ask, name, &ledger);
+                let of_amd = choice.and_then(|choice| choice.gpus[0].uuid.as_ref().map(|uuid| uuid.starts_with("0x")));
+                assert!(
+                    of_amd.is_none_or(|of_amd| of_amd == is_amd),
+                    "{policy:?} {annotations:?} {name}"
+                );
+            }
+        }
+    }
 }

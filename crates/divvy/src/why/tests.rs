@@ -408,6 +408,63 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
 }
 
 #[test]
+fn a_pod_is_told_of_shares_of_another_vendors_gpus_and_that_it_must_ask_for_them() {
+    let gpu = |index: usize| {
+        json!({"vendor": "amd", "uuid": format!("0x{index}"), "index": index, "nodes": [], "model": "AMD Instinct MI210",
+            "totalMiB": 65520, "units": 63, "whole": true, "health": "ok"})
+    };
+    let inventory = json!({"v": 2, "agent": "0.2.0", "drivers": {"amd": "6.10.5"}, "unitMiB": 1024, "gpus": [gpu(0), gpu(1)]});
+    let amd = node(move |node| {
+        let amounts = json!({"aliyun.com/gpu-mem": "126", "aliyun.com/gpu-count": "2", "amd.com/gpu": "2", "cpu": "8", "memory": "64Gi", "pods": "110"});
+        node["metadata"]["name"] = json!("n2");
+        node["metadata"]["annotations"] = json!({"divvy.dev/inventory": inventory.to_string()});
+        node["status"] = json!({"capacity": amounts, "allocatable": amounts});
+    });
+    let (only, both) = ([amd.clone()], [node(|_| ()), amd]);
+    let other = "n2: it shares GPUs of another vendor, and the pod gets shares of NVIDIA GPUs (the annotation divvy.dev/gpu-vendor says of which \
+                 vendor; images are made for one)";
+    for (nodes, units, annotations, says) in [
+        (
+            &only[..],
+            8,
+            json!({}),
+            &["8 GiB on one GPU, and no node shares NVIDIA GPUs.", other][..],
+        ),
+        (
+            &both,
+            60,
+            json!({}),
+            &["60 GiB on one GPU, and no NVIDIA GPU is that large, even empty.", other],
+        ),
+        (
+            &only,
+            64,
+            json!({"divvy.dev/gpu-vendor": "amd"}),
+            &["64 GiB on a GPU of AMD, and no GPU is that large"],
+        ),
+        (
+            &only,
+            8,
+            json!({"divvy.dev/gpu-vendor": "amd", "divvy.dev/gpu-cores": "30"}),
+            &["no GPU of AMD and on which compute time is limited (gpu-cores: 30); it has 2 AMD Instinct MI210"],
+        ),
+        (
+            &only,
+            8,
+            json!({"divvy.dev/gpu-vendor": "amd"}),
+            &["node n2 has room for that"],
+        ),
+    ] {
+        let pod = pod(units, |pod| pod["metadata"]["annotations"] = annotations.clone());
+        let text = shown(&explained(nodes, &pod, &[]));
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for said in says {
+            assert!(words.contains(said), "{said}:\n{text}");
+        }
+    }
+}
+
+#[test]
 fn a_pod_that_waits_for_whole_gpus_is_told_how_many_are_free() {
     let gpu = |index: usize, health: &str| {
         json!({"vendor": "amd", "uuid": format!("0x{index}"), "index": index, "nodes": [], "model": "AMD Instinct MI210",

@@ -5,12 +5,13 @@ use serde_json::{Map, Number, Value};
 use super::{Chance, MOST};
 
 /// Fields that Divvy reads and a seed may lack, with a valid value.
-const FIELDS: [(&str, &str); 22] = [
+const FIELDS: [(&str, &str); 23] = [
     ("divvy.dev/gpu-model", "\"A100*,H100*,!T4\""),
     ("divvy.dev/gpu-memory", "\">=40Gi\""),
     ("divvy.dev/gpu-prefer", "\"most-memory\""),
     ("divvy.dev/gpu-uuid", "\"GPU-a1-4,GPU-a1-5\""),
     ("divvy.dev/gpus", "\"2\""),
+    ("divvy.dev/gpu-vendor", "\"amd\""),
     ("divvy.dev/allocation", r#""{\"v\":1,\"gpus\":[],\"containers\":{}}""#),
     (
         "divvy.dev/inventory",

@@ -3,6 +3,9 @@
 //! Unified (v2): `sys/fs/cgroup/kubepods/<qos>/pod<UID>/<id>/cgroup.{procs,events}`. Version 1: the same path below `pids`, `memory` and
 //! `cpu,cpuacct`, with `pids.current` below `pids`. Guaranteed pods have no `<qos>` level. Simplification: the files are plain files that
 //! are replaced by rename, so an inotify watch on a file does not survive a change.
+//!
+//! Where the root has a `dmem.capacity`, each cgroup of version 2 has a `dmem.max`, as if the controller were enabled everywhere. Simplification: the
+//! file keeps what was written last, and no write is refused.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -49,6 +52,13 @@ impl Cgroups {
         }
         cgroups.project(&Tree::new(), &BTreeSet::new())?;
         Ok(cgroups)
+    }
+
+    /// Return what `dmem.max` of a new cgroup has; empty if there is no such controller.
+    fn unlimited(&self) -> String {
+        let capacity = std::fs::read_to_string(self.root.join("dmem.capacity")).unwrap_or_default();
+        let regions = capacity.lines().filter_map(|line| line.split_once(' '));
+        regions.map(|(region, _)| format!("{region} max\n")).collect()
     }
 
     /// Update the files: `tree` has the cgroups of containers and sandboxes, `pods` has the pods' own cgroups.
@@ -112,12 +122,17 @@ impl Cgroups {
         for path in gone {
             self.written.remove(&path);
         }
+        let unlimited = self.unlimited();
         for (path, text) in wanted {
             if self.written.get(&path) == Some(&text) {
                 continue;
             }
             if let Some(directory) = path.parent() {
                 std::fs::create_dir_all(directory)?;
+                let max = directory.join("dmem.max");
+                if !unlimited.is_empty() && !max.exists() {
+                    std::fs::write(max, &unlimited)?;
+                }
             }
             std::fs::write(&self.scratch, &text)?;
             std::fs::rename(&self.scratch, &path)?;

@@ -4,6 +4,7 @@
 //! Each scene begins on a cluster without pods. The checks use what the API server reports, what `divvy`
 //! prints, and what containers report about themselves.
 
+mod amd_shares;
 mod doctor;
 mod ends;
 mod guard;
@@ -88,6 +89,8 @@ pub enum Scene {
     Speed,
     /// Shares of NVIDIA's GPUs and whole GPUs of AMD.
     Vendors,
+    /// Shares of AMD's GPUs, and whole ones on the same node.
+    AmdShares,
     /// Shares of MIG devices.
     Mig,
     /// Whole GPUs of NVIDIA and shares on one node.
@@ -116,7 +119,7 @@ pub enum Scene {
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 40] = [
+    pub const ALL: [Scene; 41] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -145,6 +148,7 @@ impl Scene {
         Scene::Churn,
         Scene::Speed,
         Scene::Vendors,
+        Scene::AmdShares,
         Scene::Mig,
         Scene::Doctor,
         // The last ones: the kubelet lists nvidia.com/gpu for minutes after the agents no longer offer it, and doctor reports that.
@@ -244,6 +248,10 @@ impl Scene {
             Scene::Vendors => (
                 "vendors",
                 "shares of an NVIDIA GPU and whole AMD GPUs in one cluster; an AMD GPU fails and recovers",
+            ),
+            Scene::AmdShares => (
+                "amd-shares",
+                "shares of AMD GPUs and whole ones on one node, beside shares of an NVIDIA GPU; each pod gets GPUs of its vendor",
             ),
             Scene::Whole => (
                 "whole",
@@ -361,6 +369,7 @@ impl Scene {
             Scene::WholeChurn => churn::whole(play, churn).await,
             Scene::Speed => pods::speed(play).await,
             Scene::Vendors => vendors::vendors(play).await,
+            Scene::AmdShares => amd_shares::amd_shares(play).await,
             Scene::Mig => mig::mig(play).await,
             Scene::Whole => whole::whole(play).await,
             Scene::Doctor => doctor::play(play).await,

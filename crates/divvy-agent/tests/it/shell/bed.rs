@@ -353,7 +353,8 @@ impl Bed {
         self.create_annotated(name, uuid, units, &[])
     }
 
-    fn create_annotated(&self, name: &str, uuid: Option<String>, units: u64, annotations: &[(&str, &str)]) -> String {
+    /// Create a pod as [`Bed::create`] does, on the device with this UUID and with these annotations.
+    pub(super) fn create_annotated(&self, name: &str, uuid: Option<String>, units: u64, annotations: &[(&str, &str)]) -> String {
         let mut pod = builders::pod(name).gpu_mem(units).build();
         pod["spec"]["nodeName"] = "n1".into();
         if let Some(uuid) = uuid {

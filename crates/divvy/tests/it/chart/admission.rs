@@ -208,6 +208,9 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         ("divvy.dev/gpu-prefer", "x".repeat(HUGE)),
         ("divvy.dev/isolation", "hard".to_owned()),
         ("divvy.dev/isolation", " none ".to_owned()),
+        ("divvy.dev/gpu-vendor", " amd ".to_owned()),
+        ("divvy.dev/gpu-vendor", "AMD".to_owned()),
+        ("divvy.dev/gpu-vendor", "x".repeat(HUGE)),
         ("divvy.dev/gpu-test", " true ".to_owned()),
         ("divvy.dev/isolation", "x".repeat(HUGE)),
         ("divvy.dev/gpus", "2".to_owned()),
@@ -236,7 +239,7 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         let pod = pod(&annotations, Some(4));
         assert_eq!(policy.refusals(&pod, &pod, "anybody"), Vec::<String>::new(), "{key} {shown}");
     }
-    assert!((10..18).contains(&let_through), "{let_through}");
+    assert!((10..19).contains(&let_through), "{let_through}");
     let long = policy.refusals(
         &pod(&json!({"divvy.dev/gpu-model": list(HUGE / 2, "a")}), Some(4)),
         &Value::Null,
@@ -364,6 +367,7 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
         ("divvy.dev/gpu-memory", ">=0"),
         ("divvy.dev/gpu-prefer", "quickest"),
         ("divvy.dev/isolation", "strong"),
+        ("divvy.dev/gpu-vendor", "intel"),
         ("divvy.dev/gpu-test", "false"),
         ("divvy.dev/gpu-cores", "0"),
         ("divvy.dev/gpu-cores", "30 %"),

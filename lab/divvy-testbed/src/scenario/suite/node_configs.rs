@@ -8,7 +8,7 @@ use crate::builders::pod;
 use crate::scenario::devices::gpus;
 use crate::scenario::{Cluster, Machine, NodeConfigs, Play, Stop};
 
-const LABEL: &str = "nvidia.com/device-plugin.config";
+pub(super) const LABEL: &str = "nvidia.com/device-plugin.config";
 /// The GPUs of [`Machine::Mixed`].
 const GPUS: u64 = 3;
 

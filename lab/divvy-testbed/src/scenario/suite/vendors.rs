@@ -94,7 +94,7 @@ pub(in crate::scenario) async fn vendors<C: Cluster>(play: &mut Play<'_, C>) -> 
 }
 
 /// Return the device nodes of GPUs in the container, one for each GPU.
-fn gpus(reports: &[Report]) -> Vec<String> {
+pub(super) fn gpus(reports: &[Report]) -> Vec<String> {
     let devices = reports.iter().flat_map(|report| &report.devices);
     let is_any_gpu = |path: &&String| is_gpu(path) || path.starts_with("/dev/dri/renderD");
     devices.filter(is_any_gpu).cloned().collect()
