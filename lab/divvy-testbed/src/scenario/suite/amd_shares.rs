@@ -80,7 +80,7 @@ async fn shared<C: Cluster>(play: &mut Play<'_, C>, instinct: &str) -> Result<()
     play.delete("default", "rocm", "to make room").await?;
     play.started("default", "whole").await?;
     play.create(&rocm("next", 1), "asks for 1 GiB of an AMD GPU").await?;
-    play.why("next", &["no GPU"]).await?;
+    play.why("next", &["no AMD GPU has any memory free", "default/whole"]).await?;
     play.delete("default", "whole", "to make room").await?;
     play.started("default", "next").await?;
 
