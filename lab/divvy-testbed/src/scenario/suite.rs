@@ -148,10 +148,10 @@ impl Scene {
         Scene::Churn,
         Scene::Speed,
         Scene::Vendors,
-        Scene::AmdShares,
         Scene::Mig,
         Scene::Doctor,
-        // The last ones: the kubelet lists nvidia.com/gpu for minutes after the agents no longer offer it, and doctor reports that.
+        // The last ones: the kubelet lists a resource for minutes after the agents no longer offer it, and doctor reports that.
+        Scene::AmdShares,
         Scene::Whole,
         Scene::WholeChurn,
         Scene::TimeSlicing,
