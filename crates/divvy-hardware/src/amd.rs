@@ -158,7 +158,7 @@ impl Backend for Amd {
         }
         let mut snapshot = assemble(&module, found);
         for gpu in &mut snapshot.gpus {
-            // A partition has no region of its own.
+            // The kernel has a region for each GPU, and none for a partition of it.
             gpu.memory_limit = gpu.partition.is_none() && limits::can_limit(&files, &gpu.pci);
         }
         Ok(snapshot)

@@ -412,10 +412,10 @@ impl fmt::Display for GpuRules {
     /// Format as a phrase that follows "a GPU": `of a product like A100* and with 40 GiB or more in all`. If any GPU is accepted,
     /// write nothing.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut parts = Vec::new();
         if let Some(vendor) = self.vendor {
-            parts.push(format!("of {vendor}"));
+            write!(f, "from {vendor}")?;
         }
+        let mut parts = Vec::new();
         if self.least_memory > MiB::ZERO {
             parts.push(format!("with {} or more in all", size(self.least_memory)));
         }
@@ -440,7 +440,11 @@ impl fmt::Display for GpuRules {
             // Without the comma, the rest would read as part of what is denied.
             false => ", and ",
         };
-        write!(f, "{models}{and}{rest}")
+        let space = match self.vendor {
+            Some(_) if !(models.is_empty() && rest.is_empty()) => " ",
+            _ => "",
+        };
+        write!(f, "{space}{models}{and}{rest}")
     }
 }
 
@@ -572,10 +576,10 @@ mod tests {
         for (annotations, expected) in [
             (&[("divvy.dev/gpus", "2")][..], ""),
             (&[(model, "A100*")], "of a product like A100*"),
-            (&[("divvy.dev/gpu-vendor", "amd")], "of AMD"),
+            (&[("divvy.dev/gpu-vendor", "amd")], "from AMD"),
             (
                 &[(model, "*MI210"), ("divvy.dev/gpu-vendor", " amd "), (memory, ">=40Gi")],
-                "of a product like *MI210 and of AMD and with 40 GiB or more in all",
+                "from AMD of a product like *MI210 and with 40 GiB or more in all",
             ),
             (&[(model, "nvidia A100*, H100*")], "of a product like nvidia A100* or H100*"),
             (&[(model, "!T4")], "other than T4"),

@@ -222,7 +222,7 @@ impl fmt::Display for NodeReport {
             ),
             Err(Refusal::OtherVendor(wanted)) => write!(
                 f,
-                "node {node} shares no GPU of {wanted}, but GPUs of another vendor; {} says of which vendor a pod gets shares ({} without it)",
+                "node {node} shares no {wanted} GPU, but GPUs of another vendor; the annotation {} selects the vendor ({} without it)",
                 names::GPU_VENDOR,
                 Vendor::default()
             ),

@@ -91,7 +91,7 @@ impl Refusal {
                 format!("fewer than {} GPUs{wanted}", ask.gpus)
             }
             Refusal::NoGpuTaken(ask) => format!("no GPU {}", ask.wanted().unwrap_or_default()),
-            Refusal::OtherVendor(wanted) => format!("no shared GPU of {wanted} ({})", names::GPU_VENDOR),
+            Refusal::OtherVendor(wanted) => format!("no shared {wanted} GPU ({})", names::GPU_VENDOR),
             Refusal::NoneOfKind(kind) => format!("no {} that Divvy offers", kind.plural()),
             Refusal::TooFewWhole(ask) => {
                 let rules = ask.wanted().map(|rules| format!(" {rules}")).unwrap_or_default();

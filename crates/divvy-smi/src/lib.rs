@@ -26,8 +26,8 @@ use edition::Edition;
 
 /// Return the table. Each line ends with a newline.
 ///
-/// Each line of the table has the width of the driver's edition. Above the table are the time and a line for each GPU that the driver cannot open; they and empty
-/// lines have other widths. If the driver can open no GPU, there is no table.
+/// Each line of the table has the width of the driver's edition. The lines above the table have any width: the time, and one line for each GPU that the driver
+/// cannot open. If the driver cannot open any GPU, only these lines are printed.
 pub fn table(smi: &Smi) -> String {
     let edition = Edition::of(&smi.driver);
     let mut out = String::new();

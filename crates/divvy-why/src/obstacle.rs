@@ -286,7 +286,7 @@ impl Obstacle {
                     .to_owned()
             }
             Obstacle::OtherVendor { vendor } => format!(
-                "it shares GPUs of another vendor, and the pod gets shares of {vendor} GPUs (the annotation {} says of which vendor; images are made for one)",
+                "it shares GPUs of another vendor, and the pod gets shares of {vendor} GPUs; the annotation {} selects the vendor",
                 names::GPU_VENDOR
             ),
             Obstacle::Rules {
@@ -448,7 +448,7 @@ impl Obstacle {
             Obstacle::NotOffered { .. } => "GPUs not offered (--all-nodes says why)".to_owned(),
             Obstacle::OneGpuOnly => "gpushare's device plugin gives a container one GPU".to_owned(),
             Obstacle::OnlyMigDevices => "only MIG devices, of which a process can use one".to_owned(),
-            Obstacle::OtherVendor { vendor } => format!("no shared GPU of {vendor} ({})", names::GPU_VENDOR),
+            Obstacle::OtherVendor { vendor } => format!("no shared {vendor} GPU ({})", names::GPU_VENDOR),
             Obstacle::Rules { rules, needed: 1, .. } => format!("no GPU {rules}"),
             Obstacle::Rules { rules, needed, .. } => format!("fewer than {needed} GPUs{}", spaced(rules)),
             Obstacle::TooSmall { .. } => format!("no GPU as large as {}, even empty", words.asked),

@@ -45,8 +45,8 @@ fn a_pod_gets_shares_of_the_vendor_that_it_names_and_of_nvidia_if_it_names_none(
     let (none, nvidia, amd) = (&[][..], &[("gpu-vendor", "nvidia")][..], &[("gpu-vendor", "amd")][..]);
     let full = "Insufficient GPU Memory in one device";
     let (no_nvidia, no_amd) = (
-        "no shared GPU of NVIDIA (divvy.dev/gpu-vendor)",
-        "no shared GPU of AMD (divvy.dev/gpu-vendor)",
+        "no shared NVIDIA GPU (divvy.dev/gpu-vendor)",
+        "no shared AMD GPU (divvy.dev/gpu-vendor)",
     );
     for (annotations, units, expected) in [
         (none, 16, [Ok(Vendor::Nvidia), Ok(Vendor::Nvidia), Err(no_nvidia)]),
@@ -76,12 +76,12 @@ fn a_pod_gets_shares_of_the_vendor_that_it_names_and_of_nvidia_if_it_names_none(
         let pod = share("p", 1, annotations);
         ledger.explain(node, &Ask::of_pod(&pod, GIB)).to_string()
     };
-    let says = "divvy.dev/gpu-vendor says of which vendor a pod gets shares (NVIDIA without it)";
+    let says = "the annotation divvy.dev/gpu-vendor selects the vendor (NVIDIA without it)";
     assert_eq!(
         [refused("amd", none), refused("nvidia", amd)],
         [
-            format!("node amd shares no GPU of NVIDIA, but GPUs of another vendor; {says}"),
-            format!("node nvidia shares no GPU of AMD, but GPUs of another vendor; {says}"),
+            format!("node amd shares no NVIDIA GPU, but GPUs of another vendor; {says}"),
+            format!("node nvidia shares no AMD GPU, but GPUs of another vendor; {says}"),
         ]
     );
 }
@@ -96,7 +96,7 @@ fn a_share_of_an_amd_gpu_has_memory_only_and_a_pod_that_wants_its_compute_time_l
         (&[("isolation", "soft")], ""),
         (
             &[("gpu-cores", "30")],
-            "no GPU of AMD and on which compute time is limited (gpu-cores: 30)",
+            "no GPU from AMD on which compute time is limited (gpu-cores: 30)",
         ),
         (&[("gpu-cores", "30"), ("isolation", "none")], ""),
     ] {

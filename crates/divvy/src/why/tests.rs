@@ -421,8 +421,7 @@ fn a_pod_is_told_of_shares_of_another_vendors_gpus_and_that_it_must_ask_for_them
         node["status"] = json!({"capacity": amounts, "allocatable": amounts});
     });
     let (only, both) = ([amd.clone()], [node(|_| ()), amd]);
-    let other = "n2: it shares GPUs of another vendor, and the pod gets shares of NVIDIA GPUs (the annotation divvy.dev/gpu-vendor says of which \
-                 vendor; images are made for one)";
+    let other = "n2: it shares GPUs of another vendor, and the pod gets shares of NVIDIA GPUs; the annotation divvy.dev/gpu-vendor selects the vendor";
     for (nodes, units, annotations, says) in [
         (
             &only[..],
@@ -440,13 +439,13 @@ fn a_pod_is_told_of_shares_of_another_vendors_gpus_and_that_it_must_ask_for_them
             &only,
             64,
             json!({"divvy.dev/gpu-vendor": "amd"}),
-            &["64 GiB on a GPU of AMD, and no GPU is that large"],
+            &["64 GiB on a GPU from AMD, and no GPU is that large"],
         ),
         (
             &only,
             8,
             json!({"divvy.dev/gpu-vendor": "amd", "divvy.dev/gpu-cores": "30"}),
-            &["no GPU of AMD and on which compute time is limited (gpu-cores: 30); it has 2 AMD Instinct MI210"],
+            &["no GPU from AMD on which compute time is limited (gpu-cores: 30); it has 2 AMD Instinct MI210"],
         ),
         (
             &only,

@@ -54,7 +54,7 @@ impl Cgroups {
         Ok(cgroups)
     }
 
-    /// Return what `dmem.max` of a new cgroup has; empty if there is no such controller.
+    /// Return the content of `dmem.max` in a new cgroup: no limit for any region. Empty if the kernel does not have the controller `dmem`.
     fn unlimited(&self) -> String {
         let capacity = std::fs::read_to_string(self.root.join("dmem.capacity")).unwrap_or_default();
         let regions = capacity.lines().filter_map(|line| line.split_once(' '));
