@@ -1,6 +1,7 @@
 //! What differs between vendors when a container gets a GPU: one module for each vendor. Nothing else in this crate names a vendor.
 
 mod amd;
+mod intel;
 mod nvidia;
 
 use divvy_model::{Gpu, GrantRecord, Partition, Vendor, names};
@@ -68,5 +69,6 @@ pub(crate) fn of(vendor: Vendor) -> &'static dyn Rules {
     match vendor {
         Vendor::Nvidia => &nvidia::Nvidia,
         Vendor::Amd => &amd::Amd,
+        Vendor::Intel => &intel::Intel,
     }
 }

@@ -457,7 +457,7 @@ fn excess<'a>(known: impl Iterator<Item = &'a str>, listed: &BTreeSet<&str>, is_
 fn judged(fault: &Fault, checks: &HealthChecks) -> Fault {
     let fatal = match fault.vendor {
         Vendor::Nvidia => checks.is_fatal(fault.code),
-        Vendor::Amd => fault.fatal,
+        Vendor::Amd | Vendor::Intel => fault.fatal,
     };
     Fault { fatal, ..fault.clone() }
 }

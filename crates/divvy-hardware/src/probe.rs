@@ -41,7 +41,7 @@ use divvy_model::Vendor;
 use crate::amd::Amd;
 use crate::backend::{Backend, Calls};
 use crate::nvidia::{self, Nvidia, Reception};
-use crate::{Error, Failure, Snapshot};
+use crate::{Code, Error, Failure, Snapshot};
 
 pub use options::{Command, Options, UsageError};
 pub use peer::peer_uid;
@@ -133,6 +133,7 @@ fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
                 let sys_root = options.sys_root.clone();
                 Box::new(move || Ok(Box::new(Amd::open(&sys_root, &calls)?) as Box<dyn Backend>))
             }
+            Vendor::Intel => Box::new(|| Err(Failure::new(Code::DriverNotLoaded, "the probe does not read Intel GPUs yet"))),
         }
     };
     Vendor::ALL.map(|vendor| (vendor, open(vendor))).into()

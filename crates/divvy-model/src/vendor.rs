@@ -10,6 +10,7 @@ pub enum Vendor {
     #[default]
     Nvidia,
     Amd,
+    Intel,
 }
 
 /// The names of a vendor.
@@ -26,7 +27,7 @@ struct Names {
 
 impl Vendor {
     /// All vendors, in the order in which a node's GPUs are listed.
-    pub const ALL: [Vendor; 2] = [Vendor::Nvidia, Vendor::Amd];
+    pub const ALL: [Vendor; 3] = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel];
 
     const fn names(self) -> Names {
         match self {
@@ -42,21 +43,27 @@ impl Vendor {
                 whole: "amd.com/gpu",
                 shared: false,
             },
+            Vendor::Intel => Names {
+                name: "intel",
+                title: "Intel",
+                whole: "gpu.intel.com/xe",
+                shared: false,
+            },
         }
     }
 
-    /// Return the name in inventories: `nvidia`, `amd`.
+    /// Return the name in inventories: `nvidia`, `amd`, `intel`.
     pub const fn name(self) -> &'static str {
         self.names().name
     }
 
-    /// Return the name in sentences: `NVIDIA`, `AMD`.
+    /// Return the name in sentences: `NVIDIA`, `AMD`, `Intel`.
     pub const fn title(self) -> &'static str {
         self.names().title
     }
 
-    /// Return the extended resource for whole GPUs: `nvidia.com/gpu` or `amd.com/gpu`. The CDI specs for whole GPUs have the same
-    /// kind.
+    /// Return the extended resource for whole GPUs: `nvidia.com/gpu`, `amd.com/gpu`, or `gpu.intel.com/xe` (Divvy offers the Intel GPUs of the
+    /// driver xe). The CDI specs for whole GPUs have the same kind.
     pub const fn whole_resource(self) -> &'static str {
         self.names().whole
     }

@@ -15,7 +15,7 @@ const MIG: &str = "nvidia.com/mig-";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum WholeKind {
-    /// A GPU of this vendor: `nvidia.com/gpu`, `amd.com/gpu`.
+    /// A GPU of this vendor: `nvidia.com/gpu`, `amd.com/gpu`, `gpu.intel.com/xe`.
     Gpu(Vendor),
     /// A MIG device of this profile: `nvidia.com/mig-1g.5gb`.
     Mig(MigProfile),
@@ -203,6 +203,7 @@ mod tests {
         for (resource, text) in [
             ("nvidia.com/gpu", "NVIDIA GPU"),
             ("amd.com/gpu", "AMD GPU"),
+            ("gpu.intel.com/xe", "Intel GPU"),
             ("nvidia.com/mig-1g.5gb", "MIG 1g.5gb device"),
             ("nvidia.com/mig-1g.10gb.me", "MIG 1g.10gb+me device"),
             ("nvidia.com/mig-1g.24gb.me.all", "MIG 1g.24gb+me.all device"),
@@ -224,6 +225,7 @@ mod tests {
             "nvidia.com/mig-300g.5gb",
             "nvidia.com/mig-1g.gb",
             "intel.com/gpu",
+            "gpu.intel.com/i915",
         ] {
             assert_eq!(WholeKind::of_resource(other), None, "{other}");
         }

@@ -203,7 +203,7 @@ mod tests {
                     at: since + 1,
                     percent: 30,
                 }]),
-                Vendor::Amd => Err(Failure::new(Code::NotSupported, format!("not of {uuid}"))),
+                Vendor::Amd | Vendor::Intel => Err(Failure::new(Code::NotSupported, format!("not of {uuid}"))),
             }
         }
 
@@ -285,6 +285,7 @@ mod tests {
         match vendor {
             Vendor::Nvidia => Failure::new(Code::LibraryNotFound, "no library"),
             Vendor::Amd => Failure::new(Code::DriverNotLoaded, "no amdgpu"),
+            Vendor::Intel => Failure::new(Code::DriverNotLoaded, "no xe"),
         }
     }
 
