@@ -1,7 +1,7 @@
 //! The processes on the GPU, as a program in a container sees them: the container's own processes, with their PIDs in the container.
 //!
-//! A process is listed if its slot has an owner and memory, and if the process is in the same PID namespace as the program that asks
-//! (`divvy_share::usage::Slot`). In another PID namespace, its PID would belong to another process, or to none. So the processes of the pod's other
+//! A process is listed if its slot has an owner and memory, and if the program that asks can see the process under its PID: it has the same root directory
+//! (`divvy_share::usage::Slot`), or `/proc` shows a process with this PID and the root directory that the slot says. So the processes of the pod's other
 //! containers are listed only if the pod shares one PID namespace. The memory of processes that are not listed still counts as used.
 //!
 //! A slot says that a process uses CUDA. So the processes are in the list of compute processes, also if they use the GPU through MPS, and the lists of

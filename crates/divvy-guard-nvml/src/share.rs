@@ -59,6 +59,25 @@ fn number(word: &AtomicU64) -> u64 {
     word.load(Ordering::Relaxed)
 }
 
+/// Whether a slot's PID is that of a process which this one can see. `root` is the root directory of the slot's owner, and `own` that of this process.
+///
+/// In another PID namespace, the PID belongs to another process, or to none. Containers of a pod can also share a PID namespace: there, the process has the
+/// root directory that the slot says.
+fn is_here(pid: Uint, root: u64, own: u64) -> bool {
+    root != 0 && (root == own || root == sys::directory(root_of(pid).as_c_str()))
+}
+
+/// The path that leads to the root directory of a process (proc_pid_root(5)).
+fn root_of(pid: Uint) -> Path {
+    let (mut digits, mut rest) = ([b'0'; 10], pid);
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0'.wrapping_add((rest % 10) as u8);
+        rest /= 10;
+    }
+    let leading = digits.iter().take_while(|digit| **digit == b'0').count();
+    Path::from(&[b"/proc/", digits.get(leading..).unwrap_or_default(), b"/root/"])
+}
+
 /// One process of this container.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct User {
@@ -86,10 +105,10 @@ impl Users<'_> {
     /// Write the processes of this container that have memory, each once. Returns how many they are.
     pub(crate) fn of_container(&self, users: &mut [User; SLOTS]) -> usize {
         let mut count = 0_usize;
-        let own = sys::pid_namespace();
+        let own = sys::directory(c"/");
         for slot in self.slots() {
             let (pid, bytes) = (Uint::try_from(number(&slot.pid)).unwrap_or(0), number(&slot.used));
-            if pid == 0 || bytes == 0 || own == 0 || number(&slot.namespace) != own {
+            if pid == 0 || bytes == 0 || !is_here(pid, number(&slot.root), own) {
                 continue;
             }
             // A process that has loaded CUDA's library twice has two slots.

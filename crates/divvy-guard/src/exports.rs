@@ -105,15 +105,16 @@ hooks! {
         mappings::map(pointer, size as u64, handle, call);
     fn cuMemUnmap(pointer: Pointer, size: usize) 10020: |call| mappings::unmap(pointer, size as u64, call);
 
-    // Pools. The functions with the suffix are those for programs whose default stream is the thread's own.
+    // Pools. The functions with the suffix are those for programs whose default stream is the thread's own. The rules get references to closures: each rule
+    // is long, and is in the library once.
     fn cuMemAllocAsync(pointer: *mut Pointer, bytes: usize, stream: u64) 11020: |call|
-        pools::allocate(bytes as u64, stream, call);
+        pools::allocate(bytes as u64, stream, &call);
     fn cuMemAllocAsync_ptsz(pointer: *mut Pointer, bytes: usize, stream: u64) 11020: |call|
-        pools::allocate(bytes as u64, stream, call);
+        pools::allocate(bytes as u64, stream, &call);
     fn cuMemAllocFromPoolAsync(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) 11020: |call|
-        pools::allocate_from(pool, bytes as u64, call);
+        pools::allocate_from(pool, bytes as u64, &call);
     fn cuMemAllocFromPoolAsync_ptsz(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) 11020: |call|
-        pools::allocate_from(pool, bytes as u64, call);
+        pools::allocate_from(pool, bytes as u64, &call);
     fn cuMemPoolCreate(pool: *mut u64, prop: *const AllocationProp) 11020: |call| {
         let made = out!(pool);
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.

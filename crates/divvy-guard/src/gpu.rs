@@ -48,8 +48,32 @@ pub(crate) struct Gpu {
     /// Held while a launch waits, so that one thread of the process waits for compute time, and the others wait for it.
     queue: Mutex,
     /// How many launches pass before the limits are looked at again.
-    credit: AtomicI64,
+    pub(crate) credit: Credit,
     pub(crate) primary: AtomicU32,
+}
+
+/// How many launches pass without a look at the limits. Zeros are none.
+#[repr(transparent)]
+pub(crate) struct Credit(AtomicI64);
+
+impl Credit {
+    /// Use one of them.
+    pub(crate) fn spend(&self) -> bool {
+        // The first check keeps the number from falling without a bound.
+        self.0.load(Ordering::Relaxed) > 0 && self.0.fetch_sub(1, Ordering::Relaxed) > 0
+    }
+
+    fn set(&self, launches: i64) {
+        self.0.store(launches, Ordering::Relaxed);
+    }
+
+    /// Move launches to another credit, but not more than this.
+    pub(crate) fn lend(&self, to: &Self, most: i64) {
+        let all = self.0.swap(0, Ordering::Relaxed);
+        let lent = all.min(most).max(0);
+        to.0.fetch_add(lent, Ordering::Relaxed);
+        self.0.fetch_add(all.wrapping_sub(lent), Ordering::Relaxed);
+    }
 }
 
 /// What the pod may have of a GPU.
@@ -182,46 +206,53 @@ impl Gpu {
         unsafe { self.limits.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Let a launch pass, or wait until it may.
-    pub(crate) fn launch(&self, uuid: impl FnOnce() -> Option<Uuid>) {
-        if !self.spend() {
-            self.queue(uuid);
+    /// Let a launch pass, or wait until it may. Return whether the limits were looked at.
+    pub(crate) fn launch(&self, uuid: impl FnOnce() -> Option<Uuid>) -> bool {
+        if self.credit.spend() {
+            return false;
         }
+        self.queue(uuid);
+        true
     }
 
-    /// Use a launch that was allowed earlier.
-    pub(crate) fn spend(&self) -> bool {
-        // The first check keeps the number from falling without a bound.
-        self.credit.load(Ordering::Relaxed) > 0 && self.credit.fetch_sub(1, Ordering::Relaxed) > 0
+    /// How many launches this GPU would let pass now. A process without a slot has no context here, so it launches nothing here.
+    pub(crate) fn would_pass(&self) -> i64 {
+        let (Some(words), seat @ Some(_)) = (self.limits(), self.seated()) else {
+            return UNLIMITED;
+        };
+        let now = sys::now();
+        match turn(words, seat, now, now).1 {
+            Turn::Free => UNLIMITED,
+            Turn::Go(more) => more.cast_signed(),
+            Turn::Wait(_) => 0,
+        }
     }
 
     #[cold]
     fn queue(&self, uuid: impl FnOnce() -> Option<Uuid>) {
-        if self.state.load(Ordering::Acquire) != HELD && !matches!(self.share(uuid), Share::Held(_)) {
-            return;
-        }
-        let Some(words) = self.limits() else { return };
+        let is_held = self.state.load(Ordering::Acquire) == HELD || matches!(self.share(uuid), Share::Held(_));
+        let Some(words) = self.limits().filter(|_| is_held) else {
+            return self.credit.set(UNLIMITED);
+        };
         let _queue = self.queue.lock();
         let since = sys::now();
         let mut now = since;
         // Another thread may have looked while this one waited for it.
-        while !self.spend() {
+        while !self.credit.spend() {
             // Read before the limits: if the agent writes in between, the wait ends at once.
             let bells = [0, 1].map(|generation| {
                 let word = words.get(limits::bell(generation) / 8);
                 word.map_or(0, |word| word.load(Ordering::Acquire) as u32)
             });
-            // Limits that cannot be read do not stop a program.
-            let Ok(((generation, limits), _)) = read(words) else { return };
             let usage = self.seat();
-            let launches = usage.map_or(0, |(usage, _)| compute::launches(usage));
-            match compute::turn(&limits, launches, now, since) {
-                Turn::Free => return self.credit.store(UNLIMITED, Ordering::Relaxed),
+            let (generation, turn) = turn(words, usage, now, since);
+            match turn {
+                Turn::Free => return self.credit.set(UNLIMITED),
                 Turn::Go(more) => {
                     if let Some(slot) = usage.and_then(|(usage, slot)| usage.slots.get(slot)) {
                         slot.launches.fetch_add(more.saturating_add(1), Ordering::Relaxed);
                     }
-                    return self.credit.store(more.cast_signed(), Ordering::Relaxed);
+                    return self.credit.set(more.cast_signed());
                 }
                 Turn::Wait(time) => {
                     let next = generation.wrapping_add(1);
@@ -367,7 +398,7 @@ impl Gpu {
             return UNKNOWN;
         };
         if let Some(slot) = usage.slots.get(slot) {
-            slot.namespace.store(sys::pid_namespace(), Ordering::Relaxed);
+            slot.root.store(sys::directory(c"/"), Ordering::Relaxed);
         }
         usage.count();
         self.usage.store(core::ptr::from_ref(usage).cast_mut(), Ordering::Relaxed);
@@ -410,6 +441,7 @@ type Words = [AtomicU64; limits::WORDS];
 const UNLIMITED: i64 = 1000;
 
 /// The generation and the limits, and the mark of the file ([`Limits::parse_marked`]).
+#[inline(always)]
 fn read(words: &Words) -> Result<((u64, Limits), Option<Mark>), Unreadable> {
     let mut result = Err(Unreadable::Torn);
     for _ in 0..4 {
@@ -423,6 +455,17 @@ fn read(words: &Words) -> Result<((u64, Limits), Option<Mark>), Unreadable> {
         }
     }
     result
+}
+
+/// Decide about a launch ([`compute::turn`]). Return the generation of the limits, too.
+#[inline(always)]
+fn turn(words: &Words, seat: Option<(&Usage, usize)>, now: u64, since: u64) -> (u64, Turn) {
+    // Limits that cannot be read do not stop a program.
+    let Ok(((generation, limits), _)) = read(words) else {
+        return (0, Turn::Free);
+    };
+    let launches = seat.map_or(0, |(usage, _)| compute::launches(usage));
+    (generation, compute::turn(&limits, launches, now, since))
 }
 
 fn uuid_words(uuid: Uuid) -> [u64; 2] {

@@ -130,7 +130,7 @@ pub(crate) const fn bases(mut names: &[&[u8]]) -> Set {
 /// the program's arguments; without a function of this name in the driver it is not run, and the program gets `CUDA_ERROR_NOT_FOUND`.
 ///
 /// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known. Where they are held,
-/// and the process has one GPU, most of them take one of the launches that were allowed earlier.
+/// most of them take one of the launches that were allowed earlier.
 macro_rules! hooks {
     (
         $(fn $name:ident($($argument:ident: $type:ty),*) $version:literal: |$call:ident| $rule:expr;)*

@@ -7,17 +7,21 @@
 //! A launch counts for the GPU of the current context, where the driver demands the stream of a kernel to be. A launch into a graph that is being
 //! captured counts, too: to ask for that at each launch would cost more than it is worth. If the process sees one GPU, the driver is not asked for the current
 //! context either. Then a launch without a context counts as well, before the driver refuses it.
+//!
+//! If the process sees several GPUs, the driver is asked before about every 17th launch only. While all GPUs that the process uses would let launches pass,
+//! the next ones pass on any of them, and count for the GPU for which the driver was asked. So each GPU's count is a sample, which only the estimate
+//! between two measurements needs ([`divvy_share::compute`]). As soon as one GPU lets nothing pass, the driver is asked before each launch.
 
 use core::ffi::c_void;
-use core::ptr::{from_ref, null_mut};
+use core::ptr::{self, from_ref, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::{Device, Parameters, Uint};
 use crate::current;
 use crate::driver;
-use crate::gpu::{Gpu, any_holds_launches};
+use crate::gpu::{Credit, Gpu, any_holds_launches};
 use crate::hook::Hook;
-use crate::process::process;
+use crate::process::{Process, process};
 
 /// Return the driver's function when a launch may pass, or `None` if this driver does not have it. If launches are not held, note it in `direct`.
 #[cold]
@@ -49,33 +53,35 @@ pub(crate) fn held() -> bool {
     }
 }
 
-/// A launch on a GPU.
-fn on_device(device: Device) {
-    if let Some(gpu) = process().and_then(|process| process.gpu(device)) {
-        gpu.launch(|| driver::uuid(device));
-    }
+/// A launch on a GPU. Return that GPU if it was looked at whether the launch may pass.
+#[inline(never)]
+fn on_device(process: &'static Process, device: Device) -> Option<&'static Gpu> {
+    let gpu = process.gpu(device)?;
+    gpu.launch(|| driver::uuid(device)).then_some(gpu)
 }
 
-/// The only GPU of this process, once something was launched on it. A child finds a GPU of zeros there, which allows no launch.
-static ONLY: AtomicPtr<Gpu> = AtomicPtr::new(null_mut());
+/// How many launches pass, on whatever GPU: those of the only GPU, or those of all GPUs. Null until something was launched. A child finds 0 there.
+static ALLOWED: AtomicPtr<Credit> = AtomicPtr::new(null_mut());
 
-/// Use a launch that was allowed earlier, if this is a process with one GPU. This calls no other function.
+/// Use a launch that was allowed earlier. This calls no other function.
 pub(crate) fn spend() -> bool {
     // SAFETY: the pointer is null, or one to a part of the state of the process, which stays where it is.
-    unsafe { ONLY.load(Ordering::Acquire).as_ref() }.is_some_and(Gpu::spend)
+    unsafe { ALLOWED.load(Ordering::Acquire).as_ref() }.is_some_and(Credit::spend)
 }
 
 /// A launch on the current GPU. Without one, the driver refuses the launch.
 pub(crate) fn on_current() {
-    let device = match current::only_gpu() {
-        Some(gpu) => {
-            ONLY.store(from_ref(gpu).cast_mut(), Ordering::Release);
-            Some(0)
+    let Some(process) = process() else { return };
+    if let Some(gpu) = current::only_gpu() {
+        ALLOWED.store(from_ref(&gpu.credit).cast_mut(), Ordering::Release);
+        on_device(process, 0);
+    } else if let Some(device) = driver::device() {
+        ALLOWED.store(from_ref(&process.credit).cast_mut(), Ordering::Release);
+        if let Some(gpu) = on_device(process, device) {
+            let others = process.seen().filter(|other| !ptr::eq(*other, gpu));
+            let most = others.map(Gpu::would_pass).fold(i64::MAX, i64::min);
+            gpu.credit.lend(&process.credit, most);
         }
-        None => driver::device(),
-    };
-    if let Some(device) = device {
-        on_device(device);
     }
 }
 
@@ -99,8 +105,8 @@ pub(crate) unsafe fn on_each(launches: *const Parameters, count: Uint) {
         }
         // SAFETY: the caller's promise.
         let stream = unsafe { launches.wrapping_add(index).read_unaligned() }.stream;
-        if let Some(device) = current::device_of_stream(stream) {
-            on_device(device);
+        if let (Some(process), Some(device)) = (process(), current::device_of_stream(stream)) {
+            on_device(process, device);
         }
     }
 }

@@ -19,7 +19,7 @@ const CHUNK: u64 = 32 << 20;
 const UNIT: u64 = 512;
 
 /// `cuMemAllocAsync`: from the current pool of the stream's GPU.
-pub(crate) fn allocate(bytes: u64, stream: u64, call: impl FnOnce() -> Code) -> Code {
+pub(crate) fn allocate(bytes: u64, stream: u64, call: &dyn Fn() -> Code) -> Code {
     let Some(device) = current::device_of_stream(stream) else {
         return call();
     };
@@ -31,7 +31,7 @@ pub(crate) fn allocate(bytes: u64, stream: u64, call: impl FnOnce() -> Code) -> 
 
 /// `cuMemAllocFromPoolAsync`. Only pools that the program created on a GPU, and the default pools of GPUs, are charged. Other pools are in the host's memory, or
 /// are charged to another process.
-pub(crate) fn allocate_from(pool: u64, bytes: u64, call: impl FnOnce() -> Code) -> Code {
+pub(crate) fn allocate_from(pool: u64, bytes: u64, call: &dyn Fn() -> Code) -> Code {
     let known = process().and_then(|process| process.reserves.get(Kind::Pool, pool));
     let device = match known {
         Some(entry) => Device::try_from(entry.gpu).ok(),
@@ -45,7 +45,7 @@ pub(crate) fn allocate_from(pool: u64, bytes: u64, call: impl FnOnce() -> Code) 
     }
 }
 
-fn from_pool(device: Device, pool: u64, bytes: u64, call: impl FnOnce() -> Code) -> Code {
+fn from_pool(device: Device, pool: u64, bytes: u64, call: &dyn Fn() -> Code) -> Code {
     let held = match held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
@@ -62,7 +62,7 @@ fn from_pool(device: Device, pool: u64, bytes: u64, call: impl FnOnce() -> Code)
     code
 }
 
-fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: impl FnOnce() -> Code) -> Code {
+fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &dyn Fn() -> Code) -> Code {
     let mut settled = false;
     loop {
         let reserved = driver::pool_bytes(pool, PoolBytes::Reserved).unwrap_or(0);

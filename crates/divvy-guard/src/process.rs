@@ -8,7 +8,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use crate::cuda::Device;
-use crate::gpu::Gpu;
+use crate::gpu::{Credit, Gpu};
 use crate::ledger::Ledger;
 use crate::sys::{self, Errno, Mutex};
 
@@ -25,6 +25,8 @@ pub(crate) struct Process {
     count: AtomicU32,
     /// 1 when the process has pools.
     pub(crate) pools: AtomicU32,
+    /// How many launches pass on any GPU of a process that sees several.
+    pub(crate) credit: Credit,
     /// Held while a pool is charged with what the driver says.
     pub(crate) settling: Mutex,
     gpus: [Gpu; GPUS],
@@ -71,6 +73,11 @@ impl Process {
             count => count,
         };
         if count == 1 { self.gpu(0) } else { None }
+    }
+
+    /// All GPUs that this process sees.
+    pub(crate) fn seen(&self) -> impl Iterator<Item = &Gpu> {
+        self.gpus.iter().take(self.count.load(Ordering::Relaxed) as usize)
     }
 
     /// The GPU with an ordinal of this process.

@@ -28,10 +28,11 @@ pub struct Path {
 }
 
 impl Path {
+    #[inline(never)]
     pub fn from(parts: &[&[u8]]) -> Self {
         let mut path = Self { bytes: [0; 80], len: 0 };
-        for byte in parts.iter().copied().flatten() {
-            path.push(*byte);
+        for part in parts {
+            path.add(part);
         }
         path
     }
@@ -46,12 +47,18 @@ impl Path {
             path.push(digit(byte >> 4));
             path.push(digit(byte & 15));
         }
-        for byte in file {
-            path.push(*byte);
-        }
+        path.add(file);
         path
     }
 
+    #[inline(never)]
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.push(*byte);
+        }
+    }
+
+    #[inline(never)]
     fn push(&mut self, byte: u8) {
         // The last byte stays 0.
         if self.len < 79

@@ -46,7 +46,7 @@ pub struct Slot {
     pub used: AtomicU64,
     /// Bytes that the process requests, or has reserved but not received from the driver yet.
     pub pending: AtomicU64,
-    /// The process's id, as its container sees it. It is only shown to people. See [`Slot::namespace`].
+    /// The process's id, as its container sees it. It is only shown to people. See [`Slot::root`].
     pub pid: AtomicU64,
     /// The highest value of `used` so far.
     pub peak: AtomicU64,
@@ -56,9 +56,9 @@ pub struct Slot {
     /// counts.
     pub launches: AtomicU64,
     _rest: [AtomicU64; 1],
-    /// The PID namespace in which `pid` is the process's id, as the inode number of `/proc/self/ns/pid`. 0 if it is not known. The containers of a pod
-    /// have a PID namespace each, unless the pod shares one (`shareProcessNamespace`), so the same `pid` can be that of several processes.
-    pub namespace: AtomicU64,
+    /// Which directory is the process's root directory, as `divvy_shadow::sys::directory` numbers it. 0 if it is not known. It tells the containers of a pod
+    /// apart: usually, each has a PID namespace of its own, so the same `pid` can be that of several processes.
+    pub root: AtomicU64,
 }
 
 const _: () = assert!(size_of::<Slot>() == SLOT && size_of::<Usage>() == SIZE);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::sandbox::{CONTEXT, INSUFFICIENT_SIZE, MIB, Program, Sandbox, Slot, namespace};
+use crate::sandbox::{CONTEXT, INSUFFICIENT_SIZE, MIB, Program, Sandbox, Slot, root, root_at};
 
 const GPU: u64 = 8192 * MIB;
 const SHARE: u64 = 4096 * MIB;
@@ -45,6 +45,33 @@ fn a_process_that_has_ended_is_not_listed() {
     assert_eq!(compute(&mut watcher), [(second.pid(), CONTEXT + 2 * MIB)]);
 }
 
+/// `shareProcessNamespace`: the PIDs of the other container are PIDs here.
+#[test]
+fn the_processes_of_a_container_with_the_same_pid_namespace_are_listed() {
+    let sandbox = Sandbox::with_share(GPU, SHARE);
+    let mut user = sandbox.user(98 * MIB);
+    let mut other = sandbox.start();
+    assert_eq!(other.code(&format!("chroot {}", sandbox.path("ledger").display())), 0);
+    let slot = Slot {
+        root: root_at(&format!("/proc/{}/root/", other.pid())),
+        ..Slot::of(other.pid(), 50 * MIB)
+    };
+    assert!(slot.root != root() && slot.root != 0);
+    let _other = sandbox.occupy(1, slot);
+    // A process of a third container, which has the same PID there.
+    let _third = sandbox.occupy(
+        2,
+        Slot {
+            root: slot.root + 1,
+            ..Slot::of(other.pid(), 30 * MIB)
+        },
+    );
+    assert_eq!(
+        compute(&mut user),
+        [(user.pid(), CONTEXT + 98 * MIB), (other.pid(), 50 * MIB)]
+    );
+}
+
 #[test]
 fn the_processes_of_other_containers_are_not_listed_but_their_memory_is_used() {
     let sandbox = Sandbox::with_share(GPU, SHARE);
@@ -53,7 +80,7 @@ fn the_processes_of_other_containers_are_not_listed_but_their_memory_is_used() {
     let _other = sandbox.occupy(
         1,
         Slot {
-            namespace: namespace() + 1,
+            root: root() + 1,
             ..Slot::of(user.pid(), 50 * MIB)
         },
     );
@@ -61,7 +88,7 @@ fn the_processes_of_other_containers_are_not_listed_but_their_memory_is_used() {
     let _starting = sandbox.occupy(
         2,
         Slot {
-            namespace: 0,
+            root: 0,
             ..Slot::of(7, 30 * MIB)
         },
     );
@@ -205,7 +232,7 @@ fn word() -> impl Strategy<Value = u64> {
         any::<u64>(),
         0..5_u64,
         Just(u64::MAX),
-        Just(namespace()),
+        Just(root()),
         (0..64_u32).prop_map(|bit| 1 << bit)
     ]
 }
@@ -219,8 +246,8 @@ proptest! {
     ) {
         let sandbox = Sandbox::with_share(GPU, SHARE);
         let mut owners = std::collections::BTreeMap::new();
-        for (index, used, pending, pid, namespace) in slots {
-            owners.entry(index).or_insert_with(|| sandbox.occupy(index, Slot { used, pending, pid, namespace }));
+        for (index, used, pending, pid, root) in slots {
+            owners.entry(index).or_insert_with(|| sandbox.occupy(index, Slot { used, pending, pid, root }));
         }
         let file = std::fs::File::options().write(true).open(sandbox.file(0, "usage")).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &bound.to_ne_bytes(), 24).unwrap();

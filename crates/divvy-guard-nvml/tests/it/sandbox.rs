@@ -1,8 +1,9 @@
 //! A container with both shadows, without a container: the files are in a temporary directory.
 
+use std::ffi::CString;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, symlink};
+use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
@@ -185,7 +186,7 @@ impl Sandbox {
             .write(true)
             .open(self.file(0, "usage"))
             .unwrap();
-        let words = [slot.used, slot.pending, slot.pid, 0, 0, 0, 0, slot.namespace];
+        let words = [slot.used, slot.pending, slot.pid, 0, 0, 0, 0, slot.root];
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         file.write_all_at(&bytes, 64 + 64 * index).unwrap();
         let mut bound = [0; 8];
@@ -254,24 +255,29 @@ pub(crate) struct Slot {
     pub(crate) used: u64,
     pub(crate) pending: u64,
     pub(crate) pid: u64,
-    pub(crate) namespace: u64,
+    pub(crate) root: u64,
 }
 
 impl Slot {
-    /// That of a process in the tests' own PID namespace.
+    /// That of a process in the tests' own container.
     pub(crate) fn of(pid: u64, used: u64) -> Self {
         Self {
             used,
             pending: 0,
             pid,
-            namespace: namespace(),
+            root: root(),
         }
     }
 }
 
-/// The number of the tests' own PID namespace.
-pub(crate) fn namespace() -> u64 {
-    fs::metadata("/proc/self/ns/pid").unwrap().ino()
+/// The number of the tests' own root directory.
+pub(crate) fn root() -> u64 {
+    root_at("/")
+}
+
+/// The number of the directory at a path.
+pub(crate) fn root_at(path: &str) -> u64 {
+    divvy_shadow::sys::directory(&CString::new(path).unwrap())
 }
 
 /// The owner of a slot, as long as it lives.

@@ -27,14 +27,14 @@ impl Bed {
             launches: u64::MAX,
             launch_ns: 1,
         };
-        sandbox.give(
-            0,
-            &Limits {
+        for gpu in 0..gpus {
+            let limits = Limits {
                 rate: WHOLE / 2,
                 account,
                 ..limits(4096 * MIB)
-            },
-        );
+            };
+            sandbox.give(gpu, &limits);
+        }
         let sandbox = if gpus == 1 { sandbox.with_one_gpu() } else { sandbox };
         let mut program = sandbox.start();
         assert_eq!(program.code("init"), 0);
@@ -75,32 +75,41 @@ fn assert_costs(what: &str, steps: &Steps, most: &Most) {
     assert_eq!(steps.system_calls, BTreeMap::new(), "{what}");
 }
 
-/// The driver is not asked for the current GPU if there is one. The limits and the clock are read after 16 launches.
+/// The limits and the clock are read before every 17th launch, and if there are several GPUs, the driver is asked then for the current one. The limits of
+/// other GPUs are read if the process has contexts there.
 #[test]
 fn a_launch_that_was_allowed_takes_few_instructions_and_no_question_to_the_driver() {
-    for (gpus, most, driver_calls) in [(1, 40, 1), (2, 230, 2)] {
+    for (gpus, used, instructions, locked, driver_calls) in [(1, 1, 890, 4, 1), (2, 1, 1000, 6, 2), (2, 2, 1800, 6, 2)] {
         let mut bed = Bed::new(gpus);
+        for gpu in (0..used).rev() {
+            bed.count(&format!("retain {gpu}"));
+        }
         let (_, kernel) = bed.count("kernel k_7ns");
         let launch = format!("launch cuLaunchKernel {kernel}");
         bed.count(&launch);
         let mut looks = 0;
         for _ in 0..32 {
             let (steps, _) = bed.count(&launch);
-            let is_look = steps.instructions > most;
+            let is_look = steps.instructions > 40;
             looks += u32::from(is_look);
-            let (instructions, locked, other_calls) = if is_look { (most + 850, 4, 2) } else { (most, 1, 0) };
-            assert_costs(
-                &format!("a launch, with {gpus} GPUs"),
-                &steps,
-                &Most {
+            let most = if is_look {
+                Most {
                     instructions,
                     locked,
                     driver_calls,
-                    other_calls,
-                },
-            );
+                    other_calls: 2 * used as u64,
+                }
+            } else {
+                Most {
+                    instructions: 40,
+                    locked: 1,
+                    driver_calls: 1,
+                    other_calls: 0,
+                }
+            };
+            assert_costs(&format!("a launch, with {gpus} GPUs of which {used} are used"), &steps, &most);
         }
-        assert_eq!(looks, 2, "with {gpus} GPUs");
+        assert_eq!(looks, 2, "with {gpus} GPUs of which {used} are used");
     }
 }
 
@@ -184,7 +193,7 @@ fn the_address_of_a_function_is_compared_with_those_of_its_own_forms_only() {
     }
 }
 
-/// The state, the two files, the slot, and its namespace of PIDs.
+/// The state, the two files, the slot, and its container.
 #[test]
 fn the_first_context_takes_16_system_calls() {
     let expected = [

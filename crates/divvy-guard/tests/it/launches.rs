@@ -200,6 +200,67 @@ fn a_process_that_is_held_notices_a_limit_that_came_later() {
     assert!(sandbox.busy(program.child.id()) <= 7 * 1002);
 }
 
+/// A process that uses two GPUs, whose current one is the second, and a kernel of each.
+fn on_two_gpus(sandbox: &Sandbox) -> (Program, [u64; 2]) {
+    let mut program = sandbox.start();
+    assert_eq!(program.code("init"), 0);
+    let kernels = [0, 1].map(|gpu| {
+        ok(&mut program, &format!("retain {gpu}"));
+        ok(&mut program, "kernel k_7ns")
+    });
+    (program, kernels)
+}
+
+/// While a GPU has balance, launches pass on it without a question which one is meant. They must not pass on the other one.
+#[test]
+fn launches_wait_on_the_gpu_without_balance_and_pass_on_the_other() {
+    let sandbox = pod(-1);
+    sandbox.give(1, &balance(SLOW, i64::MAX));
+    let (mut program, [first, second]) = on_two_gpus(&sandbox);
+    for _ in 0..50 {
+        ok(&mut program, &format!("launch cuLaunchKernel {second}"));
+    }
+    ok(&mut program, "retain 0");
+    program.send(&format!("launch cuLaunchKernel {first}"));
+    wait_for_waiter(&sandbox, 1);
+    assert_eq!(sandbox.busy(program.child.id()), 0);
+    // With a balance, as many launches as the other GPU lets pass.
+    let generation = sandbox.change(&balance(SLOW, i64::MAX));
+    wake(&sandbox, generation);
+    assert_eq!(program.answer().map(|answer| answer[0]), Some(0));
+    for _ in 0..50 {
+        ok(&mut program, &format!("launch cuLaunchKernel {first}"));
+    }
+    // Those that were allowed already pass, and not more.
+    let generation = sandbox.change(&balance(SLOW, -1));
+    let before = sandbox.busy(program.child.id());
+    program.send(&format!("work {first} 1"));
+    wait_for_waiter(&sandbox, generation);
+    assert!(sandbox.busy(program.child.id()) - before <= 7 * 16);
+}
+
+/// Each GPU's count is a sample: what is counted is right in total, and right for each GPU on average.
+#[test]
+fn launches_on_several_gpus_count_for_the_gpus_on_which_they_are() {
+    let sandbox = pod(i64::MAX);
+    sandbox.give(1, &balance(SLOW, i64::MAX));
+    let (mut program, kernels) = on_two_gpus(&sandbox);
+    // Twice as many on the first.
+    for round in 0..1020 {
+        let gpu = usize::from(round % 3 == 0);
+        ok(&mut program, &format!("retain {gpu}"));
+        ok(&mut program, &format!("launch cuLaunchKernel {}", kernels[gpu]));
+    }
+    let counted = [0, 1].map(|gpu| {
+        let file = fs::read(sandbox.file(gpu, "usage")).unwrap();
+        let (slots, _) = usage::parse(&file).unwrap();
+        slots.iter().map(|slot| slot.launches).sum::<u64>()
+    });
+    let [first, second] = counted;
+    assert!((1020..1020 + 2 * 16).contains(&(first + second)), "{counted:?}");
+    assert!((600..760).contains(&first), "{counted:?}");
+}
+
 /// The agent stops a pod, of which one program avoids the guard. Its other programs wait.
 #[test]
 fn launches_of_a_pod_wait_while_it_is_stopped() {

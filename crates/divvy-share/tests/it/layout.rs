@@ -231,7 +231,7 @@ fn left_behind(bytes: u64) -> Usage {
     let usage = Usage::default();
     for slot in &usage.slots {
         slot.used.store(bytes, Ordering::Relaxed);
-        slot.namespace.store(bytes, Ordering::Relaxed);
+        slot.root.store(bytes, Ordering::Relaxed);
     }
     usage
 }
@@ -243,7 +243,7 @@ fn the_first_slot_without_an_owner_is_taken_and_cleared() {
     assert_eq!(claim(&Others(vec![0, 257]), &usage, 42), Some(2));
     let words: Vec<_> = usage.slots[..4]
         .iter()
-        .map(|slot| [&slot.used, &slot.pid, &slot.namespace].map(|word| word.load(Ordering::Relaxed)))
+        .map(|slot| [&slot.used, &slot.pid, &slot.root].map(|word| word.load(Ordering::Relaxed)))
         .collect();
     assert_eq!(words, [[5, 0, 5], [5, 0, 5], [0, 42, 0], [5, 0, 5]]);
     assert_eq!(usage.bound(), 3);
