@@ -1,5 +1,6 @@
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use divvy_host::Kind;
@@ -8,6 +9,7 @@ use divvy_testkit::machine::Machine as Copy;
 use tempfile::TempDir;
 
 use super::*;
+use crate::Gauges;
 use crate::backend::PodOf;
 use crate::health::{Settings, Tracker};
 
@@ -550,4 +552,222 @@ fn a_container_has_the_limit_of_its_pod() {
     };
     let limited = open(&root).limit(B580, &container, MiB(1024)).expect("left out");
     assert!(limited.left_out && !container.directory.join("dmem.max").exists());
+}
+
+fn listen(intel: &mut Intel) -> Receiver<Event> {
+    let (sender, receiver) = channel();
+    intel.events(Sink::new(move |event| sender.send(event).expect("the test listens")));
+    receiver
+}
+
+/// The processes of each GPU with what they use in MiB, as the client accepts them.
+fn processes(intel: &mut Intel) -> Vec<(String, Vec<(u32, u64)>)> {
+    let all = intel.processes().expect("processes");
+    GpuProcesses::validate(&all).expect("the client accepts them");
+    assert!(all.iter().all(|gpu| gpu.error.is_none()), "{all:?}");
+    let used = |gpu: GpuProcesses| {
+        let processes = gpu.processes.iter().map(|process| (process.pid, process.used.0));
+        (gpu.uuid, processes.collect())
+    };
+    all.into_iter().map(used).collect()
+}
+
+#[test]
+fn processes_are_those_that_have_memory_of_the_gpu_and_each_client_counts_once() {
+    let root = machine();
+    let client = |pid, fd, gpu, client, mib: u64| {
+        divvy_intel_sim::set_client(root.path(), pid, fd, gpu, client, mib << 10).expect("written");
+    };
+    client(70, 3, 0, 1, 500);
+    // A second file of the same client, and a second client.
+    client(70, 4, 0, 1, 500);
+    client(70, 5, 0, 2, 20);
+    // A process has inherited the client. Another GPU has a client with the same number.
+    client(1070, 3, 0, 1, 500);
+    client(9, 3, 1, 1, 7);
+    // A client without memory, such as that of a program that lists GPUs.
+    client(8, 3, 1, 5, 0);
+    let processes = processes(&mut open(&root));
+    assert_eq!(
+        processes,
+        [(B580.to_owned(), vec![(70, 520)]), (MAX.to_owned(), vec![(9, 7)])]
+    );
+}
+
+#[test]
+fn the_kernels_text_about_a_client_is_read_whatever_its_units_and_keys_are() {
+    let text = |lines: &str| format!("pos:\t0\ndrm-driver:\txe\ndrm-client-id:\t7\ndrm-pdev:\t0000:4d:00.0\n{lines}");
+    // The text, and what the process uses in MiB if it is listed.
+    for (text, expected) in [
+        (text("drm-total-vram0:\t3 MiB\n"), Some(3)),
+        (text("drm-total-vram0:\t3072 KiB\n"), Some(3)),
+        (text("drm-total-vram0:\t3145728\n"), Some(3)),
+        (text("drm-total-vram0:  3145728  \r\n"), Some(3)),
+        (
+            text("drm-total-vram0:\t1 MiB\ndrm-total-vram1:\t2 MiB\ndrm-total-gtt:\t9 MiB\n"),
+            Some(3),
+        ),
+        (text("drm-total-vram0:\t3 MiB\ndrm-resident-vram0:\t1 MiB\n"), Some(3)),
+        (text("drm-resident-vram0:\t1 MiB\n"), Some(1)),
+        (text("drm-total-vram0:\t0\ndrm-resident-vram0:\t1 MiB\n"), None),
+        (
+            text("drm-shared-vram0:\t3 MiB\ndrm-total-system:\t3 MiB\ndrm-total-vram:\t3 MiB\n"),
+            None,
+        ),
+        (text(""), None),
+        // It has memory, and it is not known how much.
+        (text("drm-total-vram0:\t3 GiB\n"), Some(0)),
+        (text("drm-total-vram0:\t-3 MiB\n"), Some(0)),
+        (text("drm-total-vram0:\t18446744073709551615 KiB\n"), Some(0)),
+        (text("drm-total-vram0:\t18446744073709551615\ndrm-total-vram1:\t1\n"), Some(0)),
+        // Lines that were cut off.
+        (text("drm-total-vram0:\t3 MiB"), None),
+        (text("drm-total-vram0\n"), None),
+        // Other devices, and no client.
+        (text("drm-total-vram0:\t3 MiB\n").replace("\txe", "\ti915"), None),
+        (text("drm-total-vram0:\t3 MiB\n").replace("4d:00", "4c:00"), None),
+        (text("drm-total-vram0:\t3 MiB\n").replace("\t7", "\t-7"), None),
+        ("drm-total-vram0:\t3 MiB\n".to_owned(), None),
+        (text("drm-total-vram0:\t3 MiB\n") + &" ".repeat(1 << 20), None),
+        (String::new(), None),
+    ] {
+        let root = machine();
+        divvy_intel_sim::set_open_file(root.path(), 7, 3, "/dev/dri/renderD160", &text).expect("written");
+        let listed = processes(&mut open(&root)).swap_remove(0).1;
+        let expected: Vec<(u32, u64)> = expected.map(|mib| (7, mib)).into_iter().collect();
+        assert_eq!(listed, expected, "{:.200}", text);
+    }
+}
+
+#[test]
+fn only_open_files_that_are_nodes_of_gpus_are_read_and_processes_may_end_meanwhile() {
+    let root = machine();
+    let text = "drm-driver:\txe\ndrm-client-id:\t7\ndrm-pdev:\t0000:4d:00.0\ndrm-total-vram0:\t3 MiB\n";
+    let file = |pid, fd, target: &str| divvy_intel_sim::set_open_file(root.path(), pid, fd, target, text).expect("written");
+    for (fd, target) in [
+        "/dev/null",
+        "socket:[4711]",
+        "anon_inode:[eventfd]",
+        "/tmp/dev/dri/renderD160",
+        "/dev/dri",
+    ]
+    .iter()
+    .enumerate()
+    {
+        file(7, u32::try_from(fd).expect("few"), target);
+    }
+    let proc = root.path().join("proc");
+    // The process has ended since its number, or the name of its file, was read.
+    fs::create_dir_all(proc.join("8")).expect("made");
+    file(9, 3, "/dev/dri/renderD160");
+    fs::remove_file(proc.join("9/fdinfo/3")).expect("removed");
+    for name in ["self", "07", "4294967296", "net"] {
+        fs::create_dir_all(proc.join(name)).expect("made");
+        symlink("/dev/dri/renderD160", proc.join(name).join("fd")).expect("linked");
+    }
+    // The node's name has gone, and the process has it open all the same.
+    file(10, 3, "/dev/dri/renderD160 (deleted)");
+    let mut intel = open(&root);
+    let events = listen(&mut intel);
+    assert_eq!(processes(&mut intel)[0].1, [(10, 3)]);
+    assert_eq!(events.try_iter().count(), 0, "nothing of this is a failure");
+}
+
+#[test]
+fn a_process_with_many_open_files_does_not_keep_the_others_from_being_listed() {
+    let mut tree = copy(machine().path());
+    let open = |tree: &mut Copy, pid: u32, fd: u32, client: u32| {
+        tree.link(&format!("/proc/{pid}/fd/{fd}"), "/dev/dri/renderD160").file(
+            &format!("/proc/{pid}/fdinfo/{fd}"),
+            format!("drm-driver:\txe\ndrm-client-id:\t{client}\ndrm-pdev:\t0000:4d:00.0\ndrm-total-vram0:\t1 MiB\n"),
+        );
+    };
+    for fd in 0..300 {
+        open(&mut tree, 7, fd, fd);
+    }
+    open(&mut tree, 8, 3, 1000);
+    let used = super::processes::used(&tree);
+    let by_pid = &used.by_gpu["0000:4d:00.0"];
+    assert_eq!(
+        by_pid.iter().map(|(pid, bytes)| (*pid, bytes >> 20)).collect::<Vec<_>>(),
+        [(7, 256), (8, 1)]
+    );
+    assert!(!used.is_cut_off);
+    for pid in 10..50 {
+        for fd in 0..256 {
+            open(&mut tree, pid, fd, 2000 + pid * 256 + fd);
+        }
+    }
+    let used = super::processes::used(&tree);
+    let all: u64 = used.by_gpu["0000:4d:00.0"].values().sum();
+    assert!(used.is_cut_off && all >> 20 == 8192, "{all}");
+}
+
+#[test]
+fn without_a_gpu_or_without_proc_no_process_is_listed() {
+    let root = machine();
+    let mut intel = open(&root);
+    let all = intel.processes().expect("an answer");
+    assert!(
+        all.len() == 2
+            && all
+                .iter()
+                .all(|gpu| gpu.error.as_ref().is_some_and(|text| text.contains("no /proc")))
+    );
+    divvy_intel_sim::set_client(root.path(), 7, 3, 0, 1, 1024).expect("written");
+    fs::remove_dir_all(function(&root, "0000:4e:00.0")).expect("removed");
+    snapshot(&mut intel);
+    // The driver has not started the GPU again: what the processes had is not there.
+    fs::remove_dir_all(function(&root, "0000:4d:00.0").join("drm")).expect("removed");
+    let all = intel.processes().expect("an answer");
+    assert!(
+        all.len() == 1 && all[0].error.as_ref().is_some_and(|text| text.contains("no render node")),
+        "{all:?}"
+    );
+    // A file where the processes are would be reported if it were read.
+    fs::remove_dir_all(function(&root, "0000:4d:00.0")).expect("removed");
+    assert_eq!(open(&root).processes().expect("an answer"), []);
+}
+
+#[test]
+fn what_xe_measures_is_read_and_a_lost_gpu_has_none_of_it() {
+    let root = machine();
+    let mut intel = open(&root);
+    snapshot(&mut intel);
+    put(cgroups(&root).join("dmem.current"), "drm/0000:4d:00.0/vram0 1073741824\n");
+    let measured = intel.gauges().expect("an answer");
+    GpuGauges::validate(&measured).expect("the client accepts it");
+    let total = 12_216 << 20;
+    let expected = Gauges {
+        memory: Some(crate::GpuMemory {
+            total,
+            used: GIB,
+            reserved: None,
+            free: total - GIB,
+        }),
+        energy_millijoules: Some(1_234_567),
+        temperature_celsius: Some(41),
+        memory_temperature_celsius: Some(48),
+        ..Gauges::default()
+    };
+    assert_eq!((measured[0].uuid.as_str(), measured[0].values), (B580, expected));
+    assert_eq!(measured[1].values.memory, None, "what is used is not known");
+    let sensors = function(&root, "0000:4d:00.0").join("hwmon/hwmon3");
+    put(sensors.join("power1_input"), "41234567\n");
+    put(sensors.join("temp2_input"), "-1\n");
+    put(sensors.join("temp3_input"), "48");
+    fs::remove_file(sensors.join("energy1_input")).expect("removed");
+    put(
+        cgroups(&root).join("dmem.current"),
+        "drm/0000:4d:00.0/vram0 18446744073709551615\n",
+    );
+    let measured = intel.gauges().expect("an answer").swap_remove(0).values;
+    let expected = Gauges {
+        power_milliwatts: Some(41_234),
+        ..Gauges::default()
+    };
+    assert_eq!(measured, expected);
+    fs::remove_dir_all(function(&root, "0000:4d:00.0").join("drm")).expect("removed");
+    let lost = intel.gauges().expect("an answer").swap_remove(0);
+    assert!(lost.error.is_some() && lost.values == Gauges::default(), "{lost:?}");
 }
