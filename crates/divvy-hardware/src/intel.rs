@@ -92,43 +92,19 @@ impl Backend for Intel {
         let files = self.files();
         self.module(&files)?;
         let found = find(&files, &self.calls, &self.memory);
-        let gpus: Vec<(&Device<'_>, &GpuFacts)> = found
-            .iter()
-            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)))
-            .collect();
-        if gpus.is_empty() {
-            return Ok(Vec::new());
-        }
-        let used = {
+        let (lists, is_cut_off) = {
             let _call = self.calls.enter("reading the processes of Intel GPUs");
-            processes::used(&files)
+            lists(&files, &found)
         };
         report(self.events.as_ref(), Vendor::Intel, &files);
-        if let (Some(events), true) = (&self.events, used.is_cut_off) {
+        if let (Some(events), true) = (&self.events, is_cut_off) {
             // An error means that the backend is being dropped.
             events.send(Event::Degraded(
                 "the processes of Intel GPUs are not all listed, because the processes of this machine have too many open files"
                     .to_owned(),
             ));
         }
-        let lists = gpus.into_iter().map(|(device, facts)| {
-            let processes = used.by_gpu.get(&device.name).into_iter().flatten();
-            let processes = processes.map(|(pid, bytes)| Process {
-                pid: *pid,
-                used: bounded(*bytes).unwrap_or(MiB::ZERO),
-                pod: None,
-                container: None,
-                own_pid: None,
-                kind: None,
-                program: None,
-            });
-            GpuProcesses {
-                uuid: facts.uuid.clone(),
-                processes: processes.collect(),
-                error: facts.error.clone().filter(|_| facts.lost).or_else(|| used.error.clone()),
-            }
-        });
-        Ok(lists.collect())
+        Ok(lists)
     }
 
     fn gauges(&mut self) -> Result<Vec<GpuGauges>, Failure> {
@@ -198,6 +174,41 @@ pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
     // Nothing watches these calls: a value does not hang.
     let calls = Calls::new(Duration::MAX);
     Some(assemble(&module, find(tree, &calls, &Memory::default())))
+}
+
+/// Read the processes on the GPUs of the machine whose files are `tree`.
+pub fn processes(tree: &dyn Tree) -> Vec<GpuProcesses> {
+    lists(tree, &find(tree, &Calls::new(Duration::MAX), &Memory::default())).0
+}
+
+/// Read the processes of each GPU, and whether the machine has more processes or open files than are looked at.
+fn lists(tree: &dyn Tree, found: &[Found<'_>]) -> (Vec<GpuProcesses>, bool) {
+    let gpus: Vec<(&Device<'_>, &GpuFacts)> = found
+        .iter()
+        .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)))
+        .collect();
+    if gpus.is_empty() {
+        return (Vec::new(), false);
+    }
+    let used = processes::used(tree);
+    let lists = gpus.into_iter().map(|(device, facts)| {
+        let processes = used.by_gpu.get(&device.name).into_iter().flatten();
+        let processes = processes.map(|(pid, bytes)| Process {
+            pid: *pid,
+            used: bounded(*bytes).unwrap_or(MiB::ZERO),
+            pod: None,
+            container: None,
+            own_pid: None,
+            kind: None,
+            program: None,
+        });
+        GpuProcesses {
+            uuid: facts.uuid.clone(),
+            processes: processes.collect(),
+            error: facts.error.clone().filter(|_| facts.lost).or_else(|| used.error.clone()),
+        }
+    });
+    (lists.collect(), used.is_cut_off)
 }
 
 fn assemble(module: &Directory<'_>, found: Vec<Found<'_>>) -> Snapshot {

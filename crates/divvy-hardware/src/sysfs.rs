@@ -42,14 +42,14 @@ impl<'t> Directory<'t> {
         names
     }
 
-    /// Return the first names in a directory below this one, as the file system lists them, without reading all of a large directory.
-    pub(crate) fn first_names(&self, path: &str, most: usize) -> Vec<String> {
-        self.root.first_names(path, most)
+    /// Return the first names in the directory, as the file system lists them, without reading all of a large directory.
+    pub(crate) fn first_names(&self, most: usize) -> Vec<String> {
+        self.root.first_names("/", most)
     }
 
-    /// Return the target of the link `name` in a directory below this one. The directory's path must not contain links.
-    pub(crate) fn link(&self, path: &str, name: &str) -> Option<String> {
-        match self.root.stat_in(path, name)?.kind {
+    /// Return the target of the link `name` in the directory.
+    pub(crate) fn link(&self, name: &str) -> Option<String> {
+        match self.root.stat_in("/", name)?.kind {
             Kind::Link(target) => Some(target),
             _ => None,
         }

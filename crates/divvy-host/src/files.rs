@@ -173,4 +173,30 @@ mod tests {
         assert_eq!(Files::below("/").device("/dev/null"), Some((1, 3)));
         assert_eq!(machine.device("/lib64/libcuda.so.1.2"), None, "a plain file");
     }
+    #[test]
+    fn a_large_directory_is_not_read_to_its_end() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for number in 0..9 {
+            fs::write(directory.path().join(number.to_string()), "").expect("written");
+        }
+        let files = Files::below(directory.path());
+        let machine = Root::open(&files, "/").expect("a root");
+        let first = machine.first_names("/", 4);
+        assert!(
+            first.len() == 4 && first.iter().all(|name| machine.names("/").contains(name)),
+            "{first:?}"
+        );
+        assert_eq!(machine.first_names("/", 99).len(), 9);
+        assert_eq!(machine.first_names("/3", 99), [""; 0]);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_meanwhile_is_no_trouble() {
+        let files = Files::below("/");
+        for (errno, reported) in [(Errno::SRCH, 0), (Errno::NOENT, 0), (Errno::ACCESS, 1), (Errno::IO, 1)] {
+            let error: io::Result<()> = Err(errno.into());
+            assert_eq!(files.known(Path::new("/proc/7/fd"), error), None);
+            assert_eq!(files.troubles().len(), reported, "{errno}");
+        }
+    }
 }

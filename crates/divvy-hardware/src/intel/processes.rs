@@ -41,21 +41,21 @@ pub(super) fn used(tree: &dyn Tree) -> Used {
         used.error = Some("there is no /proc, so the processes are not known".to_owned());
         return used;
     };
-    let names = machine.first_names("/", MOST_PROCESSES + 1);
+    let names = machine.first_names(MOST_PROCESSES + 1);
     used.is_cut_off = names.len() > MOST_PROCESSES;
     let mut pids: Vec<u32> = names.iter().filter_map(|name| natural(name)).collect();
     // A client that a process has inherited belongs to the parent, whose PID is lower as a rule.
     pids.sort_unstable();
     let (mut files, mut clients, mut seen) = (0, 0, BTreeSet::new());
     for pid in pids {
-        let directory = format!("/{pid}/fd");
+        let Some(open) = machine.below(&format!("/{pid}/fd")) else {
+            continue;
+        };
         let mut of_process = 0;
-        for file in machine.first_names(&directory, MOST_FILES_OF_PROCESS) {
+        for file in open.first_names(MOST_FILES_OF_PROCESS) {
             files += 1;
             // Most processes have no GPU, so only the names of what they have opened are read.
-            let is_node = machine
-                .link(&directory, &file)
-                .is_some_and(|target| target.starts_with(NODES));
+            let is_node = open.link(&file).is_some_and(|target| target.starts_with(NODES));
             if is_node && of_process < MOST_CLIENTS_OF_PROCESS && files <= MOST_FILES && clients < MOST_CLIENTS {
                 of_process += 1;
                 clients += 1;

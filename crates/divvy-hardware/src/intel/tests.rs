@@ -3,7 +3,7 @@ use std::os::unix::fs::symlink;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use divvy_host::Kind;
+use divvy_host::{Entry, Kind};
 use divvy_model::machine::MachineIntel;
 use divvy_testkit::machine::Machine as Copy;
 use tempfile::TempDir;
@@ -200,7 +200,7 @@ fn gpus_are_in_the_order_of_the_bus_and_numbered_without_those_that_are_left_out
     divvy_intel_sim::describe(root.path(), &gpus).expect("written");
     let name = |from: &str, to: &str| fs::rename(function(&root, from), function(&root, to)).expect("renamed");
     name("0000:4d:00.0", "10000:01:00.0");
-    name("0000:4e:00.0", "0000:0a:00.0");
+    name("0000:4e:00.0", "2000:0a:00.0");
     name("0000:4f:00.0", "0000:00:02.0");
     fs::remove_dir_all(function(&root, "0000:00:02.0").join("tile0")).expect("removed");
     // What is not an address, or not a GPU of Intel, is none.
@@ -211,10 +211,10 @@ fn gpus_are_in_the_order_of_the_bus_and_numbered_without_those_that_are_left_out
     let seen = look(&root);
     assert_eq!(
         uuids(&seen),
-        ["0000-0a-00-0-0x56c0", "0000-50-00-0-0x56c0", "10000-01-00-0-0x56c0"]
+        ["0000-50-00-0-0x56c0", "2000-0a-00-0-0x56c0", "10000-01-00-0-0x56c0"]
     );
     assert_eq!(seen.gpus.iter().map(|gpu| gpu.index).collect::<Vec<_>>(), [0, 1, 2]);
-    put(function(&root, "0000:0a:00.0").join("vendor"), "0x1002\n");
+    put(function(&root, "2000:0a:00.0").join("vendor"), "0x1002\n");
     assert_eq!(uuids(&look(&root)), ["0000-50-00-0-0x56c0", "10000-01-00-0-0x56c0"]);
 }
 
@@ -724,9 +724,28 @@ fn without_a_gpu_or_without_proc_no_process_is_listed() {
         all.len() == 1 && all[0].error.as_ref().is_some_and(|text| text.contains("no render node")),
         "{all:?}"
     );
-    // A file where the processes are would be reported if it were read.
     fs::remove_dir_all(function(&root, "0000:4d:00.0")).expect("removed");
-    assert_eq!(open(&root).processes().expect("an answer"), []);
+    assert_eq!(super::processes(&WithoutProc(copy(root.path()))), []);
+}
+
+/// A machine whose processes must not be looked at.
+#[derive(Debug)]
+struct WithoutProc(Copy);
+
+impl Tree for WithoutProc {
+    fn names(&self, directory: &str) -> Vec<String> {
+        assert!(!directory.starts_with("/proc"), "{directory}");
+        self.0.names(directory)
+    }
+
+    fn stat(&self, path: &str) -> Option<Entry> {
+        assert!(!path.starts_with("/proc"), "{path}");
+        self.0.stat(path)
+    }
+
+    fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
+        self.0.read(path, limit)
+    }
 }
 
 #[test]
