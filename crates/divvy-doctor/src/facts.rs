@@ -15,7 +15,7 @@ use programs::{Docker, Extender, Probed, RuntimeTest, Socket};
 
 pub(crate) use engine::for_gpus;
 pub use engine::{Engine, Kind};
-pub use machine::{DRIVER_CONTAINER, Kubelet, PciGpu, Vendor, version_at_least};
+pub use machine::{DRIVER_CONTAINER, Kubelet, PciGpu, version_at_least};
 pub use scheduler::{Extending, Scheduler};
 
 /// The answer of a source other than the machine's files: a program, a socket, or the API server.

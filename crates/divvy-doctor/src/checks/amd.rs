@@ -1,10 +1,11 @@
 //! Checks of AMD's GPUs and driver.
 
 use divvy_cdi::generate::amd as topology;
+use divvy_model::Vendor;
 
 use super::vendor_part::{DeviceNodes, Expected, VendorChecks};
 use crate::check::{Stop, Verdict, problem, skip};
-use crate::facts::{Facts, Vendor};
+use crate::facts::Facts;
 
 pub(super) const PART: VendorChecks = VendorChecks { modules, nodes };
 

@@ -1,9 +1,11 @@
 //! Checks of the GPU and the kernel driver that concern all vendors.
 
+use divvy_model::Vendor;
+
 use super::vendor_part::addresses;
 use super::vendors;
 use crate::check::{Verdict, count, problem};
-use crate::facts::{Facts, PciGpu, Vendor};
+use crate::facts::{Facts, PciGpu};
 
 /// Judge check D01.
 pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
@@ -15,7 +17,7 @@ pub(super) fn on_the_bus(facts: &Facts<'_>) -> Verdict {
     for vendor in Vendor::ALL {
         let own: Vec<PciGpu> = gpus.iter().filter(|gpu| gpu.vendor == vendor).cloned().collect();
         if !own.is_empty() {
-            parts.push(format!("{} from {} ({})", own.len(), vendor.name(), addresses(&own)));
+            parts.push(format!("{} from {} ({})", own.len(), vendor.title(), addresses(&own)));
         }
     }
     if !parts.is_empty() {

@@ -1,8 +1,10 @@
 //! Checks of Intel's GPUs and driver.
 
+use divvy_model::Vendor;
+
 use super::vendor_part::{VendorChecks, addresses};
 use crate::check::{Severity, Stop, Verdict, milder, problem, skip};
-use crate::facts::{Facts, Vendor};
+use crate::facts::Facts;
 
 pub(super) const PART: VendorChecks = VendorChecks {
     modules,
@@ -50,7 +52,7 @@ pub(super) fn nodes(facts: &Facts<'_>) -> Verdict {
         return Ok(addresses(&gpus));
     }
     let found = wrong.join("; ");
-    let why = "Intel's device plugin does not offer this GPU: gpu.intel.com/i915 or gpu.intel.com/xe is missing on the node";
+    let why = "neither Divvy (gpu.intel.com/xe) nor Intel's device plugin (gpu.intel.com/i915, gpu.intel.com/xe) offers this GPU";
     let fix = "modprobe xe || modprobe i915; if vfio-pci has the GPU, it is reserved for a virtual machine: echo ADDRESS > /sys/bus/pci/drivers/vfio-pci/unbind; \
                with SR-IOV, create virtual functions: echo N > /sys/bus/pci/devices/ADDRESS/sriov_numvfs";
     if wrong.len() < gpus.len() {

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use divvy_cdi::generate::proc;
+use divvy_model::Vendor;
 use divvy_model::nvidia::xid_is_fatal;
 
 use super::vendor_part::{DeviceNodes, Expected, VendorChecks, addresses};
 use crate::check::{Repair, Severity, Stop, Verdict, blind, count, milder, problem, repaired_by, skip};
 use crate::facts::programs::ProbedGpu;
-use crate::facts::{Asked, Facts, Vendor, version_at_least};
+use crate::facts::{Asked, Facts, version_at_least};
 
 pub(super) const PART: VendorChecks = VendorChecks { modules, nodes };
 

@@ -3,6 +3,7 @@
 use divvy_cdi::generate::{nvidia, wsl};
 use divvy_cdi::{DIRECTORIES, Found, Registry, is_spec_file};
 use divvy_host::Kind;
+use divvy_model::Vendor;
 
 use super::Facts;
 use crate::check::Stop;
@@ -16,35 +17,12 @@ const LARGEST_SPEC: usize = 4 * 1024 * 1024;
 /// The largest text file that is read, in bytes.
 const LARGEST_FILE: usize = 1024 * 1024;
 
-/// A GPU vendor that doctor supports. This type has more vendors than [`divvy_model::Vendor`], because doctor also helps with
-/// GPUs that Divvy does not offer yet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Vendor {
-    Nvidia,
-    Amd,
-    Intel,
-}
-
-impl Vendor {
-    /// All vendors.
-    pub const ALL: [Vendor; 3] = [Vendor::Nvidia, Vendor::Amd, Vendor::Intel];
-
-    /// Return the vendor's PCI id, and the PCI classes of GPUs: 03 is a display controller, and 12 a processing accelerator.
-    fn on_pci(self) -> (&'static str, &'static [&'static str]) {
-        match self {
-            Vendor::Nvidia => ("0x10de", &["03"]),
-            Vendor::Amd => ("0x1002", &["03", "12"]),
-            Vendor::Intel => ("0x8086", &["03"]),
-        }
-    }
-
-    /// Return the name as the vendor writes it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Vendor::Nvidia => "NVIDIA",
-            Vendor::Amd => "AMD",
-            Vendor::Intel => "Intel",
-        }
+/// Return a vendor's PCI id, and the PCI classes of its GPUs: 03 is a display controller, and 12 a processing accelerator.
+fn on_pci(vendor: Vendor) -> (&'static str, &'static [&'static str]) {
+    match vendor {
+        Vendor::Nvidia => ("0x10de", &["03"]),
+        Vendor::Amd => ("0x1002", &["03", "12"]),
+        Vendor::Intel => ("0x8086", &["03"]),
     }
 }
 
@@ -95,7 +73,7 @@ impl Facts<'_> {
         let (vendor, class) = (read("vendor")?, read("class")?);
         let class = class.get(2..4)?;
         let vendor = Vendor::ALL.into_iter().find(|known| {
-            let (id, classes) = known.on_pci();
+            let (id, classes) = on_pci(*known);
             id == vendor && classes.contains(&class)
         })?;
         let driver = self.root.link(&format!("{PCI}/{address}/driver"));

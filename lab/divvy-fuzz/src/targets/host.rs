@@ -12,6 +12,7 @@ use divvy_doctor::facts::cluster::{Cluster, Page};
 use divvy_doctor::facts::programs::{filter_calls, last_line};
 use divvy_doctor::{Asked, Facts, Report, Status, checks};
 use divvy_engines::{Engine, Wanted};
+use divvy_hardware::GpuProcesses;
 use divvy_host::{Entry, Kind, Root, Tree};
 use divvy_model::{MiB, cgroup};
 use divvy_oci::runtime::live;
@@ -45,6 +46,11 @@ pub(crate) fn targets() -> Vec<Target> {
                 .into(),
             refused: vec![written(&kinds::none())],
             ..Target::new("the files of AMD's driver", amd_files, &[])
+        },
+        Target {
+            accepted: vec![written(&arc())],
+            refused: vec![written(&kinds::none())],
+            ..Target::new("the files of Intel's driver", intel_files, &[])
         },
         Target::new("what programs say to doctor", answers, &[ANSWERS]),
         Target::new("what the API server says to doctor", objects, &[OBJECTS]),
@@ -83,6 +89,32 @@ const ANSWERS: &str = r#"{"probe":{"drivers":{"nvidia":{"version":"550.54.15"}},
 const OBJECTS: &str = r#"{"nodes":{"items":[{"metadata":{"name":"n","labels":{"gpu":"true"}},"spec":{"taints":[{"key":"nvidia.com/gpu","effect":"NoSchedule"}]},"status":{"capacity":{"aliyun.com/gpu-mem":"16","nvidia.com/gpu":"0"},"allocatable":{"aliyun.com/gpu-mem":"16"},"nodeInfo":{"kubeletVersion":"v1.31.2+k3s1"}}}]},"pods":{"metadata":{"continue":"x"},"items":[{"metadata":{"name":"p","namespace":"d","labels":null,"annotations":{"a":"b"}},"spec":{"nodeName":"n","runtimeClassName":"nvidia","containers":[{"name":"c","image":"nvidia/cuda:12","env":[{"name":"NVIDIA_VISIBLE_DEVICES","value":"all"}],"resources":{"limits":{"aliyun.com/gpu-mem":"3"}},"ports":[{"containerPort":80}]}],"tolerations":[{"key":"a","operator":"Exists"}],"nodeSelector":{"a":"b"}},"status":{"phase":"Failed","reason":"UnexpectedAdmissionError"}}]},"sets":{"items":[{"metadata":{"name":"divvy-agent","labels":{"app.kubernetes.io/name":"divvy"}},"spec":{"template":{"spec":{"nodeSelector":{"gpu":"true"},"containers":[{"image":"x/k8s-device-plugin:1"}]}}},"status":{"desiredNumberScheduled":1}}]},"classes":{"items":[{"metadata":{"name":"nvidia"},"handler":"nvidia"}]}}"#;
 const LOG: &str = "a\nFailed to initialize NVML: Driver/library version mismatch\nFailed to initialize NVML: Driver/library version mismatch\ncould not select device driver \"\" with capabilities: [[gpu]]\n";
 const SNAPSHOT: &str = r#"{"v":2,"drivers":{"nvidia":{"version":"550.54.15","cuda":"12.4"}},"gpus":[{"uuid":"GPU-0","index":0,"minor":0,"pci":"0000:06:00.0","cc":"8.0"},{"uuid":"GPU-1","index":1,"minor":1,"lost":true}],"unreadable":[{"index":2,"error":"x"}]}"#;
+
+/// Return a machine with an Intel GPU of the driver xe, and a process that uses it.
+fn arc() -> Machine {
+    let function = "/sys/devices/pci0000:00/0000:4d:00.0";
+    let mut machine = Machine::default();
+    machine
+        .link(
+            "/sys/module/xe/drivers/pci:xe/0000:4d:00.0",
+            "../../../../devices/pci0000:00/0000:4d:00.0",
+        )
+        .file(&format!("{function}/vendor"), "0x8086\n")
+        .file(&format!("{function}/device"), "0xe20b\n")
+        .file(&format!("{function}/numa_node"), "0\n")
+        .file(&format!("{function}/sriov_numvfs"), "0\n")
+        .file(&format!("{function}/drm/card1/dev"), "226:1\n")
+        .file(&format!("{function}/drm/renderD128/dev"), "226:128\n")
+        .file(&format!("{function}/tile0/physical_vram_size_bytes"), "12884901888\n")
+        .file("/sys/fs/cgroup/dmem.capacity", "drm/0000:4d:00.0/vram0 12809404416\n")
+        .file("/sys/fs/cgroup/dmem.current", "drm/0000:4d:00.0/vram0 1073741824\n")
+        .link("/proc/7/fd/3", "/dev/dri/renderD128")
+        .file(
+            "/proc/7/fdinfo/3",
+            "drm-driver:\txe\ndrm-client-id:\t5\ndrm-pdev:\t0000:4d:00.0\ndrm-total-vram0:\t3 MiB\n",
+        );
+    machine
+}
 
 /// Return a machine on which every check has something to read.
 fn busy() -> Machine {
@@ -286,6 +318,23 @@ fn amd_files(bytes: &[u8]) -> bool {
         snapshot.gpus.iter().all(|gpu| gpu.total > MiB::ZERO || gpu.error.is_some()),
         "{snapshot:?}"
     );
+    !snapshot.gpus.is_empty()
+}
+
+/// Rule: for any content of the files, the agent accepts the probe's snapshot of them and the list of processes, and a GPU without memory has an error.
+fn intel_files(bytes: &[u8]) -> bool {
+    let Some(told) = Told::read(bytes) else { return false };
+    let Some(snapshot) = divvy_hardware::intel::snapshot(&told) else {
+        return false;
+    };
+    snapshot.validate().expect("a snapshot that clients accept");
+    assert!(
+        snapshot.gpus.iter().all(|gpu| gpu.total > MiB::ZERO || gpu.error.is_some()),
+        "{snapshot:?}"
+    );
+    let processes = divvy_hardware::intel::processes(&told);
+    GpuProcesses::validate(&processes).expect("a list that clients accept");
+    assert_eq!(processes.len(), snapshot.gpus.len());
     !snapshot.gpus.is_empty()
 }
 
