@@ -46,7 +46,8 @@ pub struct Inventory {
 pub struct Gpu {
     /// The GPU's vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// The only identifier that survives reboots and renumbering: `GPU-…` (NVIDIA), or `0x…` or `pci-…` (AMD and Intel).
+    /// The only identifier that survives reboots and renumbering: `GPU-…` (NVIDIA), `0x…` or `pci-…` (AMD), or the PCI address and
+    /// the device id, such as `0000-4d-00-0-0x56c0` (Intel).
     pub uuid: String,
     /// The GPU's position among the vendor's GPUs by PCI address, starting at 0.
     pub index: u32,

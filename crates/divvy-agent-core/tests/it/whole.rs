@@ -28,7 +28,7 @@ pub(crate) fn others() -> impl Iterator<Item = Vendor> {
 pub(crate) fn gpu_of(vendor: Vendor, index: u32) -> Gpu {
     let pci = format!("0000:{:02x}:00.0", 0x19 + index);
     let (uuid, model, cc) = match vendor {
-        Vendor::Intel => (format!("pci-{pci}"), "Intel Arc Pro B60", ""),
+        Vendor::Intel => (pci.replace([':', '.'], "-") + "-0xe211", "Intel GPU 0xe211", ""),
         _ => (format!("0x{index:016x}"), "AMD Instinct MI210", "gfx90a"),
     };
     Gpu {
@@ -211,7 +211,7 @@ fn a_gpu_without_the_device_node_that_its_id_comes_from_is_named_by_its_uuid() {
     let node = Node::with(settings(), vec![gpu]);
     let devices = node.core.devices(whole_of(Vendor::Intel));
     let ids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
-    assert_eq!(ids, ["pci-0000:19:00.0"]);
+    assert_eq!(ids, ["0000-19-00-0-0xe211"]);
 }
 
 #[test]
