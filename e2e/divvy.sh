@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Starts Divvy, or its missing parts, on the running cluster as processes of the host: the extender next to kube-scheduler, and in the mount
 # namespace of each node in machines.toml an agent with its probe, the simulated driver library, and device nodes.
-#   divvy.sh up       start Divvy. DIVVY_BIN: the directory with divvy, divvy-probe, libdivvy_nvml_sim.so, and
-#                     divvy-amd-sim; MACHINES: another machines.toml
+#   divvy.sh up       start Divvy. DIVVY_BIN: the directory with divvy, divvy-probe, libdivvy_nvml_sim.so,
+#                     divvy-amd-sim, and divvy-intel-sim; MACHINES: another machines.toml
 #   divvy.sh start NAME   start only divvy-extender (wait until it answers) or n1.agent (which may wait for a kubelet), as `up` does
 #   divvy.sh wait     wait until every node with GPUs offers them
 #   divvy.sh down     stop Divvy; kube-scheduler continues without an extender
@@ -20,10 +20,10 @@ settings() {
   # Settings from an earlier call are stored with the cluster.
   # shellcheck disable=SC1091
   [ ! -e "$CLUSTER_DIR/divvy.settings" ] || . "$CLUSTER_DIR/divvy.settings"
-  : "${DIVVY_BIN:?set it to the directory with divvy, divvy-probe, libdivvy_nvml_sim.so, and divvy-amd-sim, or use cargo xtask cluster divvy}"
+  : "${DIVVY_BIN:?set it to the directory with divvy, divvy-probe, libdivvy_nvml_sim.so, divvy-amd-sim, and divvy-intel-sim, or use cargo xtask cluster divvy}"
   : "${MACHINES:=$CLUSTER_ROOT/machines.toml}" "${MEMORY_UNIT:=GiB}" "${WHOLE_GPUS:=false}" "${MIG_STRATEGY:=mixed}" "${NODE_CONFIGS:=none}"
   DIVVY_BIN=$(realpath "$DIVVY_BIN") MACHINES=$(realpath "$MACHINES")
-  for p in divvy divvy-probe libdivvy_nvml_sim.so divvy-amd-sim; do
+  for p in divvy divvy-probe libdivvy_nvml_sim.so divvy-amd-sim divvy-intel-sim; do
     [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build"
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$DIVVY_BIN" MACHINES "$MACHINES" MEMORY_UNIT "$MEMORY_UNIT" WHOLE_GPUS "$WHOLE_GPUS" MIG_STRATEGY "$MIG_STRATEGY" \

@@ -81,7 +81,7 @@ END
 up() {
   need curl "Debian: curl" "to write to the API server as the agent does"
   need python3 "Debian: python3" "for the extender's Service"
-  : "${DIVVY_BIN:?set it to the directory with divvy, libdivvy_nvml_sim.so, and divvy-amd-sim, or use cargo xtask cluster install}"
+  : "${DIVVY_BIN:?set it to the directory with divvy, libdivvy_nvml_sim.so, divvy-amd-sim, and divvy-intel-sim, or use cargo xtask cluster install}"
   : "${IMAGE:?set it to the archive of cargo xtask image}"
   : "${MACHINES:=$CLUSTER_ROOT/machines.toml}"
   [ "$AUTHORIZATION $SERVICE_ACCOUNTS" = "RBAC 1" ] ||
@@ -89,7 +89,7 @@ up() {
   alive divvy-extender && die "Divvy runs on this cluster as processes of the host; stop it first: cargo xtask cluster divvy --down"
   [ -e "$IMAGE" ] || die "$IMAGE is missing; run cargo xtask image"
   IMAGE=$(realpath "$IMAGE")   # a node's commands run in another directory
-  for p in divvy libdivvy_nvml_sim.so divvy-amd-sim; do
+  for p in divvy libdivvy_nvml_sim.so divvy-amd-sim divvy-intel-sim; do
     [ -e "$DIVVY_BIN/$p" ] || die "$DIVVY_BIN/$p is missing; run cargo build"
   done
   printf ': "${%s:=%s}"\n' DIVVY_BIN "$(realpath "$DIVVY_BIN")" MACHINES "$(realpath "$MACHINES")" > "$CLUSTER_DIR/divvy.settings"

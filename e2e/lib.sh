@@ -162,7 +162,8 @@ tables_of() { # NODE MACHINES TABLE: print how many tables like [[node.gpu]] the
 }
 nvidia_gpus_of() { tables_of "$1" "$2" gpu; }   # NODE MACHINES
 amd_gpus_of() { tables_of "$1" "$2" amd; }      # NODE MACHINES
-gpus_of() { echo $(($(nvidia_gpus_of "$1" "$2") + $(amd_gpus_of "$1" "$2"))); }   # NODE MACHINES
+intel_gpus_of() { tables_of "$1" "$2" intel; }  # NODE MACHINES
+gpus_of() { echo $(($(nvidia_gpus_of "$1" "$2") + $(amd_gpus_of "$1" "$2") + $(intel_gpus_of "$1" "$2"))); }   # NODE MACHINES
 DRIVER=550.54.15   # the version that the simulated driver's library reports
 LIB=/usr/lib/x86_64-linux-gnu
 make_libraries() { # NODE VERSION: create the driver's libraries in /run/nvidia/driver, like a driver container
@@ -174,19 +175,31 @@ make_libraries() { # NODE VERSION: create the driver's libraries in /run/nvidia/
 }
 make_devices() { # NODE MACHINES: create the device nodes and libraries, like the drivers
   [ "$(nvidia_gpus_of "$1" "$2")" = 0 ] || make_nvidia_devices "$1" "$2"
+  # The files of both are there before a node sees either.
+  [ "$(amd_gpus_of "$1" "$2")" = 0 ] || "$DIVVY_BIN/divvy-amd-sim" "$CLUSTER_DIR/$1" "$1" "$2"
+  [ "$(intel_gpus_of "$1" "$2")" = 0 ] || "$DIVVY_BIN/divvy-intel-sim" "$CLUSTER_DIR/$1" "$1" "$2"
   [ "$(amd_gpus_of "$1" "$2")" = 0 ] || make_amd_devices "$1" "$2"
+  [ "$(intel_gpus_of "$1" "$2")" = 0 ] || make_intel_devices "$1" "$2"
 }
-# AMD's driver describes its GPUs by files in /sys. Below the machine's own files, the node sees those that describe its simulated GPUs.
-make_amd_devices() { # NODE MACHINES
-  "$DIVVY_BIN/divvy-amd-sim" "$CLUSTER_DIR/$1" "$1" "$2"
-  in_node "$1" bash -c '
+# The drivers of AMD and Intel describe their GPUs by files in /sys. Below the machine's own files, the node sees those that describe its simulated GPUs.
+COVER='
     cover() { [ -e "/sys/$1/$2" ] || mount -t overlay "$1" -o "lowerdir=$3/sys/$1:/sys/$1" "/sys/$1"; }
     make() { [ -e "$1" ] || mknod -m 660 "$1" c "$2" "$3"; chgrp "$4" "$1"; }
+'
+make_amd_devices() { # NODE MACHINES
+  in_node "$1" bash -c "$COVER"'
     cover class kfd "$1"; cover module amdgpu "$1"
     make /dev/kfd 511 2 '"$RENDER_GROUP"'; mkdir -p /dev/dri
     for ((i = 0; i < $2; i++)); do
       make "/dev/dri/card$((i + 1))" 226 $((i + 1)) '"$RENDER_GROUP"'; make "/dev/dri/renderD$((i + 128))" 226 $((i + 128)) '"$RENDER_GROUP"'
     done' make "$CLUSTER_DIR/$1" "$(amd_gpus_of "$1" "$2")"
+}
+make_intel_devices() { # NODE MACHINES
+  in_node "$1" bash -c "$COVER"'
+    cover module xe "$1"; mkdir -p /dev/dri
+    for ((i = 0; i < $2; i++)); do
+      make "/dev/dri/card$((i + 33))" 226 $((i + 33)) '"$RENDER_GROUP"'; make "/dev/dri/renderD$((i + 160))" 226 $((i + 160)) '"$RENDER_GROUP"'
+    done' make "$CLUSTER_DIR/$1" "$(intel_gpus_of "$1" "$2")"
 }
 RENDER_GROUP=109   # the group that owns the simulated GPUs' device nodes
 make_nvidia_devices() { # NODE MACHINES
@@ -215,7 +228,7 @@ make_driver_state() { # MACHINES
   cp "$1" "$CLUSTER_DIR/sim/machines.toml"
 }
 has_units() { # NODE: report whether the node offers GPUs
-  local amounts; amounts=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.amd\.com/gpu}')
+  local amounts; amounts=$(kube get node "$1" -o 'jsonpath={.status.allocatable.aliyun\.com/gpu-mem} {.status.allocatable.amd\.com/gpu} {.status.allocatable.gpu\.intel\.com/xe}')
   [[ $amounts == *[1-9]* ]]
 }
 

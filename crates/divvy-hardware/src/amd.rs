@@ -3,14 +3,11 @@
 //! If a GPU is divided into partitions, each partition counts as a GPU, because it has device nodes and memory of its own. The
 //! first partition is the PCI function, the others are platform devices.
 
-mod address;
 mod devices;
 mod gauges;
 mod kfd;
-mod limits;
 mod links;
 mod ras;
-mod sysfs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,16 +16,17 @@ use std::time::Duration;
 use divvy_host::{Files, Tree};
 use divvy_model::{MiB, Partition, Vendor};
 
-use self::address::Address;
 use self::devices::Device;
 use self::kfd::Node;
 use self::links::Links;
 use self::ras::Counters;
-use self::sysfs::Directory;
-use crate::backend::{Backend, Calls, Cgroup, Event, Sink};
+use crate::address::Address;
+use crate::backend::{Backend, Calls, Cgroup, Event, Sink, report};
 use crate::protocol::Limited;
+use crate::sysfs::{Directory, bounded, printable};
 use crate::{
     Code, Driver, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable,
+    dmem,
 };
 
 /// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
@@ -36,9 +34,6 @@ const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
 
 /// The name of the fault that the RAS counters report.
 const MEMORY_ERROR: &str = "uncorrectable memory error";
-
-/// The maximum size in bytes of a text that describes a GPU.
-const TEXT_BYTES: usize = 96;
 
 /// The driver for AMD GPUs.
 #[derive(Debug)]
@@ -100,18 +95,6 @@ impl Amd {
         })
     }
 
-    /// Tell the clients which files exist but cannot be read.
-    fn report(&self, files: &Files) {
-        let troubles = files.troubles();
-        if let (Some(events), false) = (&self.events, troubles.is_empty()) {
-            // An error means that the backend is being dropped.
-            events.send(Event::Degraded(format!(
-                "files of AMD GPUs cannot be read: {}",
-                troubles.join("; ")
-            )));
-        }
-    }
-
     /// Send a fault for each GPU whose error counters have risen. All partitions of a GPU share its counters.
     fn judge(&mut self, found: &[Found<'_>]) {
         for card in found.iter().filter(|found| found.device.place.1.is_none()) {
@@ -148,7 +131,7 @@ impl Backend for Amd {
         let mut found = find(&files, &self.calls, &mut self.memory);
         self.links.connect(&files, &self.calls, &mut found);
         self.judge(&found);
-        self.report(&files);
+        report(self.events.as_ref(), Vendor::Amd, &files);
         for Found { device, facts } in &found {
             if let Ok(facts) = facts
                 && facts.error.is_none()
@@ -159,7 +142,7 @@ impl Backend for Amd {
         let mut snapshot = assemble(&module, found);
         for gpu in &mut snapshot.gpus {
             // The kernel has a region for each GPU, and none for a partition of it.
-            gpu.memory_limit = gpu.partition.is_none() && limits::can_limit(&files, &gpu.pci);
+            gpu.memory_limit = gpu.partition.is_none() && dmem::can_limit(&files, &region(&gpu.pci));
         }
         Ok(snapshot)
     }
@@ -235,29 +218,10 @@ impl Backend for Amd {
             return Err(Failure::new(Code::GpuLost, format!("there is no GPU {uuid} any longer")));
         };
         let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
-        let refuse = |why: String| {
-            let text = format!(
-                "the kernel does not limit the memory of GPU {uuid} for {}: {why}",
-                cgroup.directory.display()
-            );
-            Failure::new(Code::NotSupported, text)
-        };
         if gpu.partition.is_some() {
-            return Err(refuse("it is a partition of a GPU".to_owned()));
+            return Err(dmem::refusal(uuid, cgroup, "it is a partition of a GPU"));
         }
-        if !limits::can_limit(&files, &gpu.pci) {
-            let why = "dmem.capacity does not list it; AMD GPUs need Linux 6.14 or later with CONFIG_CGROUP_DMEM, and cgroups of version 2";
-            return Err(refuse(why.to_owned()));
-        }
-        // Programs are shown the whole GPU whatever the limit of their container's cgroup is, and the pod's limit holds for the container.
-        let left_out = cgroup.pod.is_some();
-        if !left_out {
-            limits::set(&cgroup.directory, &gpu.pci, hard.0.saturating_mul(1 << 20)).map_err(refuse)?;
-        }
-        Ok(Limited {
-            used: MiB::from_bytes(limits::used(&cgroup.directory, &gpu.pci)),
-            left_out,
-        })
+        dmem::limit(&files, uuid, &region(&gpu.pci), cgroup, hard)
     }
 
     fn events(&mut self, sink: Sink) {
@@ -268,6 +232,12 @@ impl Backend for Amd {
         // Each snapshot reads the files again.
         false
     }
+}
+
+/// Return the kernel's region for the memory of the GPU at this PCI address. What a process has in the system's memory (GTT) belongs to no region, and
+/// pools of memory (`hipMallocAsync`) can grow into it.
+fn region(pci: &str) -> String {
+    format!("drm/{pci}/vram")
 }
 
 /// Report whether a text is the name of a fault of AMD GPUs.
@@ -458,18 +428,6 @@ fn read(device: &Device<'_>, node: &Node, index: u32, uuid: String) -> GpuFacts 
             .get_or_insert_with(|| "it has no card node in /sys, which containers need; reload amdgpu or reboot".to_owned());
     }
     facts
-}
-
-/// Convert a size from bytes. Return `None` if no GPU can be that large.
-fn bounded(bytes: u64) -> Option<MiB> {
-    (bytes < 1 << 60).then(|| MiB::from_bytes(bytes))
-}
-
-/// Return the first line of a text that the driver or the card's manufacturer wrote, without control characters.
-fn printable(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default().trim();
-    let kept: String = line.chars().filter(|c| !c.is_control()).collect();
-    kept[..kept.floor_char_boundary(TEXT_BYTES)].trim_end().to_owned()
 }
 
 /// Return the bytes that each process uses on each GPU, by the GPU's number in KFD, then by PID.

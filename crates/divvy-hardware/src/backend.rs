@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_model::MiB;
+use divvy_host::Files;
+use divvy_model::{MiB, Vendor};
 
 use crate::protocol::Limited;
 use crate::{Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Sample, Snapshot};
@@ -89,6 +90,26 @@ impl Sink {
         (self.0)(event);
     }
 }
+
+/// Tell the clients which files of a vendor's GPUs exist but cannot be read.
+pub(crate) fn report(events: Option<&Sink>, vendor: Vendor, files: &Files) {
+    let troubles = files.troubles();
+    if let (Some(events), false) = (events, troubles.is_empty()) {
+        let more = match troubles.len().saturating_sub(MOST_TROUBLES) {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        let named = &troubles[..troubles.len().min(MOST_TROUBLES)];
+        events.send(Event::Degraded(format!(
+            "files of {} GPUs cannot be read: {}{more}",
+            vendor.title(),
+            named.join("; ")
+        )));
+    }
+}
+
+/// The maximum number of unreadable files that one event names.
+const MOST_TROUBLES: usize = 8;
 
 /// An event that the driver reports on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -7,26 +7,31 @@
 //! ```text
 //! libnvidia-ml.so ── nvidia::Nvidia ─┐ Backend
 //!                                    ├─ probe (threads, no runtime) ══ socket ══ client::ProbeClient (tokio) ── agent
-//! /sys (amdgpu) ───────── amd::Amd ──┘                                           Update::{Snapshot, Fault, Unavailable}
+//! /sys (amdgpu) ───────── amd::Amd ──┤                                           Update::{Snapshot, Fault, Unavailable}
+//! /sys, /proc (xe) ── intel::Intel ──┘
 //! ```
 //!
 //! The GPU of a Tegra is described once, through `libcuda.so` (`divvy-probe --once --cuda`, [`client::cuda_snapshot`]).
 //!
-//! What differs between vendors is in [`nvidia`] and [`amd`]: which GPUs exist, and which errors mean that a GPU is broken ([`Fault`]).
+//! What differs between vendors is in [`nvidia`], [`amd`], and [`intel`]: which GPUs exist, and which errors mean that a GPU is broken ([`Fault`]).
 //! [`health`] turns observations into a verdict for each GPU, without side effects.
 
+mod address;
 pub mod amd;
 pub mod backend;
 pub mod client;
 mod divided;
+mod dmem;
 mod error;
 mod facts;
 mod fault;
 mod gauges;
 pub mod health;
+pub mod intel;
 pub mod nvidia;
 pub mod probe;
 pub mod protocol;
+mod sysfs;
 mod utilization;
 mod vendors;
 

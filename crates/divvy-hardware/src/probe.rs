@@ -40,8 +40,9 @@ use divvy_model::Vendor;
 
 use crate::amd::Amd;
 use crate::backend::{Backend, Calls};
+use crate::intel::Intel;
 use crate::nvidia::{self, Nvidia, Reception};
-use crate::{Code, Error, Failure, Snapshot};
+use crate::{Error, Failure, Snapshot};
 
 pub use options::{Command, Options, UsageError};
 pub use peer::peer_uid;
@@ -133,7 +134,10 @@ fn vendors(options: &Options, calls: &Calls) -> Vec<(Vendor, drivers::Open)> {
                 let sys_root = options.sys_root.clone();
                 Box::new(move || Ok(Box::new(Amd::open(&sys_root, &calls)?) as Box<dyn Backend>))
             }
-            Vendor::Intel => Box::new(|| Err(Failure::new(Code::DriverNotLoaded, "the probe does not read Intel GPUs yet"))),
+            Vendor::Intel => {
+                let sys_root = options.sys_root.clone();
+                Box::new(move || Ok(Box::new(Intel::open(&sys_root, &calls)?) as Box<dyn Backend>))
+            }
         }
     };
     Vendor::ALL.map(|vendor| (vendor, open(vendor))).into()

@@ -432,7 +432,7 @@ mod tests {
         with(json!("GPU-a"), "nvidia", "XID 79").expect("a fault without the partition");
         for (uuid, vendor, name) in [
             (json!("../x"), "nvidia", "XID 79"),
-            (Value::Null, "intel", "XID 79"),
+            (Value::Null, "matrox", "XID 79"),
             (Value::Null, "amd", ""),
             (Value::Null, "amd", "a\nb"),
             (Value::Null, "amd", &"a".repeat(65)),

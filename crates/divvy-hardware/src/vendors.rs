@@ -10,7 +10,7 @@ pub(crate) fn is_fault_name(vendor: Vendor, text: &str) -> bool {
     match vendor {
         Vendor::Nvidia => nvidia::is_fault_name(text),
         Vendor::Amd => amd::is_fault_name(text),
-        // Nothing reports faults of Intel's GPUs yet.
+        // Its driver reports no faults.
         Vendor::Intel => false,
     }
 }

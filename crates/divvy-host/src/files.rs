@@ -10,6 +10,10 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::{Entry, Kind, Tree};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+/// The maximum number of paths that are remembered because they could not be read.
+const MOST_TROUBLES: usize = 1024;
 
 /// The files below a directory: `/`, or the place to which another machine's files were copied or mounted.
 #[derive(Debug)]
@@ -36,15 +40,17 @@ impl Files {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Return the value, or record the error for [`Files::troubles`]. A missing path is not recorded.
+    /// Return the value, or record the error for [`Files::troubles`]. A missing path is not recorded, nor is a file in `/proc` of a process that has
+    /// ended since the file was opened.
     fn known<T>(&self, path: &Path, result: io::Result<T>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => None,
+            Err(error) if error.raw_os_error() == Some(Errno::SRCH.raw_os_error()) => None,
             Err(error) => {
                 let text = format!("{}: {error}", path.display());
                 let mut troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
-                if !troubles.contains(&text) {
+                if troubles.len() < MOST_TROUBLES && !troubles.contains(&text) {
                     troubles.push(text);
                 }
                 None
@@ -55,17 +61,22 @@ impl Files {
 
 impl Tree for Files {
     fn names(&self, directory: &str) -> Vec<String> {
+        let mut names = self.first_names(directory, usize::MAX);
+        names.sort_unstable();
+        names
+    }
+
+    fn first_names(&self, directory: &str, most: usize) -> Vec<String> {
         let path = self.path(directory);
         let Some(entries) = self.known(&path, fs::read_dir(&path)) else {
             return Vec::new();
         };
-        let mut names: Vec<String> = entries
+        entries
+            .take(most)
             .filter_map(|entry| self.known(&path, entry))
             // Skip names that are not UTF-8: no driver has such files.
             .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect();
-        names.sort_unstable();
-        names
+            .collect()
     }
 
     fn stat(&self, path: &str) -> Option<Entry> {

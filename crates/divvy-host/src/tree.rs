@@ -30,6 +30,12 @@ pub enum Kind {
 pub trait Tree: fmt::Debug + Sync {
     /// Return the names in a directory, sorted; empty if the path is not a directory.
     fn names(&self, directory: &str) -> Vec<String>;
+    /// Return at most `most` names in a directory, in the order in which the file system lists them. A large directory is not read to its end.
+    fn first_names(&self, directory: &str, most: usize) -> Vec<String> {
+        let mut names = self.names(directory);
+        names.truncate(most);
+        names
+    }
     /// Return the metadata of a path, or `None` if it does not exist.
     fn stat(&self, path: &str) -> Option<Entry>;
     /// Return at most the first `limit` bytes of a file, or `None` if it cannot be read.
@@ -146,16 +152,23 @@ impl<'t> Root<'t> {
 
     /// Return the names in a directory, sorted; empty if the path is not a directory.
     pub fn names(&self, directory: &str) -> Vec<String> {
-        match self.resolve(directory) {
-            Some((path, entry)) if entry.kind == Kind::Directory => {
-                let mut path = format!("{}{path}", self.at);
-                if path.len() > 1 {
-                    path = path.trim_end_matches('/').to_owned();
-                }
-                self.tree.names(&path)
-            }
-            _ => Vec::new(),
+        self.directory(directory).map_or_else(Vec::new, |path| self.tree.names(&path))
+    }
+
+    /// Return at most `most` names in a directory, as [`Tree::first_names`] does; empty if the path is not a directory.
+    pub fn first_names(&self, directory: &str, most: usize) -> Vec<String> {
+        self.directory(directory)
+            .map_or_else(Vec::new, |path| self.tree.first_names(&path, most))
+    }
+
+    /// Return the path on the machine of a directory below the root, without links.
+    fn directory(&self, path: &str) -> Option<String> {
+        let (path, entry) = self.resolve(path)?;
+        let mut path = format!("{}{path}", self.at);
+        if path.len() > 1 {
+            path = path.trim_end_matches('/').to_owned();
         }
+        (entry.kind == Kind::Directory).then_some(path)
     }
 
     /// Return the metadata of the entry `name` of a directory, without following a link. The directory's path must not contain links.

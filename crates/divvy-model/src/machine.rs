@@ -40,6 +40,25 @@ pub struct MachineNode {
     /// The node's AMD GPUs, in PCI order; may be empty.
     #[serde(default)]
     pub amd: Vec<MachineAmd>,
+    /// The node's Intel GPUs, in PCI order; may be empty.
+    #[serde(default)]
+    pub intel: Vec<MachineIntel>,
+}
+
+/// One simulated Intel GPU.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineIntel {
+    /// The PCI device id, such as `0xe20b`.
+    pub device: String,
+    /// Total memory in MiB. A GPU with several tiles has this much in all.
+    pub memory_mib: u64,
+    /// The number of tiles, each of which has memory of its own; 1 if absent.
+    #[serde(default = "default_tiles")]
+    pub tiles: u32,
+    /// NUMA node; unknown if absent.
+    #[serde(default)]
+    pub numa: Option<u32>,
 }
 
 /// One simulated AMD GPU.
@@ -201,6 +220,9 @@ pub struct MachineProcess {
     pub utilization: u32,
 }
 
+fn default_tiles() -> u32 {
+    1
+}
 fn default_driver() -> String {
     "550.54.15".to_owned()
 }
@@ -293,7 +315,7 @@ impl Machines {
 impl MachineNode {
     /// Report whether the node has a GPU of any vendor.
     pub fn has_gpus(&self) -> bool {
-        !self.gpus.is_empty() || !self.amd.is_empty()
+        !self.gpus.is_empty() || !self.amd.is_empty() || !self.intel.is_empty()
     }
 
     /// Return the UUID of the GPU at this index: the given one, or one derived from the node's name and the index.

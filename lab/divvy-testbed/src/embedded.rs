@@ -227,6 +227,7 @@ impl Embedded {
             simulated_driver::install(&node.paths().sys_root, &machine.driver, self.driver_libraries())?;
         }
         divvy_amd_sim::install(&node.paths().sys_root, &machine.amd)?;
+        divvy_intel_sim::install(&node.paths().sys_root, &machine.intel)?;
         self.nodes.insert(
             name.to_owned(),
             EmbeddedNode {
@@ -348,11 +349,13 @@ impl Embedded {
             machine.gpus.iter().map(|gpu| gpu.memory_mib / self.unit.mib()).sum()
         });
         let amd = machine.map_or(0, |machine| machine.amd.len() as u64);
+        let intel = machine.map_or(0, |machine| machine.intel.len() as u64);
         let nvidia = machine.map_or(0, |machine| machine.gpus.len() as u64 * u64::from(self.whole.is_offered()));
         let wanted = [
             (names::GPU_MEM, units),
             (Vendor::Nvidia.whole_resource(), nvidia),
             (Vendor::Amd.whole_resource(), amd),
+            (Vendor::Intel.whole_resource(), intel),
         ];
         let until = Instant::now() + Duration::from_secs(10);
         loop {

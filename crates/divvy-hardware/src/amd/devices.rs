@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 
 use divvy_host::Tree;
 
-use super::address::Address;
 use super::kfd::{self, Node};
-use super::sysfs::{Directory, natural};
+use crate::address::Address;
 use crate::backend::Calls;
 use crate::facts::MAX_GPUS;
+use crate::sysfs::{Directory, natural};
 
 /// The kernel module. It has a directory only while it is loaded.
 pub(super) const MODULE: &str = "/sys/module/amdgpu";
@@ -99,7 +99,7 @@ fn partitions<'t>(
     let found = numbers.filter_map(|(number, name)| {
         let _call = calls.enter(format!("reading GPU partition {name}"));
         let directory = Directory::open(tree, &format!("{PLATFORM}/{name}"))?;
-        let device = Device::new(name, (Address::of_location(0, 0), Some(number)), &directory, None);
+        let device = Device::new(name, (kfd::of_location(0, 0), Some(number)), &directory, None);
         let card = nodes.get(&device.render?)?.as_ref()?.card?;
         let parent = functions
             .iter()

@@ -1,7 +1,7 @@
 //! Reads what amdgpu measures of a GPU (docs.kernel.org, "GPU Power/Thermal Controls and Monitoring").
 
 use super::devices::Device;
-use super::sysfs::Directory;
+use crate::sysfs::{Directory, celsius, sensors};
 use crate::{Gauges, GpuMemory};
 
 /// Return the values of a device. What the files say is about the whole card, so a partition has none.
@@ -23,15 +23,6 @@ pub(super) fn read(device: &Device<'_>) -> Gauges {
         memory_temperature_celsius: sensor("/temp3_input").and_then(celsius),
         ..Gauges::default()
     }
-}
-
-fn sensors<'t>(card: &Directory<'t>) -> Option<Directory<'t>> {
-    let number = *card.numbered("/hwmon", "hwmon").first()?;
-    card.below(&format!("/hwmon/hwmon{number}"))
-}
-
-fn celsius(thousandths: u64) -> Option<u32> {
-    (thousandths / 1000).try_into().ok()
 }
 
 fn memory(card: &Directory<'_>) -> Option<GpuMemory> {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::address::Address;
-use super::sysfs::{Directory, Properties, natural};
+use crate::address::Address;
+use crate::sysfs::{Directory, Properties, natural};
 
 pub(super) const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology/nodes";
 
@@ -68,7 +68,7 @@ fn gpu(node: &Directory<'_>, number: u32, properties: &Properties<'_>) -> Node {
         gpu_id: node.number("/gpu_id"),
         unique_id: properties.get("unique_id"),
         // Older kernels write no domain, because they support only the first.
-        card: location.map(|location| Address::of_location(properties.get("domain").unwrap_or(0), location)),
+        card: location.map(|location| of_location(properties.get("domain").unwrap_or(0), location)),
         device_id: properties.get("device_id"),
         gfx: properties.get("gfx_target_version").filter(|version| *version > 0),
         units: simds
@@ -77,6 +77,12 @@ fn gpu(node: &Directory<'_>, number: u32, properties: &Properties<'_>) -> Node {
         clock_mhz: properties.get("max_engine_clk_fcompute"),
         memory: memory(node),
     }
+}
+
+/// Return the address of a card from KFD's `domain` and `location_id`. Some kernels store a partition's number in the bits of
+/// the function, others in the bits above the bus.
+pub(super) fn of_location(domain: u32, location: u32) -> Address {
+    Address::of_card(domain, location >> 8 & 0xff, location >> 3 & 0x1f)
 }
 
 /// Return the size of a node's own memory, or `None` if it has none, or if one bank cannot be read.
@@ -145,5 +151,13 @@ mod tests {
         ] {
             assert_eq!(architecture(version), name);
         }
+    }
+    #[test]
+    fn partitions_of_a_card_are_at_its_address_in_all_kernels() {
+        // Of an MI308X: 2560, 2561, and with the number in the upper bits.
+        for location in [2560, 2561, 2567, 2560 | 3 << 28] {
+            assert_eq!(of_location(0, location).to_string(), "0000:0a:00.0");
+        }
+        assert_eq!(of_location(1, 33_024).to_string(), "0001:81:00.0");
     }
 }

@@ -7,8 +7,8 @@ use divvy_model::Link;
 
 use super::Found;
 use super::kfd::{self, Neighbours};
-use super::sysfs::Directory;
 use crate::backend::Calls;
+use crate::sysfs::Directory;
 
 /// If there are more GPUs than this, only partitions of the same GPU are connected. A machine has so many GPUs only if they are
 /// divided, and then all of them are in one XGMI hive, so no other connection would distinguish them. All connections together

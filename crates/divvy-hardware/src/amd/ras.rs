@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::sysfs::{Directory, Properties};
+use crate::sysfs::{Directory, Properties};
 
 /// The counters of all GPUs as they were last read: by the GPU's name, then by the counter's.
 #[derive(Debug, Default)]

@@ -788,7 +788,7 @@ fn a_limit_that_the_kernel_refuses_or_does_not_have_afterwards_is_a_failure_with
         (format!("{region}0 {GIB}\n"), Err("does not list it")),
         (String::new(), Err("does not list it")),
     ] {
-        match (limits::check(&found, "0000:03:00.0", GIB), expected) {
+        match (dmem::check(&found, &super::region("0000:03:00.0"), GIB), expected) {
             (Ok(()), Ok(())) => {}
             (Err(why), Err(expected)) => assert!(why.contains(expected), "{found:?}: {why}"),
             (read, expected) => panic!("{found:?}: {read:?} and not {expected:?}"),
@@ -835,8 +835,11 @@ fn the_kernels_own_files_are_read() {
         let (region, bytes) = line.split_once(' ').expect("a region and a number");
         bytes.parse::<u64>().expect(line);
         if let Some(pci) = region.strip_prefix("drm/").and_then(|rest| rest.strip_suffix("/vram")) {
-            assert!(limits::can_limit(&Files::below(Path::new("/")), pci), "{line}");
+            assert!(dmem::can_limit(&Files::below(Path::new("/")), &super::region(pci)), "{line}");
         }
     }
-    assert!(!limits::can_limit(&Files::below(Path::new("/")), "ffff:00:00.0"));
+    assert!(!dmem::can_limit(
+        &Files::below(Path::new("/")),
+        &super::region("ffff:00:00.0")
+    ));
 }

@@ -2,23 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use divvy_host::{Root, Tree};
+use divvy_host::{Kind, Root, Tree};
+use divvy_model::MiB;
 
 /// The maximum size of a file in bytes. The kernel's own attributes have at most a page of 4 KiB.
 const FILE_BYTES: usize = 64 << 10;
 /// The maximum number of entries of a directory that are read.
 const ENTRIES: usize = 4096;
+/// The maximum size in bytes of a text that describes a GPU.
+const TEXT_BYTES: usize = 96;
 
 /// A directory. Links are followed, but never out of the machine's root.
 #[derive(Debug, Clone)]
-pub(super) struct Directory<'t> {
+pub(crate) struct Directory<'t> {
     tree: &'t dyn Tree,
     root: Root<'t>,
 }
 
 impl<'t> Directory<'t> {
     /// Open the directory at a path of the machine.
-    pub(super) fn open(tree: &'t dyn Tree, path: &str) -> Option<Directory<'t>> {
+    pub(crate) fn open(tree: &'t dyn Tree, path: &str) -> Option<Directory<'t>> {
         let machine = Root::open(tree, "/")?;
         let (path, _) = machine.resolve(path)?;
         let root = Root::open(tree, &path)?;
@@ -26,21 +29,34 @@ impl<'t> Directory<'t> {
     }
 
     /// Open a directory below this one. The path must consist of real directories, not of links.
-    pub(super) fn below(&self, path: &str) -> Option<Directory<'t>> {
+    pub(crate) fn below(&self, path: &str) -> Option<Directory<'t>> {
         let (path, _) = self.root.resolve(path)?;
         let root = Root::open(self.tree, &self.root.host(&path))?;
         Some(Directory { tree: self.tree, root })
     }
 
     /// Return the names in a directory below this one; empty if there is no such directory.
-    pub(super) fn names(&self, path: &str) -> Vec<String> {
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let mut names = self.root.names(path);
         names.truncate(ENTRIES);
         names
     }
 
+    /// Return the first names in a directory below this one, as the file system lists them, without reading all of a large directory.
+    pub(crate) fn first_names(&self, path: &str, most: usize) -> Vec<String> {
+        self.root.first_names(path, most)
+    }
+
+    /// Return the target of the link `name` in a directory below this one. The directory's path must not contain links.
+    pub(crate) fn link(&self, path: &str, name: &str) -> Option<String> {
+        match self.root.stat_in(path, name)?.kind {
+            Kind::Link(target) => Some(target),
+            _ => None,
+        }
+    }
+
     /// Return the numbers that follow `prefix` in the names of a directory below this one, in ascending order.
-    pub(super) fn numbered(&self, path: &str, prefix: &str) -> Vec<u32> {
+    pub(crate) fn numbered(&self, path: &str, prefix: &str) -> Vec<u32> {
         let names = self.names(path);
         let numbers = names.iter().filter_map(|name| natural(name.strip_prefix(prefix)?));
         let mut numbers: Vec<u32> = numbers.collect();
@@ -49,32 +65,55 @@ impl<'t> Directory<'t> {
     }
 
     /// Return the text of a file. A file that is too long, or not UTF-8, counts as missing.
-    pub(super) fn text(&self, path: &str) -> Option<String> {
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
         let bytes = self.root.read(path, FILE_BYTES + 1)?;
         (bytes.len() <= FILE_BYTES).then(|| String::from_utf8(bytes).ok()).flatten()
     }
 
     /// Return the number in a file. The kernel ends a number with a line feed, so a number without a line feed was cut off and is
     /// not used.
-    pub(super) fn number<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
+    pub(crate) fn number<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.strip_suffix('\n')?.trim().parse().ok()
     }
 }
 
 /// Read a number as the kernel writes it in names: decimal digits without leading zeros.
-pub(super) fn natural(text: &str) -> Option<u32> {
+pub(crate) fn natural(text: &str) -> Option<u32> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     is_plain.then(|| text.parse().ok()).flatten()
 }
 
+/// Return the first line of a text that the driver or the card's manufacturer wrote, without control characters.
+pub(crate) fn printable(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default().trim();
+    let kept: String = line.chars().filter(|c| !c.is_control()).collect();
+    kept[..kept.floor_char_boundary(TEXT_BYTES)].trim_end().to_owned()
+}
+
+/// Return the files of a PCI function's first group of sensors (kernel documentation, `hwmon/sysfs-interface.rst`).
+pub(crate) fn sensors<'t>(function: &Directory<'t>) -> Option<Directory<'t>> {
+    let number = *function.numbered("/hwmon", "hwmon").first()?;
+    function.below(&format!("/hwmon/hwmon{number}"))
+}
+
+/// Convert a sensor's temperature.
+pub(crate) fn celsius(thousandths: u64) -> Option<u32> {
+    (thousandths / 1000).try_into().ok()
+}
+
+/// Convert a size from bytes. Return `None` if no GPU can be that large.
+pub(crate) fn bounded(bytes: u64) -> Option<MiB> {
+    (bytes < 1 << 60).then(|| MiB::from_bytes(bytes))
+}
+
 /// Lines of `key value`, where the value is a decimal number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Properties<'t>(BTreeMap<&'t str, Option<u64>>);
+pub(crate) struct Properties<'t>(BTreeMap<&'t str, Option<u64>>);
 
 impl<'t> Properties<'t> {
     /// Parse the lines. Skip lines of another form, and skip the last line if it has no line feed, because it may have been cut
     /// off.
-    pub(super) fn parse(text: &'t str) -> Properties<'t> {
+    pub(crate) fn parse(text: &'t str) -> Properties<'t> {
         let mut values = BTreeMap::new();
         for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             let Some((key, value)) = line.trim().split_once([' ', ':']) else {
@@ -91,7 +130,7 @@ impl<'t> Properties<'t> {
     }
 
     /// Return the value of a key.
-    pub(super) fn get<T: TryFrom<u64>>(&self, key: &str) -> Option<T> {
+    pub(crate) fn get<T: TryFrom<u64>>(&self, key: &str) -> Option<T> {
         (*self.0.get(key)?)?.try_into().ok()
     }
 }

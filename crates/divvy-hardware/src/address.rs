@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The address of a function on the PCI bus. Addresses are ordered as on the bus, not as texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Address {
+pub(crate) struct Address {
     domain: u32,
     bus: u32,
     device: u32,
@@ -13,7 +13,7 @@ pub(super) struct Address {
 
 impl Address {
     /// Parse the kernel's name of a function, such as `0000:19:00.0`. Some machines have domains of five and more digits.
-    pub(super) fn parse(name: &str) -> Option<Address> {
+    pub(crate) fn parse(name: &str) -> Option<Address> {
         let (domain, rest) = name.split_once(':')?;
         let (bus, rest) = rest.split_once(':')?;
         let (device, function) = rest.split_once('.')?;
@@ -30,19 +30,18 @@ impl Address {
         })
     }
 
-    /// Return the address of a card from KFD's `domain` and `location_id`. Some kernels store a partition's number in the bits of
-    /// the function, others in the bits above the bus.
-    pub(super) fn of_location(domain: u32, location: u32) -> Address {
+    /// Return the address of the first function of a device.
+    pub(crate) fn of_card(domain: u32, bus: u32, device: u32) -> Address {
         Address {
             domain,
-            bus: location >> 8 & 0xff,
-            device: location >> 3 & 0x1f,
+            bus,
+            device,
             function: 0,
         }
     }
 
     /// Return the address without the function.
-    pub(super) fn card(self) -> Address {
+    pub(crate) fn card(self) -> Address {
         Address { function: 0, ..self }
     }
 }
@@ -88,14 +87,5 @@ mod tests {
         ] {
             assert_eq!(Address::parse(name), None, "{name}");
         }
-    }
-
-    #[test]
-    fn partitions_of_a_card_are_at_its_address_in_all_kernels() {
-        // Of an MI308X: 2560, 2561, and with the number in the upper bits.
-        for location in [2560, 2561, 2567, 2560 | 3 << 28] {
-            assert_eq!(Address::of_location(0, location).to_string(), "0000:0a:00.0");
-        }
-        assert_eq!(Address::of_location(1, 33_024).to_string(), "0001:81:00.0");
     }
 }

@@ -1,0 +1,305 @@
+//! Reads Intel GPUs from the files that the kernel module xe provides in `/sys`, and their processes from `/proc`. No library is needed.
+//!
+//! GPUs without memory of their own are left out, because they have nothing to share and nothing to count. The module i915 is not read: the kernel cannot
+//! limit the memory of its GPUs. Intel's own device plugin serves both.
+
+mod devices;
+mod gauges;
+mod processes;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use divvy_host::{Files, Tree};
+use divvy_model::{MiB, Vendor};
+
+use self::devices::Device;
+use crate::backend::{Backend, Calls, Cgroup, Event, Sink, report};
+use crate::dmem::{self, Regions};
+use crate::facts::MAX_GPUS;
+use crate::protocol::Limited;
+use crate::sysfs::{Directory, bounded, printable};
+use crate::{Code, Driver, Failure, GpuFacts, GpuGauges, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable};
+
+/// The driver for Intel GPUs.
+#[derive(Debug)]
+pub struct Intel {
+    sys_root: PathBuf,
+    calls: Calls,
+    memory: Memory,
+    events: Option<Sink>,
+}
+
+/// The last facts of each GPU, by its name in `/sys`, for a GPU that cannot be read just now.
+type Memory = BTreeMap<String, GpuFacts>;
+
+/// A device, and what was read about it.
+#[derive(Debug)]
+struct Found<'t> {
+    device: Device<'t>,
+    facts: Result<GpuFacts, Unreadable>,
+}
+
+impl Intel {
+    /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`Code::DriverNotLoaded`] if xe is not loaded.
+    pub fn open(sys_root: &Path, calls: &Calls) -> Result<Intel, Failure> {
+        let intel = Intel {
+            sys_root: sys_root.to_owned(),
+            calls: calls.clone(),
+            memory: Memory::default(),
+            events: None,
+        };
+        intel.module(&intel.files())?;
+        Ok(intel)
+    }
+
+    fn files(&self) -> Files {
+        Files::below(&self.sys_root)
+    }
+
+    /// Return the kernel module's files. They are gone as soon as the module is unloaded.
+    fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Directory<'t>, Failure> {
+        let _call = self.calls.enter("looking for xe");
+        Directory::open(tree, devices::MODULE).ok_or_else(|| {
+            let path = self.sys_root.join(devices::MODULE.trim_start_matches('/'));
+            let text = format!(
+                "the kernel module xe is not loaded (there is no {}); load it (modprobe xe), and the probe continues automatically",
+                path.display()
+            );
+            Failure::new(Code::DriverNotLoaded, text)
+        })
+    }
+}
+
+impl Backend for Intel {
+    fn snapshot(&mut self) -> Result<Snapshot, Failure> {
+        let files = self.files();
+        let module = self.module(&files)?;
+        let found = find(&files, &self.calls, &self.memory);
+        report(self.events.as_ref(), Vendor::Intel, &files);
+        for Found { device, facts } in &found {
+            if let Ok(facts) = facts
+                && facts.error.is_none()
+            {
+                self.memory.insert(device.name.clone(), facts.clone());
+            }
+        }
+        Ok(assemble(&module, found))
+    }
+
+    fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
+        let files = self.files();
+        self.module(&files)?;
+        let found = find(&files, &self.calls, &self.memory);
+        let gpus: Vec<(&Device<'_>, &GpuFacts)> = found
+            .iter()
+            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)))
+            .collect();
+        if gpus.is_empty() {
+            return Ok(Vec::new());
+        }
+        let used = {
+            let _call = self.calls.enter("reading the processes of Intel GPUs");
+            processes::used(&files)
+        };
+        report(self.events.as_ref(), Vendor::Intel, &files);
+        if let (Some(events), true) = (&self.events, used.is_cut_off) {
+            // An error means that the backend is being dropped.
+            events.send(Event::Degraded(
+                "the processes of Intel GPUs are not all listed, because the processes of this machine have too many open files"
+                    .to_owned(),
+            ));
+        }
+        let lists = gpus.into_iter().map(|(device, facts)| {
+            let processes = used.by_gpu.get(&device.name).into_iter().flatten();
+            let processes = processes.map(|(pid, bytes)| Process {
+                pid: *pid,
+                used: bounded(*bytes).unwrap_or(MiB::ZERO),
+                pod: None,
+                container: None,
+                own_pid: None,
+                kind: None,
+                program: None,
+            });
+            GpuProcesses {
+                uuid: facts.uuid.clone(),
+                processes: processes.collect(),
+                error: facts.error.clone().filter(|_| facts.lost).or_else(|| used.error.clone()),
+            }
+        });
+        Ok(lists.collect())
+    }
+
+    fn gauges(&mut self) -> Result<Vec<GpuGauges>, Failure> {
+        let files = self.files();
+        self.module(&files)?;
+        let found = find(&files, &self.calls, &self.memory);
+        let gpus = found
+            .iter()
+            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)));
+        let measured = gpus.map(|(device, facts)| {
+            let _call = self.calls.enter(format!("measuring GPU {}", device.name));
+            GpuGauges {
+                uuid: facts.uuid.clone(),
+                values: gauges::read(device),
+                parts: Vec::new(),
+                error: facts.error.clone().filter(|_| facts.lost),
+            }
+        });
+        Ok(measured.collect())
+    }
+
+    fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {
+        Err(Failure::new(
+            Code::NotSupported,
+            "Divvy does not measure the compute time of Intel GPUs",
+        ))
+    }
+
+    fn limit(&mut self, uuid: &str, cgroup: &Cgroup, hard: MiB) -> Result<Limited, Failure> {
+        let files = self.files();
+        self.module(&files)?;
+        let found = find(&files, &self.calls, &self.memory);
+        let device = found
+            .iter()
+            .find_map(|found| (found.facts.as_ref().ok()?.uuid == uuid).then_some(&found.device));
+        let Some(device) = device else {
+            return Err(Failure::new(Code::GpuLost, format!("there is no GPU {uuid} any longer")));
+        };
+        let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
+        match device.vram.regions.as_slice() {
+            [region] => dmem::limit(&files, uuid, region, cgroup, hard),
+            [] => dmem::limit(&files, uuid, &format!("drm/{}/vram0", device.name), cgroup, hard),
+            regions => {
+                let why = format!(
+                    "it has {} tiles, each of which has a limit of its own, and a share belongs to no tile",
+                    regions.len()
+                );
+                Err(dmem::refusal(uuid, cgroup, &why))
+            }
+        }
+    }
+
+    fn events(&mut self, sink: Sink) {
+        self.events = Some(sink);
+    }
+
+    fn keeps_lost(&self) -> bool {
+        // Each snapshot reads the files again.
+        false
+    }
+}
+
+/// Read the GPUs of the machine whose files are `tree`, without remembered facts of an earlier read. Return `None` if xe is not
+/// loaded there.
+pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
+    let module = Directory::open(tree, devices::MODULE)?;
+    // Nothing watches these calls: a value does not hang.
+    let calls = Calls::new(Duration::MAX);
+    Some(assemble(&module, find(tree, &calls, &Memory::default())))
+}
+
+fn assemble(module: &Directory<'_>, found: Vec<Found<'_>>) -> Snapshot {
+    // The module that is part of Linux has no version of its own.
+    let driver = Driver {
+        version: module.text("/version").map(|text| printable(&text)).unwrap_or_default(),
+        cuda: String::new(),
+    };
+    let mut snapshot = Snapshot {
+        v: SNAPSHOT_VERSION,
+        drivers: BTreeMap::from([(Vendor::Intel, driver)]),
+        gpus: Vec::new(),
+        unreadable: Vec::new(),
+    };
+    for Found { facts, .. } in found {
+        match facts {
+            Ok(facts) => snapshot.gpus.push(facts),
+            Err(unreadable) => snapshot.unreadable.push(unreadable),
+        }
+    }
+    snapshot
+}
+
+/// Read all GPUs that have memory of their own.
+fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &Memory) -> Vec<Found<'t>> {
+    let regions = {
+        let _call = calls.enter("reading the kernel's regions of GPU memory");
+        Regions::read(tree)
+    };
+    let mut found: Vec<Found<'t>> = Vec::new();
+    for device in devices::devices(tree, calls, &regions) {
+        // No machine has so many GPUs that this fails.
+        let index = u32::try_from(found.len()).unwrap_or(u32::MAX);
+        let before = memory.get(&device.name);
+        let named = device
+            .id
+            .map(|id| format!("{}-{id:#06x}", device.name.replace([':', '.'], "-")));
+        // A device whose id cannot be read just now is the one that it was before.
+        let uuid = named.or_else(|| Some(before?.uuid.clone()));
+        let before = before.filter(|before| Some(&before.uuid) == uuid.as_ref());
+        let error = |text: &str| format!("{}: {text}", device.name);
+        let facts = match (uuid, &device.trouble, before) {
+            (Some(uuid), None, before) => match device.has_memory() || before.is_some() {
+                true => Ok(read(&device, index, uuid, before)),
+                false => continue,
+            },
+            (Some(uuid), Some(trouble), Some(before)) => Ok(GpuFacts {
+                uuid,
+                index,
+                used: MiB::ZERO,
+                lost: device.lost,
+                error: Some(error(trouble)),
+                ..before.clone()
+            }),
+            (_, trouble, _) => Err(Unreadable {
+                vendor: Vendor::Intel,
+                index,
+                lost: false,
+                error: error(trouble.as_deref().unwrap_or("its PCI device id cannot be read")),
+            }),
+        };
+        found.push(Found { device, facts });
+    }
+    found.truncate(MAX_GPUS);
+    found
+}
+
+/// Read the facts of a device that has a render node.
+fn read(device: &Device<'_>, index: u32, uuid: String, before: Option<&GpuFacts>) -> GpuFacts {
+    let cards = device.card.map(|minor| format!("dri/card{minor}"));
+    let renders = device.render.map(|minor| format!("dri/renderD{minor}"));
+    let mut facts = GpuFacts {
+        vendor: Vendor::Intel,
+        uuid,
+        index,
+        nodes: cards.into_iter().chain(renders).collect(),
+        pci: device.name.clone(),
+        // No file has the product's name.
+        model: match (device.id, before) {
+            (Some(id), _) => format!("Intel GPU {id:#06x}"),
+            (None, before) => before.map(|before| before.model.clone()).unwrap_or_default(),
+        },
+        // −1 is none.
+        numa: device.function.number("/numa_node"),
+        used: device.vram.used.and_then(bounded).unwrap_or(MiB::ZERO),
+        memory_limit: device.vram.regions.len() == 1,
+        ..GpuFacts::default()
+    };
+    match device.total().and_then(bounded).filter(|total| *total > MiB::ZERO) {
+        Some(total) => facts.total = total,
+        None => {
+            facts.total = before.map(|before| before.total).unwrap_or_default();
+            facts.error = Some("memory: neither dmem.capacity nor physical_vram_size_bytes say its size".to_owned());
+        }
+    }
+    if device.card.is_none() {
+        facts
+            .error
+            .get_or_insert_with(|| "it has no card node in /sys, which containers need; reload xe or reboot".to_owned());
+    }
+    facts
+}
+
+#[cfg(test)]
+mod tests;
