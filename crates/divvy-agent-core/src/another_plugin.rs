@@ -29,15 +29,14 @@ impl Core {
         self.of_another_plugin(handouts).filter(before).filter(lives)
     }
 
-    /// Return the GPUs that another plugin's ids name, even if this agent offers them through another resource, or not as a whole. The ids of
-    /// NVIDIA's time-slicing have a number after the UUID, as in `GPU-…::0`.
+    /// Return the GPUs that another plugin's ids name, even if this agent offers them through another resource, or not as a whole.
     fn named_by<'a>(&'a self, spec: ResourceSpec, handout: &'a Handout) -> impl Iterator<Item = &'a Gpu> {
-        let plain = handout.ids.iter().map(|id| id.split("::").next().unwrap_or(id));
         let of_vendor = self
             .gpus
             .iter()
             .filter(move |gpu| matches!(spec.ids, Ids::Whole(kind) if kind.vendor() == gpu.vendor));
-        plain.filter_map(move |id| of_vendor.clone().find(|gpu| vendor::of(gpu.vendor).device_id(gpu) == id))
+        let ids = handout.ids.iter();
+        ids.filter_map(move |id| of_vendor.clone().find(|gpu| vendor::of(gpu.vendor).names(gpu, id)))
     }
 
     /// Return the booking of a container for which another plugin answered: the GPUs that its ids name, whether or not they are

@@ -52,10 +52,10 @@ pub struct Settings {
     pub unit: MemoryUnit,
     /// The memory of each GPU that the node does not share.
     pub reserve: MiB,
-    /// Whether shared GPUs and MIG devices are also offered as a whole. AMD's GPUs always are.
+    /// Whether the GPUs that are shared by default, and MIG devices, are also offered as a whole. GPUs of the other vendors always are.
     pub whole: bool,
-    /// Whether the memory of AMD's GPUs is shared. Partitions of GPUs are offered only as a whole.
-    pub amd_shares: bool,
+    /// The vendors whose GPUs are shared although they are not by default. Partitions of such GPUs are offered only as a whole.
+    pub also_shared: BTreeSet<Vendor>,
     /// Through which resources MIG devices are offered as a whole.
     pub mig: MigStrategy,
     /// The secret key from which the names of CDI devices are derived.
@@ -171,11 +171,14 @@ impl Settings {
 
     /// Return what the agent offers of a vendor's GPU with this much memory, or of a partition of one.
     pub fn offer(&self, vendor: Vendor, total: MiB, partition: Option<&Partition>) -> Offer {
-        let whole = match vendor.is_shared_by_default() {
-            true => self.kind(vendor, partition).filter(|_| self.whole),
-            false => Some(WholeKind::Gpu(vendor)),
+        let (whole, is_shared) = match vendor.is_shared_by_default() {
+            true => (self.kind(vendor, partition).filter(|_| self.whole), true),
+            false => (
+                Some(WholeKind::Gpu(vendor)),
+                partition.is_none() && self.also_shared.contains(&vendor),
+            ),
         };
-        match vendor::of(vendor).is_shared(self, partition) {
+        match is_shared {
             true => Offer {
                 reserve: self.reserve,
                 units: self.unit.units_in(total.saturating_sub(self.reserve)),

@@ -4,17 +4,21 @@ mod amd;
 mod intel;
 mod nvidia;
 
-use divvy_model::{Gpu, GrantRecord, Partition, Vendor, names};
+use std::collections::BTreeSet;
 
-use super::{NodeFiles, Settings};
+use divvy_model::{Gpu, GrantRecord, Vendor, names};
+
+use super::NodeFiles;
 
 /// A vendor's rules.
 pub(crate) trait Rules {
-    /// Report whether the node shares the memory of such a GPU, or of such a partition of one.
-    fn is_shared(&self, settings: &Settings, partition: Option<&Partition>) -> bool;
-
     /// Return the id under which the vendor's own device plugin offers a whole GPU. Exporters of metrics look for this id.
     fn device_id(&self, gpu: &Gpu) -> String;
+
+    /// Report whether an id of the vendor's own device plugin names this GPU. A plugin that gives a GPU to several containers has several ids for it.
+    fn names(&self, gpu: &Gpu, id: &str) -> bool {
+        self.device_id(gpu) == id
+    }
 
     /// Return the device nodes that every container with a GPU gets if the node has them.
     fn shared_devices(&self) -> &'static [&'static str];
@@ -36,6 +40,23 @@ pub(crate) struct Edits {
     pub(crate) env: Vec<(&'static str, String)>,
     /// Groups that may use the device nodes.
     pub(crate) groups: Vec<u32>,
+}
+
+/// Return what a container gets that uses GPUs through device nodes alone, with a program's own libraries. The groups are those of the nodes: a program
+/// that does not run as root needs them, and they differ between distributions.
+fn nodes_with_groups(shared: &[&str], record: &GrantRecord, gpus: &[&Gpu], node: &NodeFiles) -> Edits {
+    let shared = shared.iter().map(|path| (*path).to_owned());
+    let own = gpus.iter().flat_map(|gpu| &gpu.nodes).map(|node| format!("/dev/{node}"));
+    let device_nodes: Vec<String> = shared.chain(own).collect();
+    let groups: BTreeSet<u32> = device_nodes
+        .iter()
+        .filter_map(|path| node.devices.get(path).copied().flatten())
+        .collect();
+    Edits {
+        device_nodes,
+        env: gpushare_env(record, gpus),
+        groups: groups.into_iter().collect(),
+    }
 }
 
 /// Return gpushare's variables for a container, in the order in which gpushare sets them, for programs that read them. They describe shares, so a

@@ -31,6 +31,7 @@ Resources advertised to the kubelet:
       MIG devices, such as nvidia.com/mig-1g.5gb (--whole-gpus with
       --mig-strategy mixed)
   amd.com/gpu         whole AMD GPUs
+  gpu.intel.com/xe    whole Intel GPUs with memory of their own (kernel driver xe)
 
 The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
 pub struct Args {
@@ -117,6 +118,10 @@ pub struct Settings {
     /// annotation divvy.dev/gpu-vendor: amd. Partitions of a GPU are not shared
     #[arg(long, env = "DIVVY_AMD_SHARES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     pub amd_shares: Option<bool>,
+    /// Also share the memory of each Intel GPU, as aliyun.com/gpu-mem; a GPU with shares is not given out as a whole. Pods get such shares with the
+    /// annotation divvy.dev/gpu-vendor: intel
+    #[arg(long, env = "DIVVY_INTEL_SHARES", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub intel_shares: Option<bool>,
     /// How to offer MIG devices; NVIDIA's device plugin must not offer them on this node [default: none]
     #[arg(long, env = "DIVVY_MIG_STRATEGY", value_name = "STRATEGY")]
     pub mig_strategy: Option<MigStrategy>,
@@ -312,6 +317,7 @@ impl Settings {
             reserve_memory: self.reserve_memory.or(other.reserve_memory),
             whole_gpus: self.whole_gpus.or(other.whole_gpus),
             amd_shares: self.amd_shares.or(other.amd_shares),
+            intel_shares: self.intel_shares.or(other.intel_shares),
             mig_strategy: self.mig_strategy.or(other.mig_strategy),
             labels: self.labels.or(other.labels),
             pod_name: self.pod_name.or(other.pod_name),

@@ -1,10 +1,11 @@
 //! The agent's configuration: one field per flag, and a configuration file with the same names.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use divvy_model::{MemoryUnit, MiB};
+use divvy_model::{MemoryUnit, MiB, Vendor};
 use divvy_nvidia_plugin::HealthChecks;
 
 use crate::Error;
@@ -50,8 +51,8 @@ pub struct Config {
     pub reserve_memory: MiB,
     /// `--whole-gpus`: shared GPUs are offered as a whole as well.
     pub whole_gpus: bool,
-    /// `--amd-shares`: the memory of AMD's GPUs is shared.
-    pub amd_shares: bool,
+    /// `--amd-shares`, `--intel-shares`: the vendors whose GPUs are shared although they are not by default.
+    pub also_shared: BTreeSet<Vendor>,
     /// `--mig-strategy`: how MIG devices are offered.
     pub mig_strategy: MigStrategy,
     /// `--labels`: where the labels of the node's NVIDIA GPUs are written.
@@ -110,7 +111,7 @@ impl Config {
             memory_unit: set.memory_unit.unwrap_or(MemoryUnit::GIB),
             reserve_memory: set.reserve_memory.unwrap_or(MiB::ZERO),
             whole_gpus: set.whole_gpus.unwrap_or(false),
-            amd_shares: set.amd_shares.unwrap_or(false),
+            also_shared: also_shared([(Vendor::Amd, set.amd_shares), (Vendor::Intel, set.intel_shares)]),
             mig_strategy: set.mig_strategy.unwrap_or_default(),
             labels: set.labels.unwrap_or_default(),
             pod_name: set.pod_name,
@@ -222,9 +223,34 @@ impl Config {
     }
 }
 
+/// Return the vendors whose flag is set.
+fn also_shared(flags: [(Vendor, Option<bool>); 2]) -> BTreeSet<Vendor> {
+    let set = flags.into_iter().filter(|(_, flag)| *flag == Some(true));
+    set.map(|(vendor, _)| vendor).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_gpus_of_a_vendor_are_shared_as_its_own_flag_says() {
+        let flags = [None, Some(false), Some(true)];
+        for (amd, intel) in flags.into_iter().flat_map(|amd| flags.map(|intel| (amd, intel))) {
+            let set = Settings {
+                amd_shares: amd,
+                intel_shares: intel,
+                ..Settings::default()
+            };
+            let shared = Config::merged(Settings::default(), set).also_shared;
+            let is_shared = |vendor: Vendor| shared.contains(&vendor);
+            assert_eq!(
+                (is_shared(Vendor::Amd), is_shared(Vendor::Intel)),
+                (amd == Some(true), intel == Some(true))
+            );
+            assert!(!is_shared(Vendor::Nvidia));
+        }
+    }
 
     #[test]
     fn what_cannot_work_is_refused_with_a_sentence() {

@@ -96,7 +96,7 @@ pub(crate) async fn run_in(
         unit: config.memory_unit,
         reserve: config.reserve_memory,
         whole: config.whole_gpus,
-        amd_shares: config.amd_shares,
+        also_shared: config.also_shared.clone(),
         mig: config.mig_strategy.into(),
         node_key: store.node_key()?,
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -240,6 +240,7 @@ mod tests {
             ),
             ("gpu-count", asking(&json!({"limits": {"aliyun.com/gpu-count": "1"}})), true),
             ("whole GPUs", asking(&json!({"limits": {"amd.com/gpu": "1"}})), true),
+            ("of Intel", asking(&json!({"limits": {"gpu.intel.com/xe": "1"}})), true),
             (
                 "none of it, but named",
                 asking(&json!({"limits": {"aliyun.com/gpu-mem": "0"}})),

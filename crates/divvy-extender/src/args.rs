@@ -59,6 +59,7 @@ kube-scheduler calls the extender as its configuration says (KubeSchedulerConfig
   - {name: aliyun.com/gpu-mem, ignoredByScheduler: false}
   - {name: aliyun.com/gpu-count, ignoredByScheduler: false}
   - {name: amd.com/gpu, ignoredByScheduler: false}
+  - {name: gpu.intel.com/xe, ignoredByScheduler: false}
 `divvy scheduler-config` prints the whole file; with --for it also says where to put it.")]
 pub struct Args {
     #[command(flatten)]

@@ -46,7 +46,8 @@ pub struct Inventory {
 pub struct Gpu {
     /// The GPU's vendor, whose driver reports the GPU.
     pub vendor: Vendor,
-    /// The only identifier that survives reboots and renumbering: `GPU-…` (NVIDIA), or `0x…` or `pci-…` (AMD).
+    /// The only identifier that survives reboots and renumbering: `GPU-…` (NVIDIA), `0x…` or `pci-…` (AMD), or the PCI address and
+    /// the device id, such as `0000-4d-00-0-0x56c0` (Intel).
     pub uuid: String,
     /// The GPU's position among the vendor's GPUs by PCI address, starting at 0.
     pub index: u32,
@@ -100,7 +101,7 @@ pub struct Enforcement {
 }
 
 impl Enforcement {
-    /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on, AMD from Linux 6.14 on).
+    /// The driver limits the memory that the processes of the pod's cgroup can allocate (NVIDIA from R615 on, AMD and Intel from Linux 6.14 on).
     pub const CGROUP: Enforcement = Enforcement::of(true, false, false);
     /// A library that has the name of CUDA's driver library in the pod's containers refuses allocations above the share. A program can avoid it.
     pub const GUARD: Enforcement = Enforcement::of(false, true, false);
@@ -577,7 +578,7 @@ mod tests {
 
     #[test]
     fn a_gpu_of_a_vendor_that_a_newer_agent_knows_is_left_out() {
-        let newer = SECOND.replacen("{\"vendor\":\"amd\"", "{\"vendor\":\"intel\"", 1);
+        let newer = SECOND.replacen("{\"vendor\":\"amd\"", "{\"vendor\":\"future\"", 1);
         assert_eq!(Inventory::parse(&newer).expect("the rest is read").gpus, []);
     }
 

@@ -34,7 +34,7 @@ pub const NODE_GPUS: usize = 128;
 /// The maximum number of links of one GPU. For each other GPU, there may be one entry for NVLinks, and one for the nearest common
 /// ancestor on the PCI bus. No machine has more than 64 GPUs that are connected.
 pub const GPU_LINKS: usize = 128;
-/// The maximum number of device nodes of one GPU. An NVIDIA GPU has one, a MIG device three, and an AMD GPU two.
+/// The maximum number of device nodes of one GPU. An NVIDIA GPU has one, a MIG device three, and a GPU of another vendor two.
 pub const GPU_NODES: usize = 8;
 /// The maximum number of different product names in one inventory. Machines have one or two.
 pub const NODE_PRODUCTS: usize = 16;

@@ -34,8 +34,8 @@ pub const GPU_UUID: &str = "divvy.dev/gpu-uuid";
 pub const GPU_CORES: &str = "divvy.dev/gpu-cores";
 /// Pod annotation that users write: whether the pod must be held to its share of a GPU: `hard`, `soft`, or `none`.
 pub const ISOLATION: &str = "divvy.dev/isolation";
-/// Pod annotation that users write: the vendor of the GPUs of which the pod gets shares: `nvidia` or `amd`. Without it, the pod gets shares of NVIDIA's
-/// GPUs.
+/// Pod annotation that users write: the vendor of the GPUs of which the pod gets shares: `nvidia`, `amd`, or `intel`. Without it, the pod gets shares
+/// of NVIDIA's GPUs.
 pub const GPU_VENDOR: &str = "divvy.dev/gpu-vendor";
 /// Pod annotation that users write: `"true"` for a pod that tests a GPU. Of the GPUs in `divvy.dev/gpu-uuid`, the pod also accepts those that are out of
 /// service, while they are being tested. `divvy smoke --report` writes it.

@@ -276,8 +276,8 @@ impl GpuRules {
                 names::GPU_VENDOR => match Vendor::of_name(value) {
                     Some(vendor) => rules.get_or_insert_default().vendor = Some(vendor),
                     None => {
-                        let names = Vendor::ALL.map(Vendor::name).join(" or ");
-                        return wrong(names::GPU_VENDOR, &format!("write {names}"));
+                        let [names @ .., last] = Vendor::ALL.map(Vendor::name);
+                        return wrong(names::GPU_VENDOR, &format!("write {} or {last}", names.join(", ")));
                     }
                 },
                 names::GPU_TEST => match value {
@@ -577,6 +577,7 @@ mod tests {
             (&[("divvy.dev/gpus", "2")][..], ""),
             (&[(model, "A100*")], "of a product like A100*"),
             (&[("divvy.dev/gpu-vendor", "amd")], "from AMD"),
+            (&[("divvy.dev/gpu-vendor", "intel")], "from Intel"),
             (
                 &[(model, "*MI210"), ("divvy.dev/gpu-vendor", " amd "), (memory, ">=40Gi")],
                 "from AMD of a product like *MI210 and with 40 GiB or more in all",
@@ -729,8 +730,12 @@ mod tests {
                 &["\"strong\" was found", "hard, soft or none"],
             ),
             ("divvy.dev/gpu-test", "yes", &["\"yes\" was found", "write \"true\""]),
-            ("divvy.dev/gpu-vendor", "AMD", &["\"AMD\" was found", "write nvidia or amd"]),
-            ("divvy.dev/gpu-vendor", "", &["\"\" was found", "write nvidia or amd"]),
+            (
+                "divvy.dev/gpu-vendor",
+                "AMD",
+                &["\"AMD\" was found", "write nvidia, amd or intel"],
+            ),
+            ("divvy.dev/gpu-vendor", "", &["\"\" was found", "write nvidia, amd or intel"]),
             ("divvy.dev/gpu-uuid", "GPU-1,", &["\"GPU-1,\" was found"]),
             ("divvy.dev/gpu-cores", "0", &["\"0\" was found", "from 1 to 100", "\"30\""]),
             ("divvy.dev/gpu-cores", "101", &["from 1 to 100"]),

@@ -86,7 +86,7 @@ fn agent(format: Format) -> Result<String> {
         reserve: MiB::ZERO,
         whole: false,
         mig: divvy_agent_core::MigStrategy::None,
-        amd_shares: false,
+        also_shared: BTreeSet::new(),
         node_key: NodeKey([0; 32]),
         agent_version: String::new(),
         boot_id: String::new(),

@@ -70,7 +70,7 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
     }
 }
 
-/// The memory of a GPU of [`amd_node`].
+/// The memory of a GPU of [`add_whole`].
 pub const AMD_MEMORY: MiB = MiB(65_520);
 
 /// Return a node with Divvy's agent that offers this many AMD GPUs as whole GPUs.
@@ -82,26 +82,35 @@ pub fn amd_node(name: &str, gpus: usize) -> Node {
 
 /// Add this many AMD GPUs to the node of [`divvy_node`]. Its agent offers them as whole GPUs.
 pub fn add_amd(node: &mut Node, gpus: usize) {
+    add_whole(node, Vendor::Amd, gpus);
+}
+
+/// Add this many GPUs of a vendor whose GPUs are not shared by default to the node of [`divvy_node`]. Its agent offers them as whole GPUs.
+pub fn add_whole(node: &mut Node, vendor: Vendor, gpus: usize) {
     let name = node.name.clone();
+    let (driver, model) = match vendor {
+        Vendor::Intel => ("6.17.0", "Intel GPU 0xe211"),
+        Vendor::Amd | Vendor::Nvidia => ("6.10.5", "AMD Instinct MI210"),
+    };
     if let Some(Ok(inventory)) = &mut node.inventory {
-        inventory.drivers.insert(Vendor::Amd, "6.10.5".to_owned());
+        inventory.drivers.insert(vendor, driver.to_owned());
         inventory.gpus.extend((0..gpus).map(|index| Gpu {
-            vendor: Vendor::Amd,
-            uuid: amd_uuid(&name, index),
+            vendor,
+            uuid: whole_uuid(vendor, &name, index),
             nodes: vec![format!("dri/card{index}"), format!("dri/renderD{}", 128 + index)],
-            model: "AMD Instinct MI210".to_owned(),
+            model: model.to_owned(),
             total: AMD_MEMORY,
-            whole: Some(WholeKind::Gpu(Vendor::Amd)),
+            whole: Some(WholeKind::Gpu(vendor)),
             ..gpu(&name, index, 0)
         }));
     }
 }
 
-/// Let the node of [`add_amd`] also share its AMD GPUs, in units of GiB.
-pub fn share_amd(node: &mut Node) {
+/// Let the node of [`add_whole`] also share these GPUs, in units of GiB.
+pub fn share_whole(node: &mut Node) {
     let Some(Ok(inventory)) = &mut node.inventory else { return };
-    let amd = inventory.gpus.iter_mut().filter(|gpu| gpu.vendor == Vendor::Amd);
-    amd.for_each(|gpu| gpu.units = GIB.units_in(gpu.total));
+    let whole = inventory.gpus.iter_mut().filter(|gpu| !gpu.vendor.is_shared_by_default());
+    whole.for_each(|gpu| gpu.units = GIB.units_in(gpu.total));
     let shared = inventory.gpus.iter().filter(|gpu| gpu.is_shared()).count() as u64;
     (node.capacity_units, node.capacity_gpus) = (inventory.total_units(), shared);
 }
@@ -116,7 +125,15 @@ pub fn of_vendor(pod: &mut Pod, vendor: Vendor) {
 }
 
 pub fn amd_uuid(node: &str, index: usize) -> String {
-    format!("0x{node}-{index}")
+    whole_uuid(Vendor::Amd, node, index)
+}
+
+/// Return the UUID of a GPU of [`add_whole`].
+pub fn whole_uuid(vendor: Vendor, node: &str, index: usize) -> String {
+    match vendor {
+        Vendor::Intel => format!("{node}-{index}-0xe211"),
+        Vendor::Amd | Vendor::Nvidia => format!("0x{node}-{index}"),
+    }
 }
 
 /// Let a node also offer its shared GPUs as whole GPUs.

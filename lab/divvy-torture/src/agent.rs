@@ -112,7 +112,7 @@ impl Agent {
             reserve,
             whole,
             mig: MigStrategy::None,
-            amd_shares: false,
+            also_shared: BTreeSet::new(),
             node_key: NodeKey([7; 32]),
             agent_version: "test".to_owned(),
             boot_id: format!("{node}-{boot}"),

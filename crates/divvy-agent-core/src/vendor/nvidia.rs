@@ -1,9 +1,9 @@
 //! Shares of NVIDIA's GPUs, and whole ones.
 
 use divvy_cdi::NVIDIA_KIND;
-use divvy_model::{Gpu, GrantRecord, Partition, names};
+use divvy_model::{Gpu, GrantRecord, names};
 
-use super::{Edits, NodeFiles, Rules, Settings, gpushare_env};
+use super::{Edits, NodeFiles, Rules, gpushare_env};
 
 #[derive(Debug)]
 pub(super) struct Nvidia;
@@ -12,12 +12,13 @@ pub(super) struct Nvidia;
 const CONTROL: &str = "/dev/nvidiactl";
 
 impl Rules for Nvidia {
-    fn is_shared(&self, _: &Settings, _: Option<&Partition>) -> bool {
-        true
-    }
-
     fn device_id(&self, gpu: &Gpu) -> String {
         gpu.uuid.clone()
+    }
+
+    /// The ids of time-slicing have a number after the UUID, as in `GPU-…::0`.
+    fn names(&self, gpu: &Gpu, id: &str) -> bool {
+        id.split("::").next() == Some(gpu.uuid.as_str())
     }
 
     fn shared_devices(&self) -> &'static [&'static str] {

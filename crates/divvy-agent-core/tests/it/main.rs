@@ -1,6 +1,5 @@
 //! Tests of the agent's decisions: tables of cases, the races of docs/compatibility/races.md, and random runs.
 
-mod amd_shares;
 mod amounts;
 mod both_ways;
 mod both_ways_cases;
@@ -16,4 +15,5 @@ mod node;
 mod races;
 mod random;
 mod reconcile;
+mod vendor_shares;
 mod whole;

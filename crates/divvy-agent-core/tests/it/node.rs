@@ -20,7 +20,7 @@ pub(crate) fn settings() -> Settings {
         unit: MemoryUnit::GIB,
         reserve: MiB::ZERO,
         whole: false,
-        amd_shares: false,
+        also_shared: BTreeSet::new(),
         mig: MigStrategy::None,
         node_key: NodeKey([7; 32]),
         agent_version: "test".to_owned(),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Class, PreStart, Reason, ResourceSpec};
+use divvy_agent_core::{Class, Handout, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{
     Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, Link, MiB, Phase, Pod, PodRequest, Vendor,
@@ -13,26 +13,60 @@ use proptest::prelude::*;
 
 use crate::node::{Node, gpu, key, settings, simple};
 
-pub(crate) const AMD: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Amd));
+const AMD: ResourceSpec = whole_of(Vendor::Amd);
 
-pub(crate) fn amd(index: u32) -> Gpu {
+pub(crate) const fn whole_of(vendor: Vendor) -> ResourceSpec {
+    ResourceSpec::whole(WholeKind::Gpu(vendor))
+}
+
+/// Return the vendors whose GPUs are not shared by default.
+pub(crate) fn others() -> impl Iterator<Item = Vendor> {
+    Vendor::ALL.into_iter().filter(|vendor| !vendor.is_shared_by_default())
+}
+
+/// Return a GPU of one of these vendors.
+pub(crate) fn gpu_of(vendor: Vendor, index: u32) -> Gpu {
+    let pci = format!("0000:{:02x}:00.0", 0x19 + index);
+    let (uuid, model, cc) = match vendor {
+        Vendor::Intel => (pci.replace([':', '.'], "-") + "-0xe211", "Intel GPU 0xe211", ""),
+        _ => (format!("0x{index:016x}"), "AMD Instinct MI210", "gfx90a"),
+    };
     Gpu {
-        vendor: Vendor::Amd,
-        uuid: format!("0x{index:016x}"),
+        vendor,
+        uuid,
         nodes: vec![format!("dri/card{}", index + 1), format!("dri/renderD{}", index + 128)],
-        pci: id(index),
-        model: "AMD Instinct MI210".to_owned(),
-        cc: "gfx90a".to_owned(),
+        pci,
+        model: model.to_owned(),
+        cc: cc.to_owned(),
         ..gpu(index, 65520)
     }
 }
 
-fn id(index: u32) -> String {
-    format!("0000:{:02x}:00.0", 0x19 + index)
+/// Return the ids that the vendor's own device plugin has for these GPUs.
+pub(crate) fn ids_of(vendor: Vendor, of: &[u32]) -> Vec<String> {
+    let id = |index: &u32| match vendor {
+        Vendor::Intel => format!("card{}-0", index + 1),
+        _ => gpu_of(vendor, *index).pci,
+    };
+    of.iter().map(id).collect()
 }
 
-pub(crate) fn ids(of: &[u32]) -> Vec<String> {
-    of.iter().map(|index| id(*index)).collect()
+/// Return the device nodes that a container with this GPU has.
+pub(crate) fn nodes_of(vendor: Vendor, index: u32) -> Vec<String> {
+    let shared: &[&str] = match vendor {
+        Vendor::Amd => &["/dev/kfd"],
+        _ => &[],
+    };
+    let own = gpu_of(vendor, index).nodes.into_iter().map(|node| format!("/dev/{node}"));
+    shared.iter().map(|path| (*path).to_owned()).chain(own).collect()
+}
+
+fn amd(index: u32) -> Gpu {
+    gpu_of(Vendor::Amd, index)
+}
+
+fn ids(of: &[u32]) -> Vec<String> {
+    ids_of(Vendor::Amd, of)
 }
 
 fn node(gpus: u32) -> Node {
@@ -41,8 +75,12 @@ fn node(gpus: u32) -> Node {
 
 /// Return a pod that the default scheduler bound. It has no allocation.
 fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
+    plain_of(Vendor::Amd, uid, containers)
+}
+
+fn plain_of(vendor: Vendor, uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let whole = WholeRequest {
-        kind: Vendor::Amd.into(),
+        kind: vendor.into(),
         containers: containers
             .iter()
             .map(|(name, kind, gpus)| WholeContainer {
@@ -63,8 +101,12 @@ fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
 }
 
 /// Return a pod with one container, to which the extender has given these GPUs.
-pub(crate) fn placed(uid: &str, gpus: &[u32]) -> Pod {
-    let uuids: Vec<String> = gpus.iter().map(|index| amd(*index).uuid).collect();
+fn placed(uid: &str, gpus: &[u32]) -> Pod {
+    placed_of(Vendor::Amd, uid, gpus)
+}
+
+pub(crate) fn placed_of(vendor: Vendor, uid: &str, gpus: &[u32]) -> Pod {
+    let uuids: Vec<String> = gpus.iter().map(|index| gpu_of(vendor, *index).uuid).collect();
     let share = |uuid: &String| GpuShare {
         uuid: uuid.clone(),
         memory: MiB(65520),
@@ -83,7 +125,7 @@ pub(crate) fn placed(uid: &str, gpus: &[u32]) -> Pod {
             gpus: uuids.iter().map(share).collect(),
             containers: BTreeMap::from([("main".to_owned(), uuids.iter().map(of_container).collect())]),
         }),
-        ..plain(uid, &[("main", App, gpus.len() as u64)])
+        ..plain_of(vendor, uid, &[("main", App, gpus.len() as u64)])
     }
 }
 
@@ -98,48 +140,101 @@ fn a_node_offers_the_resources_that_it_has_gpus_for() {
         let node = Node::with(settings(), gpus);
         node.core.offers().into_iter().map(ResourceSpec::name).collect()
     };
-    assert_eq!(offered(vec![amd(0)]), ["amd.com/gpu"]);
-    assert_eq!(offered(vec![gpu(0, 4096)]), [names::GPU_MEM, names::GPU_COUNT]);
+    for vendor in others() {
+        let whole = vendor.whole_resource();
+        assert_eq!(offered(vec![gpu_of(vendor, 0)]), [whole]);
+        assert_eq!(
+            offered(vec![gpu(0, 4096), gpu_of(vendor, 0)]),
+            [names::GPU_MEM, names::GPU_COUNT, whole]
+        );
+    }
+    let all = [gpu(0, 4096)].into_iter().chain(others().map(|vendor| gpu_of(vendor, 0)));
     assert_eq!(
-        offered(vec![gpu(0, 4096), amd(0)]),
-        [names::GPU_MEM, names::GPU_COUNT, "amd.com/gpu"]
+        offered(all.collect()),
+        [names::GPU_MEM, names::GPU_COUNT, "amd.com/gpu", "gpu.intel.com/xe"]
     );
+    assert_eq!(offered(vec![gpu(0, 4096)]), [names::GPU_MEM, names::GPU_COUNT]);
     assert_eq!(offered(Vec::new()), [names::GPU_MEM, names::GPU_COUNT]);
 }
 
 #[test]
 fn a_container_gets_the_gpus_of_its_allocation_whatever_its_ids_are() {
-    let mut node = node(4);
-    node.node_files.devices = BTreeMap::from([
-        ("/dev/kfd".to_owned(), Some(44)),
-        ("/dev/dri/card4".to_owned(), Some(39)),
-        ("/dev/dri/renderD131".to_owned(), Some(44)),
-    ]);
-    node.see(placed("a", &[3]));
-    node.allocate_of(AMD, "a", "main", &ids(&[0])).expect("allocated");
-    let running = node.start("a", "main").expect("started");
-    assert_eq!(running.devices, ["/dev/kfd", "/dev/dri/card4", "/dev/dri/renderD131"]);
-    assert_eq!((running.groups, running.env), (vec![39, 44], Vec::new()));
-    assert_eq!(node.events, [], "AMD's containers bring their own libraries");
+    for vendor in others() {
+        let mut node = Node::with(settings(), (0..4).map(|index| gpu_of(vendor, index)).collect());
+        node.node_files.devices = BTreeMap::from([
+            ("/dev/kfd".to_owned(), Some(44)),
+            ("/dev/dri/card4".to_owned(), Some(39)),
+            ("/dev/dri/renderD131".to_owned(), Some(44)),
+        ]);
+        node.see(placed_of(vendor, "a", &[3]));
+        node.allocate_of(whole_of(vendor), "a", "main", &ids_of(vendor, &[0]))
+            .expect("allocated");
+        let running = node.start("a", "main").expect("started");
+        assert_eq!(running.devices, nodes_of(vendor, 3));
+        assert_eq!((running.groups, running.env), (vec![39, 44], Vec::new()));
+        assert_eq!(node.events, [], "the container brings its own libraries");
+    }
+}
+
+/// The vendor's own plugin gives a GPU to several containers if it is told so, and numbers their ids.
+#[test]
+fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
+    for (vendor, id) in [
+        (Vendor::Amd, "0000:1a:00.0"),
+        (Vendor::Intel, "card2-0"),
+        (Vendor::Intel, "card2-12"),
+    ] {
+        let mut node = Node::with(settings(), (0..12).map(|index| gpu_of(vendor, index)).collect());
+        let mut running = plain_of(vendor, "theirs", &[("main", App, 1)]);
+        (running.phase, running.container_running) = (Phase::Running, true);
+        node.see(running);
+        node.populated.insert("theirs".to_owned());
+        node.handouts.push(Handout {
+            key: key("theirs", "main"),
+            resource: vendor.whole_resource().to_owned(),
+            ids: BTreeSet::from([id.to_owned()]),
+            grant: None,
+        });
+        let found = node.reconcile();
+        assert_eq!(found.held, BTreeMap::from([(gpu_of(vendor, 1).uuid, MiB(65520))]), "{id}");
+        assert_eq!(gpus_of(&node, "theirs", "main"), [gpu_of(vendor, 1).uuid]);
+        assert_eq!(node.specs.len(), 0, "the container does not need a grant");
+    }
+}
+
+#[test]
+fn a_gpu_without_the_device_node_that_its_id_comes_from_is_named_by_its_uuid() {
+    let gpu = Gpu {
+        nodes: vec!["dri/renderD128".to_owned()],
+        ..gpu_of(Vendor::Intel, 0)
+    };
+    let node = Node::with(settings(), vec![gpu]);
+    let devices = node.core.devices(whole_of(Vendor::Intel));
+    let ids: Vec<&str> = devices.iter().map(|device| device.id.as_str()).collect();
+    assert_eq!(ids, ["0000-19-00-0-0xe211"]);
 }
 
 #[test]
 fn a_container_without_an_allocation_gets_the_gpus_that_its_ids_name() {
-    let mut node = node(4);
-    node.see(plain("a", &[("main", App, 2)]));
-    node.allocate_of(AMD, "a", "main", &ids(&[1, 2])).expect("allocated");
-    node.start("a", "main").expect("started");
-    assert_eq!(gpus_of(&node, "a", "main"), [amd(1).uuid, amd(2).uuid]);
-    // The extender sees in the inventory that they are taken.
-    node.reconcile();
-    let held: Vec<u64> = node.core.inventory().gpus.iter().map(|gpu| gpu.held.0).collect();
-    assert_eq!(held, [0, 65520, 65520, 0]);
-    // A new agent knows the same, and reports no change of an allocation that there never was.
-    node.restart_agent();
-    assert_eq!(node.reconcile().classes, BTreeMap::new());
-    assert_eq!(node.events, []);
-    assert!(matches!(node.pre_start("a", "main"), PreStart::Granted { .. }));
-    assert_eq!(gpus_of(&node, "a", "main"), [amd(1).uuid, amd(2).uuid]);
+    for vendor in others() {
+        let mut node = Node::with(settings(), (0..4).map(|index| gpu_of(vendor, index)).collect());
+        let named = [gpu_of(vendor, 1).uuid, gpu_of(vendor, 2).uuid];
+        node.see(plain_of(vendor, "a", &[("main", App, 2)]));
+        node.allocate_of(whole_of(vendor), "a", "main", &ids_of(vendor, &[1, 2]))
+            .expect("allocated");
+        node.start("a", "main").expect("started");
+        assert_eq!(gpus_of(&node, "a", "main"), named);
+        // The extender sees in the inventory that they are taken.
+        node.reconcile();
+        let held: Vec<u64> = node.core.inventory().gpus.iter().map(|gpu| gpu.held.0).collect();
+        assert_eq!(held, [0, 65520, 65520, 0]);
+        // A new agent knows the same, and reports no change of an allocation that there never was.
+        node.restart_agent();
+        assert_eq!(node.reconcile().classes, BTreeMap::new());
+        assert_eq!(node.events, []);
+        assert!(matches!(node.pre_start("a", "main"), PreStart::Granted { .. }));
+        assert_eq!(gpus_of(&node, "a", "main"), named);
+    }
 }
 
 #[test]
@@ -256,10 +351,14 @@ fn too_few_gpus_in_an_allocation_are_refused() {
 
 #[test]
 fn an_id_of_another_vendor_or_of_no_gpu_is_refused() {
-    let mut node = Node::with(settings(), vec![gpu(0, 4096), amd(0)]);
+    let intel = whole_of(Vendor::Intel);
+    let mut node = Node::with(settings(), vec![gpu(0, 4096), amd(0), gpu_of(Vendor::Intel, 1)]);
     for (spec, id, part) in [
         (AMD, "GPU-0::m0", "names none of this node's AMD GPUs (0000:19:00.0)"),
         (AMD, "0000:ff:00.0", "names none of this node's AMD GPUs"),
+        (AMD, "card2-0", "names none of this node's AMD GPUs"),
+        (intel, "0000:19:00.0", "names none of this node's Intel GPUs (card2-0)"),
+        (intel, "card2-1", "names none of this node's Intel GPUs (card2-0)"),
         (ResourceSpec::MEMORY, "0000:19:00.0", "is not an id of this plugin"),
     ] {
         let error = node.core.allocate(spec, &[id.to_owned()]).expect_err(id);

@@ -1,7 +1,6 @@
 //! The whole agent, in this process: an embedded API server, an emulated kubelet and container runtime on real sockets, and a probe with
 //! scripted answers.
 
-mod amd;
 mod bed;
 mod guard;
 mod labels;
@@ -9,6 +8,7 @@ mod limits;
 mod metrics;
 mod mig;
 mod mps;
+mod vendor_shares;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -9,15 +9,17 @@ use proptest::prelude::*;
 
 use crate::fixture::*;
 
-/// The units of an AMD GPU of [`share_amd`].
-const AMD_UNITS: u64 = 63;
+/// The units of a GPU of [`share_whole`].
+const UNITS: u64 = 63;
 
-/// A node that offers these numbers of GPUs of both vendors in both ways. NVIDIA's have 16 units.
-fn node(name: &str, nvidia: usize, amd: usize) -> Node {
+/// A node that offers these numbers of GPUs of the vendors, in the order of [`Vendor::ALL`], in both ways. NVIDIA's have 16 units.
+fn node(name: &str, gpus: [usize; 3]) -> Node {
+    let mut counts = Vendor::ALL.into_iter().zip(gpus);
+    let (_, nvidia) = counts.next().expect("the vendor whose GPUs are shared by default");
     let mut node = divvy_node(name, &vec![16; nvidia]);
     offer_whole(&mut node);
-    add_amd(&mut node, amd);
-    share_amd(&mut node);
+    counts.for_each(|(vendor, gpus)| add_whole(&mut node, vendor, gpus));
+    share_whole(&mut node);
     node
 }
 
@@ -41,35 +43,51 @@ fn share(name: &str, units: u64, annotations: &[(&str, &str)]) -> Pod {
 
 #[test]
 fn a_pod_gets_shares_of_the_vendor_that_it_names_and_of_nvidia_if_it_names_none() {
-    let ledger = ledger(&[node("both", 1, 1), node("nvidia", 1, 0), node("amd", 0, 1)]);
-    let (none, nvidia, amd) = (&[][..], &[("gpu-vendor", "nvidia")][..], &[("gpu-vendor", "amd")][..]);
-    let full = "Insufficient GPU Memory in one device";
-    let (no_nvidia, no_amd) = (
-        "no shared NVIDIA GPU (divvy.dev/gpu-vendor)",
-        "no shared AMD GPU (divvy.dev/gpu-vendor)",
-    );
-    for (annotations, units, expected) in [
-        (none, 16, [Ok(Vendor::Nvidia), Ok(Vendor::Nvidia), Err(no_nvidia)]),
-        (none, 17, [Err(full), Err(full), Err(no_nvidia)]),
-        (nvidia, 16, [Ok(Vendor::Nvidia), Ok(Vendor::Nvidia), Err(no_nvidia)]),
-        (nvidia, 17, [Err(full), Err(full), Err(no_nvidia)]),
-        (amd, 16, [Ok(Vendor::Amd), Err(no_amd), Ok(Vendor::Amd)]),
-        (amd, AMD_UNITS + 1, [Err(full), Err(no_amd), Err(full)]),
+    let nodes = [
+        ("all", [1, 1, 1]),
+        ("nvidia", [1, 0, 0]),
+        ("amd", [0, 1, 0]),
+        ("intel", [0, 0, 1]),
+    ];
+    let objects = nodes.map(|(name, gpus)| node(name, gpus));
+    let ledger = ledger(&objects);
+    let (none, nvidia) = (&[][..], &[("gpu-vendor", "nvidia")][..]);
+    let (amd, intel) = (&[("gpu-vendor", "amd")][..], &[("gpu-vendor", "intel")][..]);
+    for (annotations, vendor, most) in [
+        (none, Vendor::Nvidia, 16),
+        (nvidia, Vendor::Nvidia, 16),
+        (amd, Vendor::Amd, UNITS),
+        (intel, Vendor::Intel, UNITS),
     ] {
-        let pod = share("p", units, annotations);
-        let ask = Ask::of_pod(&pod, GIB);
-        for (node, expected) in ["both", "nvidia", "amd"].into_iter().zip(expected) {
+        let cases = nodes.iter().zip(&objects).flat_map(|node| [(node, most), (node, most + 1)]);
+        for (((node, counts), object), units) in cases {
+            let has = Vendor::ALL
+                .into_iter()
+                .zip(counts)
+                .any(|(of, count)| of == vendor && *count > 0);
+            let expected = match (has, units > most) {
+                (true, false) => Ok(vendor),
+                (true, true) => Err("Insufficient GPU Memory in one device".to_owned()),
+                (false, _) => Err(format!("no shared {vendor} GPU (divvy.dev/gpu-vendor)")),
+            };
             let what = format!("{annotations:?} {units} on {node}");
+            let pod = share("p", units, annotations);
+            let ask = Ask::of_pod(&pod, GIB);
+            let inventory = object
+                .inventory
+                .as_ref()
+                .and_then(|read| read.as_ref().ok())
+                .expect("an inventory");
             let chosen = ledger.choose(node, &ask).map(|choice| {
                 let uuid = choice.gpus[0].uuid.clone().unwrap_or_default();
-                if uuid.starts_with("0x") { Vendor::Amd } else { Vendor::Nvidia }
+                inventory.gpu(&uuid).expect("of the node").vendor
             });
             let chosen = chosen.map_err(|refusal| refusal.filter_message(node));
-            assert_eq!(chosen, expected.map_err(str::to_owned), "{what}");
+            assert_eq!(chosen, expected, "{what}");
             let fits = ledger
                 .fits(node, &ask, "u-nobody")
                 .map_err(|refusal| refusal.filter_message(node));
-            assert_eq!(fits, expected.map(drop).map_err(str::to_owned), "{what}");
+            assert_eq!(fits, expected.map(drop), "{what}");
         }
     }
     let refused = |node: &str, annotations| {
@@ -78,48 +96,75 @@ fn a_pod_gets_shares_of_the_vendor_that_it_names_and_of_nvidia_if_it_names_none(
     };
     let says = "the annotation divvy.dev/gpu-vendor selects the vendor (NVIDIA without it)";
     assert_eq!(
-        [refused("amd", none), refused("nvidia", amd)],
+        [refused("amd", none), refused("nvidia", amd), refused("amd", intel)],
         [
             format!("node amd shares no NVIDIA GPU, but GPUs of another vendor; {says}"),
             format!("node nvidia shares no AMD GPU, but GPUs of another vendor; {says}"),
+            format!("node amd shares no Intel GPU, but GPUs of another vendor; {says}"),
         ]
     );
 }
 
 #[test]
-fn a_share_of_an_amd_gpu_has_memory_only_and_a_pod_that_wants_its_compute_time_limited_finds_no_node() {
-    let mut limited = node("n", 0, 1);
-    edit_gpu(&mut limited, 0, |gpu| gpu.enforcement = Some(Enforcement::CGROUP));
-    let ledger = ledger(&[limited]);
-    for (annotations, expected) in [
+fn a_share_of_another_vendors_gpu_has_memory_only_and_a_pod_that_wants_its_compute_time_limited_finds_no_node() {
+    let nodes = [("amd", [0, 1, 0]), ("intel", [0, 0, 1])].map(|(name, gpus)| {
+        let mut limited = node(name, gpus);
+        edit_gpu(&mut limited, 0, |gpu| gpu.enforcement = Some(Enforcement::CGROUP));
+        limited
+    });
+    let ledger = ledger(&nodes);
+    let cases = [
         (&[("isolation", "hard")][..], ""),
         (&[("isolation", "soft")], ""),
         (
             &[("gpu-cores", "30")],
-            "no GPU from AMD on which compute time is limited (gpu-cores: 30)",
+            "no GPU from {} on which compute time is limited (gpu-cores: 30)",
         ),
         (&[("gpu-cores", "30"), ("isolation", "none")], ""),
-    ] {
-        let annotations: Vec<_> = annotations.iter().copied().chain([("gpu-vendor", "amd")]).collect();
+    ];
+    for (vendor, (annotations, expected)) in [Vendor::Amd, Vendor::Intel]
+        .into_iter()
+        .flat_map(|vendor| cases.map(|case| (vendor, case)))
+    {
+        let (node, title) = (vendor.name(), vendor.title());
+        let annotations: Vec<_> = annotations.iter().copied().chain([("gpu-vendor", node)]).collect();
         let ask = Ask::of_pod(&share("p", 1, &annotations), GIB);
         let found = ledger
-            .fits("n", &ask, "u-nobody")
-            .map_err(|refusal| refusal.filter_message("n"));
-        assert_eq!(found.err().unwrap_or_default(), expected, "{annotations:?}");
+            .fits(node, &ask, "u-nobody")
+            .map_err(|refusal| refusal.filter_message(node));
+        assert_eq!(
+            found.err().unwrap_or_default(),
+            expected.replace("{}", title),
+            "{annotations:?}"
+        );
+    }
+}
+
+/// Where the kernel keeps no limits, as for a GPU whose memory is in several tiles.
+#[test]
+fn a_pod_that_wants_its_share_enforced_finds_no_gpu_that_is_not_limited() {
+    let ledger = ledger(&[node("n", [0, 1, 1])]);
+    for (vendor, isolation) in [("amd", "hard"), ("intel", "hard"), ("intel", "soft")] {
+        let pod = share("p", 1, &[("gpu-vendor", vendor), ("isolation", isolation)]);
+        let refusal = ledger
+            .fits("n", &Ask::of_pod(&pod, GIB), "u-nobody")
+            .expect_err("not limited");
+        let text = refusal.filter_message("n");
+        assert!(text.contains(&format!("(isolation: {isolation})")), "{text}");
     }
 }
 
 /// gpushare names GPUs by index, and knows those of one vendor. Each vendor counts its own.
 #[test]
 fn an_index_names_a_gpu_of_the_default_vendor() {
-    let both = node("n", 1, 2);
+    let both = node("n", [1, 2, 1]);
     let mut ledger = ledger(std::slice::from_ref(&both));
     ledger.apply_pod(gpushare_pod("a", "n", 0, 4));
     ledger.apply_pod(gpushare_pod("b", "n", 1, 4));
     ledger.name_unhealthy("n", [1].into());
-    assert_eq!(free(&ledger, "n"), [12, AMD_UNITS, AMD_UNITS]);
+    assert_eq!(free(&ledger, "n"), [12, UNITS, UNITS, UNITS]);
     let ask = Ask::of_pod(
-        &share("p", AMD_UNITS, &[("gpu-vendor", "amd"), ("gpu-uuid", &amd_uuid("n", 1))]),
+        &share("p", UNITS, &[("gpu-vendor", "amd"), ("gpu-uuid", &amd_uuid("n", 1))]),
         GIB,
     );
     assert!(ledger.fits("n", &ask, "u-nobody").is_ok());
@@ -133,7 +178,7 @@ enum Event {
 }
 
 fn any_vendor() -> impl Strategy<Value = Vendor> {
-    prop_oneof![Just(Vendor::Nvidia), Just(Vendor::Amd)]
+    prop::sample::select(&Vendor::ALL[..])
 }
 
 fn any_event() -> impl Strategy<Value = Event> {
@@ -153,7 +198,7 @@ proptest! {
     fn a_share_is_never_on_another_vendors_gpu_and_never_beside_a_pod_that_has_the_whole_gpu(
         events in proptest::collection::vec(any_event(), 1..60),
     ) {
-        let node = node("n", 2, 2);
+        let node = node("n", [2, 2, 2]);
         let inventory = node.inventory.clone().expect("an inventory").expect("readable");
         let mut ledger = ledger(&[node]);
         let mut bound: BTreeMap<String, (Pod, Vendor)> = BTreeMap::new();

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use divvy_model::{Enforcement, GpuRules, Health, Node, Pod};
+use divvy_model::{Enforcement, GpuRules, Health, Node, Pod, Vendor};
 use divvy_placement::{Ask, Ledger, Refusal};
 use divvy_policy::{Fleet, Limits, Policy};
 
-use super::fixture::{GIB, add_amd, divvy_node, edit_gpu, gpushare_node, pending, share_amd};
+use super::fixture::{GIB, add_whole, divvy_node, edit_gpu, gpushare_node, pending, share_whole};
 
 fn asking(units: u64, annotations: &[(&str, &str)]) -> Pod {
     let mut pod = pending("p", units);
@@ -221,13 +221,16 @@ fn a_refusal_says_what_each_gpu_is() {
 
 #[test]
 fn a_share_is_placed_on_gpus_of_the_pods_vendor_only() {
-    let mut both = divvy_node("both", &[16]);
-    add_amd(&mut both, 1);
-    share_amd(&mut both);
-    let mut amd = divvy_node("amd", &[]);
-    add_amd(&mut amd, 2);
-    share_amd(&mut amd);
-    let nodes = [both, amd, divvy_node("nvidia", &[16, 16])];
+    let others = [Vendor::Amd, Vendor::Intel];
+    let mut all = divvy_node("all", &[16]);
+    others.into_iter().for_each(|vendor| add_whole(&mut all, vendor, 1));
+    let [mut amd, mut intel] = others.map(|vendor| {
+        let mut node = divvy_node(vendor.name(), &[]);
+        add_whole(&mut node, vendor, 2);
+        node
+    });
+    [&mut all, &mut amd, &mut intel].into_iter().for_each(share_whole);
+    let nodes = [all, amd, intel, divvy_node("nvidia", &[16, 16])];
     let mut ledger = Ledger::new(GIB);
     for node in &nodes {
         ledger.apply_node(node);
@@ -236,11 +239,12 @@ fn a_share_is_placed_on_gpus_of_the_pods_vendor_only() {
     for policy in Policy::ALL {
         let mut fleet = Fleet::new(policy, Limits::default());
         fleet.follow(&ledger);
-        for (annotations, expected) in [
-            (&[][..], [true, false, true]),
-            (&[("gpu-prefer", "most-memory")], [true, false, true]),
-            (&[("gpu-vendor", "nvidia")], [true, false, true]),
-            (&[("gpu-vendor", "amd")], [true, true, false]),
+        for (annotations, vendor, expected) in [
+            (&[][..], Vendor::Nvidia, [true, false, false, true]),
+            (&[("gpu-prefer", "most-memory")], Vendor::Nvidia, [true, false, false, true]),
+            (&[("gpu-vendor", "nvidia")], Vendor::Nvidia, [true, false, false, true]),
+            (&[("gpu-vendor", "amd")], Vendor::Amd, [true, true, false, false]),
+            (&[("gpu-vendor", "intel")], Vendor::Intel, [true, false, true, false]),
         ] {
             let pod = asking(4, annotations);
             let ask = Ask::of(&pod.request, GIB);
@@ -248,14 +252,17 @@ fn a_share_is_placed_on_gpus_of_the_pods_vendor_only() {
             let ranked: Vec<bool> = ranking.costs.iter().map(Option::is_some).collect();
             assert_eq!(ranked, expected, "{policy:?} {annotations:?}");
             assert!(ranking.best.is_some_and(|at| expected[at]), "{policy:?} {annotations:?}");
-            for name in names() {
-                let is_amd = annotations == [("gpu-vendor", "amd")];
-                let choice = fleet.choose(&pod, &ask, name, &ledger);
-                let of_amd = choice.and_then(|choice| choice.gpus[0].uuid.as_ref().map(|uuid| uuid.starts_with("0x")));
-                assert!(
-                    of_amd.is_none_or(|of_amd| of_amd == is_amd),
-                    "{policy:?} {annotations:?} {name}"
-                );
+            for (node, fits) in nodes.iter().zip(expected) {
+                let inventory = node
+                    .inventory
+                    .as_ref()
+                    .and_then(|read| read.as_ref().ok())
+                    .expect("an inventory");
+                let choice = fleet.choose(&pod, &ask, &node.name, &ledger);
+                let uuid = choice.and_then(|choice| choice.gpus[0].uuid.clone());
+                let of = uuid.map(|uuid| inventory.gpu(&uuid).expect("of the node").vendor);
+                let what = format!("{policy:?} {annotations:?} {}", node.name);
+                assert_eq!(of, fits.then_some(vendor), "{what}");
             }
         }
     }

@@ -20,7 +20,7 @@ Examples:
   divvy uninstall -o json | jq .nodes
 
 The command removes the objects of Divvy's chart (found by their labels), the extender's Lease, the annotations divvy.dev/... of nodes, the labels nvidia.com/... that only Divvy wrote, and aliyun.com/gpu-mem, \
-aliyun.com/gpu-count, and amd.com/gpu (where Divvy offers it) in the status of nodes. A kubelet restores these resources for up to five minutes after the agent has ended, so the command waits that long. You can interrupt it and run it again.
+aliyun.com/gpu-count, amd.com/gpu, and gpu.intel.com/xe (where Divvy offers them) in the status of nodes. A kubelet restores these resources for up to five minutes after the agent has ended, so the command waits that long. You can interrupt it and run it again.
 
 The command does not remove Divvy's entry in kube-scheduler's configuration, the files on the nodes, and the namespace: it prints how to remove them. If Helm installed Divvy, run helm uninstall first, and then this \
 command.

@@ -1,3 +1,4 @@
+use divvy_model::Vendor;
 use serde_json::json;
 
 use super::*;
@@ -162,20 +163,26 @@ fn units_that_another_plugin_serves_are_left_alone() {
 /// The vendor's own device plugin may run in the same cluster, on the same or on other nodes.
 #[test]
 fn whole_gpus_are_divvys_where_the_inventory_says_so() {
-    use divvy_testkit::nodes::{amd_node, amd_pod, divvy_node, divvy_pod};
-    let (amd, shared) = (amd_node("amd", 1), divvy_node("shared", &[16]));
-    let left = |node: &Node| {
+    use divvy_testkit::nodes::{add_whole, amd_node, amd_pod, divvy_node, divvy_pod};
+    let shared = divvy_node("shared", &[16]);
+    let left = |node: &Node, resource: &str| {
         let inventory = node
             .inventory
             .as_ref()
             .and_then(|inventory| inventory.as_ref().ok())
             .expect("it has one");
         let object = json!({"metadata": {"name": "n1", "annotations": {"divvy.dev/inventory": inventory.to_json()}},
-            "status": {"capacity": {"amd.com/gpu": "1"}, "allocatable": {"amd.com/gpu": "1"}}});
+            "status": {"capacity": {resource: "1"}, "allocatable": {resource: "1"}}});
         node_left(&object).map(|left| left.resources)
     };
-    assert_eq!((left(&amd), left(&shared)), (Some(vec!["amd.com/gpu".into()]), Some(vec![])));
-    let nodes = [amd, shared];
+    for vendor in [Vendor::Amd, Vendor::Intel] {
+        let resource = vendor.whole_resource();
+        let mut whole = divvy_node("whole", &[]);
+        add_whole(&mut whole, vendor, 1);
+        assert_eq!(left(&whole, resource), Some(vec![resource.to_owned()]));
+        assert_eq!(left(&shared, resource), Some(vec![]));
+    }
+    let nodes = [amd_node("amd", 1), shared];
     for (pod, node, expected) in [
         (amd_pod("a", "amd", &[0]), "amd", true),
         (amd_pod("b", "shared", &[0]), "shared", false),

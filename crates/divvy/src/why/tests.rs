@@ -2,7 +2,7 @@ use divvy_explainer::from_objects;
 use divvy_host::plain;
 use divvy_kube::convert;
 use divvy_kube::objects::{NodeObject, PodObject};
-use divvy_model::MemoryUnit;
+use divvy_model::{MemoryUnit, Vendor};
 use divvy_placement::Ledger;
 use divvy_policy::Policy;
 use divvy_why::{Answer, Change, Hold, Obstacle, Snapshot};
@@ -409,56 +409,56 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
 
 #[test]
 fn a_pod_is_told_of_shares_of_another_vendors_gpus_and_that_it_must_ask_for_them() {
-    let gpu = |index: usize| {
-        json!({"vendor": "amd", "uuid": format!("0x{index}"), "index": index, "nodes": [], "model": "AMD Instinct MI210",
-            "totalMiB": 65520, "units": 63, "whole": true, "health": "ok"})
-    };
-    let inventory = json!({"v": 2, "agent": "0.2.0", "drivers": {"amd": "6.10.5"}, "unitMiB": 1024, "gpus": [gpu(0), gpu(1)]});
-    let amd = node(move |node| {
-        let amounts = json!({"aliyun.com/gpu-mem": "126", "aliyun.com/gpu-count": "2", "amd.com/gpu": "2", "cpu": "8", "memory": "64Gi", "pods": "110"});
-        node["metadata"]["name"] = json!("n2");
-        node["metadata"]["annotations"] = json!({"divvy.dev/inventory": inventory.to_string()});
-        node["status"] = json!({"capacity": amounts, "allocatable": amounts});
-    });
-    let (only, both) = ([amd.clone()], [node(|_| ()), amd]);
-    let other = "n2: it shares GPUs of another vendor, and the pod gets shares of NVIDIA GPUs; the annotation divvy.dev/gpu-vendor selects the vendor";
-    for (nodes, units, annotations, says) in [
-        (
-            &only[..],
-            8,
-            json!({}),
-            &["8 GiB on one GPU, and no node shares NVIDIA GPUs.", other][..],
-        ),
-        (
-            &both,
-            60,
-            json!({}),
-            &["60 GiB on one GPU, and no NVIDIA GPU is that large, even empty.", other],
-        ),
-        (
-            &only,
-            64,
-            json!({"divvy.dev/gpu-vendor": "amd"}),
-            &["64 GiB on a GPU from AMD, and no GPU is that large"],
-        ),
-        (
-            &only,
-            8,
-            json!({"divvy.dev/gpu-vendor": "amd", "divvy.dev/gpu-cores": "30"}),
-            &["no GPU from AMD on which compute time is limited (gpu-cores: 30); it has 2 AMD Instinct MI210"],
-        ),
-        (
-            &only,
-            8,
-            json!({"divvy.dev/gpu-vendor": "amd"}),
-            &["node n2 has room for that"],
-        ),
-    ] {
-        let pod = pod(units, |pod| pod["metadata"]["annotations"] = annotations.clone());
-        let text = shown(&explained(nodes, &pod, &[]));
-        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        for said in says {
-            assert!(words.contains(said), "{said}:\n{text}");
+    for (vendor, model) in [(Vendor::Amd, "AMD Instinct MI210"), (Vendor::Intel, "Intel GPU 0xe211")] {
+        let (name, title) = (vendor.name(), vendor.title());
+        let gpu = |index: usize| {
+            json!({"vendor": name, "uuid": format!("0x{index}"), "index": index, "nodes": [], "model": model,
+                "totalMiB": 65520, "units": 63, "whole": true, "health": "ok"})
+        };
+        let inventory = json!({"v": 2, "agent": "0.2.0", "drivers": {name: "6.10.5"}, "unitMiB": 1024, "gpus": [gpu(0), gpu(1)]});
+        let other = node(move |node| {
+            let amounts = json!({"aliyun.com/gpu-mem": "126", "aliyun.com/gpu-count": "2", vendor.whole_resource(): "2", "cpu": "8", "memory": "64Gi", "pods": "110"});
+            node["metadata"]["name"] = json!("n2");
+            node["metadata"]["annotations"] = json!({"divvy.dev/inventory": inventory.to_string()});
+            node["status"] = json!({"capacity": amounts, "allocatable": amounts});
+        });
+        let (only, both) = ([other.clone()], [node(|_| ()), other]);
+        let other = "n2: it shares GPUs of another vendor, and the pod gets shares of NVIDIA GPUs; the annotation divvy.dev/gpu-vendor selects the vendor";
+        let too_large = format!("64 GiB on a GPU from {title}, and no GPU is that large");
+        let no_cores = format!("no GPU from {title} on which compute time is limited (gpu-cores: 30); it has 2 {model}");
+        for (nodes, units, annotations, says) in [
+            (
+                &only[..],
+                8,
+                json!({}),
+                &["8 GiB on one GPU, and no node shares NVIDIA GPUs.", other][..],
+            ),
+            (
+                &both,
+                60,
+                json!({}),
+                &["60 GiB on one GPU, and no NVIDIA GPU is that large, even empty.", other],
+            ),
+            (&only, 64, json!({"divvy.dev/gpu-vendor": name}), &[too_large.as_str()]),
+            (
+                &only,
+                8,
+                json!({"divvy.dev/gpu-vendor": name, "divvy.dev/gpu-cores": "30"}),
+                &[no_cores.as_str()],
+            ),
+            (
+                &only,
+                8,
+                json!({"divvy.dev/gpu-vendor": name}),
+                &["node n2 has room for that"],
+            ),
+        ] {
+            let pod = pod(units, |pod| pod["metadata"]["annotations"] = annotations.clone());
+            let text = shown(&explained(nodes, &pod, &[]));
+            let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            for said in says {
+                assert!(words.contains(said), "{said}:\n{text}");
+            }
         }
     }
 }

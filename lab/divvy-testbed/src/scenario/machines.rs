@@ -5,7 +5,7 @@ pub enum Machine {
     Laptop,
     /// Two A100 GPUs with 40 GiB each and a T4 with 15 GiB.
     Mixed,
-    /// Four AMD Instinct MI210 with 64 GB each: GPUs 0 and 2 are in one hive, and GPUs 1 and 3 in another.
+    /// Four AMD Instinct MI210 with 64 GB each: GPUs 0 and 2 are in one hive, and GPUs 1 and 3 in another. Two Intel GPUs with 48 GiB each.
     Instinct,
     /// A machine without a GPU.
     CpuOnly,
@@ -32,7 +32,7 @@ impl Machine {
     }
 }
 
-/// The scenarios' machines: the tutorial's laptop, a node with mixed GPUs, a node with AMD's GPUs, and a node without GPUs. The memory sizes
+/// The scenarios' machines: the tutorial's laptop, a node with mixed GPUs, a node with GPUs of AMD and Intel, and a node without GPUs. The memory sizes
 /// are those that the drivers report for these GPUs.
 pub const BUILT_IN: &str = r#"v = 1
 
@@ -98,6 +98,14 @@ model = "AMD Instinct MI210"
 memory_mib = 65520
 hive = 2
 numa = 1
+[[node.intel]]
+device = "0x0bda"
+memory_mib = 49152
+numa = 0
+[[node.intel]]
+device = "0x0bda"
+memory_mib = 49152
+numa = 1
 
 [[node]]
 name = "cpu-only"
@@ -114,11 +122,16 @@ mod tests {
         let gpus: Vec<_> = machines
             .nodes
             .iter()
-            .map(|node| (node.name.as_str(), node.gpus.len(), node.amd.len()))
+            .map(|node| (node.name.as_str(), node.gpus.len(), node.amd.len(), node.intel.len()))
             .collect();
         assert_eq!(
             gpus,
-            [("archlinux", 1, 0), ("mixed", 3, 0), ("instinct", 0, 4), ("cpu-only", 0, 0)]
+            [
+                ("archlinux", 1, 0, 0),
+                ("mixed", 3, 0, 0),
+                ("instinct", 0, 4, 2),
+                ("cpu-only", 0, 0, 0)
+            ]
         );
         for machine in [Machine::Laptop, Machine::Mixed, Machine::Instinct, Machine::CpuOnly] {
             let node = machines.node(machine.name()).expect("described");

@@ -4,7 +4,6 @@
 //! Each scene begins on a cluster without pods. The checks use what the API server reports, what `divvy`
 //! prints, and what containers report about themselves.
 
-mod amd_shares;
 mod doctor;
 mod ends;
 mod guard;
@@ -22,6 +21,7 @@ mod programs;
 mod restarts;
 mod time_slicing;
 mod units;
+mod vendor_shares;
 mod vendors;
 mod whole;
 
@@ -91,6 +91,8 @@ pub enum Scene {
     Vendors,
     /// Shares of AMD's GPUs, and whole ones on the same node.
     AmdShares,
+    /// The same of Intel's GPUs.
+    IntelShares,
     /// Shares of MIG devices.
     Mig,
     /// Whole GPUs of NVIDIA and shares on one node.
@@ -119,7 +121,7 @@ pub enum Scene {
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 41] = [
+    pub const ALL: [Scene; 42] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -152,6 +154,7 @@ impl Scene {
         Scene::Doctor,
         // The last ones: the kubelet lists a resource for minutes after the agents no longer offer it, and doctor reports that.
         Scene::AmdShares,
+        Scene::IntelShares,
         Scene::Whole,
         Scene::WholeChurn,
         Scene::TimeSlicing,
@@ -252,6 +255,10 @@ impl Scene {
             Scene::AmdShares => (
                 "amd-shares",
                 "shares of AMD GPUs and whole ones on one node, beside shares of an NVIDIA GPU; each pod gets GPUs of its vendor",
+            ),
+            Scene::IntelShares => (
+                "intel-shares",
+                "the same with Intel GPUs, on a node that has AMD GPUs as well",
             ),
             Scene::Whole => (
                 "whole",
@@ -369,7 +376,8 @@ impl Scene {
             Scene::WholeChurn => churn::whole(play, churn).await,
             Scene::Speed => pods::speed(play).await,
             Scene::Vendors => vendors::vendors(play).await,
-            Scene::AmdShares => amd_shares::amd_shares(play).await,
+            Scene::AmdShares => vendor_shares::vendor_shares(play, vendor_shares::AMD).await,
+            Scene::IntelShares => vendor_shares::vendor_shares(play, vendor_shares::INTEL).await,
             Scene::Mig => mig::mig(play).await,
             Scene::Whole => whole::whole(play).await,
             Scene::Doctor => doctor::play(play).await,

@@ -209,6 +209,7 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         ("divvy.dev/isolation", "hard".to_owned()),
         ("divvy.dev/isolation", " none ".to_owned()),
         ("divvy.dev/gpu-vendor", " amd ".to_owned()),
+        ("divvy.dev/gpu-vendor", "intel".to_owned()),
         ("divvy.dev/gpu-vendor", "AMD".to_owned()),
         ("divvy.dev/gpu-vendor", "x".repeat(HUGE)),
         ("divvy.dev/gpu-test", " true ".to_owned()),
