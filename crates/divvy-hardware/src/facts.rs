@@ -47,7 +47,7 @@ pub struct GpuFacts {
     /// The vendor.
     #[serde(default)]
     pub vendor: Vendor,
-    /// NVML's UUID (`GPU-…`), or AMD's unique id (`0x…`).
+    /// NVML's UUID (`GPU-…`), AMD's unique id (`0x…`), or the PCI address and the device id of an Intel GPU (`0000-4d-00-0-0xe20b`).
     pub uuid: String,
     /// The position among the vendor's GPUs in PCI order; for NVIDIA the NVML index.
     pub index: u32,

@@ -388,6 +388,22 @@ processes = [{ pid = 1, used_mib = 10 }]
     }
 
     #[test]
+    fn a_node_may_have_gpus_of_all_vendors() {
+        let text = format!(
+            "{TEXT}[[node.amd]]\nmodel = \"AMD Instinct MI210\"\nmemory_mib = 65520\n[[node.intel]]\ndevice = \"0xe20b\"\nmemory_mib = 12216\n"
+        );
+        let machines = Machines::parse(&text).expect("description");
+        let node = &machines.nodes[0];
+        assert_eq!((node.gpus.len(), node.amd.len(), node.intel.len()), (1, 1, 1));
+        assert_eq!((node.intel[0].tiles, node.intel[0].numa), (1, None));
+        let only = format!(
+            "v = 1\n[[node]]\nname = \"a\"\n{}",
+            &text[text.find("[[node.intel]]").expect("there")..]
+        );
+        assert!(Machines::parse(&only).expect("description").nodes[0].has_gpus());
+    }
+
+    #[test]
     fn no_two_devices_have_one_uuid() {
         let machines = Machines::parse(TEXT).expect("description");
         let node = &machines.nodes[0];

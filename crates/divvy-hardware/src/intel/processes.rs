@@ -77,7 +77,7 @@ pub(super) fn used(tree: &dyn Tree) -> Used {
     used
 }
 
-/// A client of a GPU: whoever opened a node. Several open files, also of several processes, can be one client.
+/// A client of a GPU, which the kernel makes when a program opens a node. Several open files, also of several processes, can belong to one client.
 #[derive(Debug, PartialEq, Eq)]
 struct Client<'t> {
     /// The GPU's PCI address.

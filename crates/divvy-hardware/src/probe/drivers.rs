@@ -129,8 +129,8 @@ impl Drivers {
             all.gpus.extend(part.gpus);
             all.unreadable.extend(part.unreadable);
         }
-        // The kernel also loads amdgpu for the graphics of a processor. If amdgpu has no GPU to offer, report why there is no GPU
-        // of the first vendor.
+        // The kernel also loads the drivers of other vendors for the graphics of a processor. If they have no GPU to offer, report why there is no
+        // GPU of the first vendor.
         if all.gpus.is_empty() && all.unreadable.is_empty() && self.slots.first().is_some_and(|slot| slot.absent) {
             return Err(self.no_driver());
         }

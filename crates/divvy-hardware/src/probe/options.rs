@@ -7,8 +7,8 @@ use std::time::Duration;
 /// The text of `--help`.
 pub(super) const HELP: &str = "\
 divvy-probe reads the GPUs of this machine: NVIDIA's through the driver's library (NVML), AMD's
-from /sys. It is the only part of Divvy that does, so a driver that hangs or crashes affects no
-other process.
+and Intel's from /sys. It is the only part of Divvy that does, so a driver that hangs or crashes
+affects no other process.
 
 Usage:
   divvy-probe --once                          print the state of the GPUs as JSON, and exit
@@ -28,9 +28,9 @@ Options:
                          driver root
   --driver-root PATH     Root directory of NVIDIA's driver files: the path at which the host's or a
                          driver container's root is mounted. Default: /
-  --sys-root PATH        Path at which the host's root is mounted. Its /sys describes AMD's GPUs,
-                         its /proc shows which pod a GPU process belongs to, and paths in CDI
-                         specs are relative to it.
+  --sys-root PATH        Path at which the host's root is mounted. Its /sys describes the GPUs of AMD
+                         and Intel, its /proc shows which pod a GPU process belongs to, and
+                         paths in CDI specs are relative to it.
                          Default: /
   --watchdog SECONDS     Exit with status 70 if a driver call takes longer (initialization: six
                          times as long), so that the probe is restarted. Default: 10
