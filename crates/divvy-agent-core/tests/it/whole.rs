@@ -179,10 +179,11 @@ fn a_container_gets_the_gpus_of_its_allocation_whatever_its_ids_are() {
 /// The vendor's own plugin gives a GPU to several containers if it is told so, and numbers their ids.
 #[test]
 fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
-    for (vendor, id) in [
-        (Vendor::Amd, "0000:1a:00.0"),
-        (Vendor::Intel, "card2-0"),
-        (Vendor::Intel, "card2-12"),
+    for (vendor, id, index) in [
+        (Vendor::Amd, "0000:1a:00.0", 1),
+        (Vendor::Intel, "card2-0", 1),
+        (Vendor::Intel, "card2-12", 1),
+        (Vendor::Intel, "card12-0", 11),
     ] {
         let mut node = Node::with(settings(), (0..12).map(|index| gpu_of(vendor, index)).collect());
         let mut running = plain_of(vendor, "theirs", &[("main", App, 1)]);
@@ -196,8 +197,8 @@ fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
             grant: None,
         });
         let found = node.reconcile();
-        assert_eq!(found.held, BTreeMap::from([(gpu_of(vendor, 1).uuid, MiB(65520))]), "{id}");
-        assert_eq!(gpus_of(&node, "theirs", "main"), [gpu_of(vendor, 1).uuid]);
+        assert_eq!(found.held, BTreeMap::from([(gpu_of(vendor, index).uuid, MiB(65520))]), "{id}");
+        assert_eq!(gpus_of(&node, "theirs", "main"), [gpu_of(vendor, index).uuid]);
         assert_eq!(node.specs.len(), 0, "the container does not need a grant");
     }
 }

@@ -179,7 +179,7 @@ fn whole_gpus_are_divvys_where_the_inventory_says_so() {
         let resource = vendor.whole_resource();
         let mut whole = divvy_node("whole", &[]);
         add_whole(&mut whole, vendor, 1);
-        assert_eq!(left(&whole, resource), Some(vec![resource.to_owned()]));
+        assert_eq!(left(&whole, resource), Some(vec![resource.into()]));
         assert_eq!(left(&shared, resource), Some(vec![]));
     }
     let nodes = [amd_node("amd", 1), shared];

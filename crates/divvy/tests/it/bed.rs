@@ -98,10 +98,11 @@ impl Bed {
         Bed::of(machines(nodes), nodes.len(), clock, tune).await
     }
 
-    /// Make a cluster as [`Bed::new`] does. The last node also has this many AMD GPUs, which are offered as a whole.
-    pub(crate) async fn with_amd(nodes: &[&[u64]], amd: usize) -> Bed {
-        let gpu = "[[node.amd]]\nmodel = \"AMD Instinct MI210\"\nmemory_mib = 65520\n";
-        let text = machines(nodes) + &gpu.repeat(amd);
+    /// Make a cluster as [`Bed::new`] does. The last node also has these numbers of GPUs of other vendors, which are offered as a whole.
+    pub(crate) async fn with_others(nodes: &[&[u64]], amd: usize, intel: usize) -> Bed {
+        let of_amd = "[[node.amd]]\nmodel = \"AMD Instinct MI210\"\nmemory_mib = 65520\n";
+        let of_intel = "[[node.intel]]\ndevice = \"0xe211\"\nmemory_mib = 24480\n";
+        let text = machines(nodes) + &of_amd.repeat(amd) + &of_intel.repeat(intel);
         Bed::of(text, nodes.len(), Clock::system(), |_| {}).await
     }
 
@@ -136,6 +137,12 @@ impl Bed {
     pub(crate) async fn offer_whole(&mut self) {
         self.cluster.offer_whole(Whole::Mixed).await.expect("the agents restart");
         self.all_offered().await;
+    }
+
+    /// Give the agents settings that node labels choose.
+    pub(crate) async fn configure_nodes(&mut self, configs: Value) {
+        let configs = serde_json::from_value(configs).expect("settings by name");
+        self.cluster.configure_nodes(&configs).await.expect("the agents restart");
     }
 
     fn listen(&mut self, name: &str) {

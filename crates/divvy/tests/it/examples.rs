@@ -156,13 +156,17 @@ fn pods_that_try_gpus_have_a_class_that_preempts_no_others() {
 
 #[tokio::test]
 async fn each_example_gets_its_gpus() {
-    let mut bed = Bed::with_amd(&[&[40, 40], &[40, 40]], 2).await;
+    let mut bed = Bed::with_others(&[&[40, 40], &[40, 40]], 2, 1).await;
     bed.offer_whole().await;
+    bed.configure_nodes(json!({"shares": {"intel-shares": true}})).await;
     // As the chart does.
     let class = json!({"metadata": {"name": "divvy-smoke"}, "value": -1000, "preemptionPolicy": "Never"});
     bed.api().create("priorityclasses.scheduling.k8s.io", class).expect("created");
     for node in bed.api().list("nodes", "").expect("listed") {
-        let (name, labels) = (&node["metadata"]["name"], json!({"metadata": {"labels": labels_of_node()}}));
+        let name = &node["metadata"]["name"];
+        let mut labels = labels_of_node();
+        labels.insert("nvidia.com/device-plugin.config".to_owned(), "shares".to_owned());
+        let labels = json!({"metadata": {"labels": labels}});
         let labelled = bed
             .api()
             .patch("nodes", "", name.as_str().expect("a name"), PatchKind::Merge, &labels);

@@ -69,7 +69,8 @@ fn published(node: &divvy_model::Node, machines: &Machines) {
     };
     let (whole, shared): (Vec<_>, Vec<_>) = inventory.gpus.iter().partition(|gpu| !gpu.is_shared());
     let whole: Vec<_> = whole.iter().map(|gpu| gpu.total.0).collect();
-    let expected: Vec<_> = machine.amd.iter().map(|gpu| gpu.memory_mib).collect();
+    let amd = machine.amd.iter().map(|gpu| gpu.memory_mib);
+    let expected: Vec<_> = amd.chain(machine.intel.iter().map(|gpu| gpu.memory_mib)).collect();
     assert!(
         whole.is_empty() || whole == expected,
         "{} has whole GPUs {whole:?}",
