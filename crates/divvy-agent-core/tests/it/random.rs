@@ -168,6 +168,16 @@ impl World {
                 self.node.restart_agent();
             }
             Step::LoseState => {
+                // Of a container whose pod the API server and the kubelet have both forgotten, the record was the only trace.
+                let is_traceless = |uid: &String| {
+                    let has_handout = node.handouts.iter().any(|handout| handout.key.uid == *uid);
+                    !has_handout && !node.pods.contains_key(uid)
+                };
+                let traceless: Vec<String> = node.populated.iter().filter(|uid| is_traceless(uid)).cloned().collect();
+                for uid in traceless {
+                    self.started.remove(&uid);
+                    node.processes_end(&uid);
+                }
                 node.records.clear();
                 node.restart_agent();
                 // The agent does this at its start, before the kubelet can call.
