@@ -31,7 +31,7 @@ Resources advertised to the kubelet:
       MIG devices, such as nvidia.com/mig-1g.5gb (--whole-gpus with
       --mig-strategy mixed)
   amd.com/gpu         whole AMD GPUs
-  gpu.intel.com/xe    whole Intel GPUs with memory of their own (kernel driver xe)
+  gpu.intel.com/xe    whole Intel GPUs with dedicated memory (kernel driver xe)
 
 The agent keeps running when the kubelet, the API server, or the driver fails. /readyz (with --metrics) names the part that the agent waits for, and the log says why.")]
 pub struct Args {

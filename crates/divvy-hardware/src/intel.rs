@@ -1,6 +1,6 @@
 //! Reads Intel GPUs from the files that the kernel module xe provides in `/sys`, and their processes from `/proc`. No library is needed.
 //!
-//! GPUs without memory of their own are left out, because they have nothing to share and nothing to count. The module i915 is not read: the kernel cannot
+//! GPUs without dedicated memory are left out, because they have nothing to share and nothing to count. The module i915 is not read: the kernel cannot
 //! limit the memory of its GPUs. Intel's own device plugin serves both.
 
 mod devices;
@@ -149,7 +149,7 @@ impl Backend for Intel {
             [] => dmem::limit(&files, uuid, &format!("drm/{}/vram0", device.name), cgroup, hard),
             regions => {
                 let why = format!(
-                    "it has {} tiles, each of which has a limit of its own, and a share belongs to no tile",
+                    "the kernel limits each of its {} tiles separately, so it cannot limit a share of the whole GPU",
                     regions.len()
                 );
                 Err(dmem::refusal(uuid, cgroup, &why))
@@ -212,7 +212,7 @@ fn lists(tree: &dyn Tree, found: &[Found<'_>]) -> (Vec<GpuProcesses>, bool) {
 }
 
 fn assemble(module: &Directory<'_>, found: Vec<Found<'_>>) -> Snapshot {
-    // The module that is part of Linux has no version of its own.
+    // Linux's own xe module has no version file.
     let driver = Driver {
         version: module.text("/version").map(|text| printable(&text)).unwrap_or_default(),
         cuda: String::new(),
@@ -232,7 +232,7 @@ fn assemble(module: &Directory<'_>, found: Vec<Found<'_>>) -> Snapshot {
     snapshot
 }
 
-/// Read all GPUs that have memory of their own.
+/// Read all GPUs that have dedicated memory.
 fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &Memory) -> Vec<Found<'t>> {
     let regions = {
         let _call = calls.enter("reading the kernel's regions of GPU memory");

@@ -53,7 +53,7 @@ pub struct MachineIntel {
     pub device: String,
     /// Total memory in MiB. A GPU with several tiles has this much in all.
     pub memory_mib: u64,
-    /// The number of tiles, each of which has memory of its own; 1 if absent.
+    /// The number of tiles, between which the memory is divided equally; 1 if absent.
     #[serde(default = "default_tiles")]
     pub tiles: u32,
     /// NUMA node; unknown if absent.

@@ -192,8 +192,8 @@ pub fn pid() -> u64 {
 
 /// The number by which a directory is recognized, made of its device and inode numbers. 0 if it cannot be found.
 ///
-/// The number of `/` tells containers apart: each has a root directory of its own. The PID namespace would tell them apart as well, but the kernel makes
-/// four entries of `/proc` when a new process asks for it, which takes longer than all else that a guard does when it starts.
+/// The number of `/` identifies the container, because containers have different root directories. The PID namespace would also identify it, but to look it up
+/// in `/proc` takes a new process 15 to 30 microseconds, and a look at `/` takes less than one.
 pub fn directory(path: &CStr) -> u64 {
     let mut stat = MaybeUninit::<stat>::uninit();
     // SAFETY: the path ends with 0, and the kernel writes one `struct stat`.

@@ -56,8 +56,8 @@ pub struct Slot {
     /// counts.
     pub launches: AtomicU64,
     _rest: [AtomicU64; 1],
-    /// Which directory is the process's root directory, as `divvy_shadow::sys::directory` numbers it. 0 if it is not known. It tells the containers of a pod
-    /// apart: usually, each has a PID namespace of its own, so the same `pid` can be that of several processes.
+    /// Which directory is the process's root directory, as `divvy_shadow::sys::directory` numbers it. 0 if it is not known. It identifies the
+    /// container: processes in different containers of a pod can have the same `pid`, because containers usually have separate PID namespaces.
     pub root: AtomicU64,
 }
 

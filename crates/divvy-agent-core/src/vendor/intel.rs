@@ -1,6 +1,6 @@
 //! Intel's GPUs, whole ones and shares. A container needs the GPU's own DRI nodes. The compute runtime is in the image. It looks for GPUs in
-//! `/dev/dri/by-path`, and tries the render nodes where there is no such directory (`Drm::discoverDevices` in intel/compute-runtime), so the
-//! directory is not mounted.
+//! `/dev/dri/by-path`. If that directory is missing, it tries the render nodes (`Drm::discoverDevices` in intel/compute-runtime). So the directory is
+//! not mounted.
 
 use divvy_model::{Gpu, GrantRecord};
 

@@ -176,7 +176,7 @@ fn a_container_gets_the_gpus_of_its_allocation_whatever_its_ids_are() {
     }
 }
 
-/// The vendor's own plugin gives a GPU to several containers if it is told so, and numbers their ids.
+/// The vendor's own plugin can share a GPU between several containers. Each then has a numbered id.
 #[test]
 fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
     for (vendor, id, index) in [

@@ -42,7 +42,7 @@ pub(super) struct Device<'t> {
 }
 
 impl Device<'_> {
-    /// Report whether the driver says that the device has memory of its own.
+    /// Report whether the driver says that the device has dedicated memory.
     pub(super) fn has_memory(&self) -> bool {
         !self.vram.regions.is_empty() || self.tiles.iter().any(|size| *size != Some(0))
     }
@@ -99,7 +99,7 @@ fn tiles(function: &Directory<'_>) -> Vec<Option<u64>> {
     let tiles = function.numbered("/", "tile").into_iter();
     let sizes = tiles.filter_map(|tile| {
         let file = format!("/tile{tile}/physical_vram_size_bytes");
-        // Tiles of a GPU without memory of its own lack the file.
+        // An integrated GPU's tiles do not have the file.
         function.text(&file)?;
         Some(function.number(&file))
     });

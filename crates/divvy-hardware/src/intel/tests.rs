@@ -513,7 +513,7 @@ fn a_limit_is_set_for_a_gpu_with_one_region_and_refused_for_others_with_the_reas
     let refused = |intel: &mut Intel, uuid: &str| intel.limit(uuid, &cgroup, MiB(1)).expect_err("no limit");
     let failure = refused(&mut intel, MAX);
     assert!(
-        failure.code == Code::NotSupported && failure.text.contains("it has 2 tiles"),
+        failure.code == Code::NotSupported && failure.text.contains("the kernel limits each of its 2 tiles separately"),
         "{failure}"
     );
     assert_eq!(refused(&mut intel, "0000-4d-00-0-0x56c0").code, Code::GpuLost);
