@@ -77,17 +77,25 @@ fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
     assert_eq!(files_of(base.path()), Vec::<String>::new());
 }
 
-/// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Return false if the machine allows no mount namespaces.
+/// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Tests run beside each other, so only the first one does it.
+fn put_guard(directory: &Path) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        for (package, name) in [
+            ("divvy-guard", "libdivvy-guard.so"),
+            ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
+        ] {
+            let next = directory.join(format!("{name}.test"));
+            std::fs::write(&next, divvy_shadow_testkit::shadow(package)).expect("written");
+            std::fs::rename(next, directory.join(name)).expect("renamed");
+        }
+    });
+}
+
+/// Return whether this machine allows the mount namespaces in which programs find the guard. If it does, the guard is there.
 pub(crate) fn has_guard() -> bool {
     let directory = programs().divvy.parent().expect("a directory").to_owned();
-    for (package, name) in [
-        ("divvy-guard", "libdivvy-guard.so"),
-        ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
-    ] {
-        let next = directory.join(format!("{name}.test"));
-        std::fs::write(&next, divvy_shadow_testkit::shadow(package)).expect("written");
-        std::fs::rename(next, directory.join(name)).expect("renamed");
-    }
+    put_guard(&directory);
     let check = Command::new(directory.join("divvy-contain")).arg("--check").output();
     let check = check.expect("`cargo xtask test`, or `cargo build --workspace` before `cargo test`");
     if !check.status.success() {
