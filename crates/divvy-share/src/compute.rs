@@ -26,8 +26,10 @@ pub const DEBT: u64 = 5_000_000_000;
 const BURST: u64 = 300_000_000;
 /// How many launches pass at most until the balance is looked at again.
 const LAUNCHES: u64 = 16;
-/// The same while the time of a launch is not known. Only a measurement changes the balance then, and each launch may be a long one.
-const UNKNOWN: u64 = 4;
+/// What each measurement takes from the weight of the earlier ones in the usual time of a launch: this part of it.
+const FADE: u64 = 8;
+/// The parts of a launch in which launches are summed, so that a few of them fade too.
+const PARTS: u64 = 1024;
 /// The longest wait until the balance is looked at again.
 const SLICE: u64 = 100_000_000;
 
@@ -62,7 +64,8 @@ pub fn turn(limits: &Limits, launches: u64, now: u64, since: u64) -> Turn {
         .saturating_add_unsigned(grown(limits.rate, now.saturating_sub(at)))
         .saturating_sub_unsigned(estimate);
     if balance > 0 {
-        let fits = balance.unsigned_abs().checked_div(launch_ns).unwrap_or(UNKNOWN);
+        // Until the time of a launch is known, each one is decided: it may be a long one.
+        let fits = balance.unsigned_abs().checked_div(launch_ns).unwrap_or(0);
         return Turn::Go(fits.min(LAUNCHES).saturating_sub(1));
     }
     let left = patience(limits.rate).saturating_sub(now.saturating_sub(since));
@@ -100,14 +103,18 @@ pub struct Meter {
     account: Account,
     /// Busy time since the last measurement with a launch: one kernel can run through several.
     unsampled: u64,
+    /// The busy time and the launches of recent measurements. Their quotient is the usual time of a launch. A mean of each measurement's own quotient would be
+    /// far too long after one in which a full queue was worked off and little was launched, and the pod would wait although it has time left.
+    busy: u64,
+    made: u64,
 }
 
 impl Meter {
-    /// A pod that has not used the GPU, or whose use until now is unknown. It has as much as a pod that was idle.
+    /// A pod that has not used the GPU, or whose use until now is unknown.
     #[must_use]
-    pub fn new(rate: u64, now: u64, launches: u64) -> Self {
+    pub fn new(now: u64, launches: u64) -> Self {
         Self::resume(Account {
-            balance: burst(rate),
+            balance: 0,
             at: now,
             launches,
             launch_ns: 0,
@@ -117,7 +124,12 @@ impl Meter {
     /// Continue with what an earlier agent wrote.
     #[must_use]
     pub fn resume(account: Account) -> Self {
-        Self { account, unsampled: 0 }
+        Self {
+            account,
+            unsampled: 0,
+            busy: 0,
+            made: 0,
+        }
     }
 
     /// What the agent writes into `limits`.
@@ -142,18 +154,14 @@ impl Meter {
             .clamp(0_i64.saturating_sub_unsigned(DEBT), burst(rate));
         self.unsampled = self.unsampled.saturating_add(busy);
         let made = launches.saturating_sub(before);
-        let launch_ns = match self.unsampled.checked_div(made) {
-            None => launch_ns,
-            Some(sample) => {
-                self.unsampled = 0;
-                let sample = sample.min(DEBT);
-                // Launches differ, so one measurement counts for a quarter.
-                if launch_ns == 0 {
-                    sample
-                } else {
-                    launch_ns.saturating_mul(3).saturating_add(sample) / 4
-                }
-            }
+        let launch_ns = if made == 0 {
+            launch_ns
+        } else {
+            self.busy = (self.busy - self.busy / FADE).saturating_add(self.unsampled);
+            self.made = (self.made - self.made / FADE).saturating_add(made.saturating_mul(PARTS));
+            self.unsampled = 0;
+            let usual = u128::from(self.busy) * u128::from(PARTS) / u128::from(self.made);
+            u64::try_from(usual).unwrap_or(DEBT).min(DEBT)
         };
         self.account = Account {
             balance,

@@ -36,7 +36,7 @@ impl Shares {
             };
             let meter = meters.entry(share.clone()).or_insert_with(|| match account.at {
                 // Nothing was measured yet.
-                0 => Meter::new(rate, now, launches),
+                0 => Meter::new(now, launches),
                 // By an earlier agent.
                 _ => Meter::resume(account),
             });
@@ -141,9 +141,8 @@ mod tests {
     fn busy_time_and_launches_are_in_the_account_and_another_agent_continues_with_it() {
         let bed = Bed::new();
         bed.launches("a", 7);
-        // As much as a pod that was idle: 30 % of 300 ms.
         let first = bed.busy(&bed.shares, 10, 1000);
-        let (balance, at) = (80 * MS as i64, 1000 * MS);
+        let (balance, at) = (-10 * MS as i64, 1000 * MS);
         assert_eq!(
             first,
             Account {
@@ -156,7 +155,7 @@ mod tests {
         );
         bed.launches("a", 27);
         let second = Account {
-            balance: (80 + 30 - 100) * MS as i64,
+            balance: (-10 + 30 - 100) * MS as i64,
             at: 1100 * MS,
             launches: 27,
             launch_ns: 110 * MS / 20,
@@ -165,7 +164,7 @@ mod tests {
         let later = Shares::open(bed.state.path(), false).expect("opened");
         assert_eq!(later.timed_gpus().len(), 1);
         let third = bed.busy(&later, 80, 1200);
-        assert_eq!((third.balance, third.launches), ((10 + 30 - 80) * MS as i64, 27));
+        assert_eq!((third.balance, third.launches), ((-80 + 30 - 80) * MS as i64, 27));
         let [share] = share_of(500);
         bed.shares.hold("a", &[Guarded { cores: 30, ..share }]).expect("written");
         assert_eq!(bed.account("a"), third, "another container of the pod starts");

@@ -77,7 +77,7 @@ fn the_tour_comes_out_as_it_says_and_leaves_nothing_behind() {
     assert_eq!(files_of(base.path()), Vec::<String>::new());
 }
 
-/// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Tests run beside each other, so only the first one does it.
+/// Put the guard's libraries next to the programs, as `cargo xtask demo --scenario isolation` does. Tests run at the same time, so only the first one does it.
 fn put_guard(directory: &Path) {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
