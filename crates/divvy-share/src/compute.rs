@@ -26,9 +26,9 @@ pub const DEBT: u64 = 5_000_000_000;
 const BURST: u64 = 300_000_000;
 /// How many launches pass at most until the balance is looked at again.
 const LAUNCHES: u64 = 16;
-/// What each measurement takes from the weight of the earlier ones in the usual time of a launch: this part of it.
+/// With each measurement, the earlier ones lose this part, an eighth, of their weight in the usual time of a launch.
 const FADE: u64 = 8;
-/// The parts of a launch in which launches are summed, so that a few of them fade too.
+/// Launches are summed in this many parts each. A sum of whole launches would stop fading below eight.
 const PARTS: u64 = 1024;
 /// The longest wait until the balance is looked at again.
 const SLICE: u64 = 100_000_000;
@@ -103,8 +103,8 @@ pub struct Meter {
     account: Account,
     /// Busy time since the last measurement with a launch: one kernel can run through several.
     unsampled: u64,
-    /// The busy time and the launches of recent measurements. Their quotient is the usual time of a launch. A mean of each measurement's own quotient would be
-    /// far too long after one in which a full queue was worked off and little was launched, and the pod would wait although it has time left.
+    /// The busy time of recent measurements, in nanoseconds, and their launches, in [`PARTS`]. The usual time of a launch is their quotient. The mean of
+    /// each measurement's quotient would be too long: while a full queue drains, the GPU is busy, but little is launched.
     busy: u64,
     made: u64,
 }
