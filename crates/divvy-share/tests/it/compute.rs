@@ -302,7 +302,8 @@ proptest! {
     }
 }
 
-/// What was launched before the first measurement, or is still in a queue at one, must not count for long: the pod whose rate is the largest would lose most.
+/// Launches before the first measurement, and launches that are still queued at one, must not distort the account for long. The pod with the largest rate would
+/// lose the most.
 #[test]
 fn long_kernels_and_full_queues_of_others_do_not_cost_a_pod_its_rate() {
     let cases = [
