@@ -15,6 +15,7 @@ mod another_plugin;
 mod booking;
 mod devices;
 pub mod driver_spec;
+mod guarded_shares;
 mod inventory;
 mod limited;
 mod mps;
@@ -34,6 +35,10 @@ use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Po
 
 pub use accounts::{Account, Accounts, Owner, Used};
 pub use devices::{Device, SizeWarning, TooManyIds};
+pub use guarded_shares::{
+    DriverReport, FileChange, FileStatus, GuardCounts, GuardedShares, InSlots, LimitsToWrite, MadeLater, PodProcess, Readings,
+    ShareFound, ShareId, USAGE_MODE, UsageCounts, UsageReading,
+};
 pub use limited::LimitedPod;
 pub use mps::Mps;
 pub use node_files::NodeFiles;
@@ -268,12 +273,17 @@ pub enum Escape {
         /// The process's PID on the host.
         pid: u32,
     },
-    /// The pod's file of usage cannot be read as one.
+    /// A program of the pod changed its file of usage in a way in which no guard changes it.
     Tampered {
         /// The GPU's UUID.
         uuid: String,
         /// What is wrong with the file.
-        text: String,
+        change: FileChange,
+    },
+    /// The pod's file of usage could not be read in time in several measurements in a row.
+    Busy {
+        /// The GPU's UUID.
+        uuid: String,
     },
     /// The driver lists a process on a GPU that was not granted to the pod.
     NotGranted {
@@ -310,7 +320,7 @@ impl Escape {
     pub fn is_serious(&self) -> bool {
         match self {
             Escape::Unguarded { .. } | Escape::Tampered { .. } | Escape::NotGranted { .. } | Escape::Exceeded { .. } => true,
-            Escape::Crowded { .. } | Escape::Untimed { .. } => false,
+            Escape::Busy { .. } | Escape::Crowded { .. } | Escape::Untimed { .. } => false,
         }
     }
 
@@ -321,6 +331,7 @@ impl Escape {
             | Escape::Tampered { uuid, .. }
             | Escape::NotGranted { uuid, .. }
             | Escape::Exceeded { uuid, .. }
+            | Escape::Busy { uuid }
             | Escape::Crowded { uuid }
             | Escape::Untimed { uuid, .. } => uuid,
         }

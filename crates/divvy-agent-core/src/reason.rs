@@ -70,6 +70,8 @@ pub enum Class {
     Unguarded,
     /// A program changed the file in which the guard counts what its pod uses.
     Tampered,
+    /// The file in which the guard counts what its pod uses cannot be read in time.
+    Busy,
     /// More processes of a pod use a GPU than the guard can count.
     Crowded,
     /// Nothing limits the compute time of a pod that has a share of it.
@@ -78,7 +80,7 @@ pub enum Class {
 
 impl Class {
     /// Every class. The metrics start with all of them at zero.
-    pub const ALL: [Class; 17] = [
+    pub const ALL: [Class; 18] = [
         Class::NoAllocation,
         Class::GpuUnavailable,
         Class::RecordRebuilt,
@@ -94,6 +96,7 @@ impl Class {
         Class::MemoryExceeded,
         Class::Unguarded,
         Class::Tampered,
+        Class::Busy,
         Class::Crowded,
         Class::Untimed,
     ];
@@ -116,6 +119,7 @@ impl Class {
             Class::MemoryExceeded => "memory-exceeded",
             Class::Unguarded => "unguarded",
             Class::Tampered => "tampered",
+            Class::Busy => "guard-file-busy",
             Class::Crowded => "crowded",
             Class::Untimed => "untimed",
         }
@@ -139,6 +143,7 @@ impl Class {
             Class::MemoryExceeded => "GpuMemoryExceeded",
             Class::Unguarded => "GuardAvoided",
             Class::Tampered => "GuardFileChanged",
+            Class::Busy => "GuardFileBusy",
             Class::Crowded => "TooManyGpuProcesses",
             Class::Untimed => NOT_LIMITED,
         }

@@ -415,11 +415,11 @@ impl Core {
                          its own{both}, or if it uses no CUDA. Use the CUDA library that the container gets, or request a whole GPU{reaction}"
                     ),
                 ),
-                Escape::Tampered { text, .. } => (
+                Escape::Tampered { change, .. } => (
                     Class::Tampered,
                     format!(
                         "a program of this pod changed the file in which Divvy's guard counts what the pod uses of GPU {index}, so nothing limits the \
-                         pod to its share: {text}. Delete the pod if you do not know the program{reaction}"
+                         pod to its share: {change}. Delete the pod if you do not know the program{reaction}"
                     ),
                 ),
                 Escape::NotGranted { pid, .. } => (
@@ -434,6 +434,13 @@ impl Core {
                     format!(
                         "the pod's processes use {used} of GPU {index}, but {share} were granted: other pods on this GPU may run out of memory. Request \
                          more, or limit what the program uses{reaction}"
+                    ),
+                ),
+                Escape::Busy { .. } => (
+                    Class::Busy,
+                    format!(
+                        "the file in which Divvy's guard counts what this pod uses of GPU {index} cannot be read in time, so the agent measures nothing for this \
+                         pod. A program of the pod that writes to the file all the time causes this, and so does a slow disk"
                     ),
                 ),
                 Escape::Crowded { .. } => (

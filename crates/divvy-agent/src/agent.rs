@@ -639,9 +639,7 @@ impl Agent {
     /// The pod requires the limit, and it is not set.
     async fn limit(self: &Arc<Self>, pod: PodKey, limits: Box<Limits>) -> Result<(), String> {
         if !limits.guarded.is_empty() {
-            let (uid, guarded) = (limits.uid.clone(), limits.guarded.clone());
-            let held = self.blocking(move |agent| agent.shares.hold(&uid, &guarded).map_err(|error| error.to_string()));
-            let held = held.await.unwrap_or_else(|| Err("internal error in the agent".to_owned()));
+            let held = self.shares.hold(&limits.uid, &limits.guarded).await;
             self.metrics.guarded_pods(self.shares.pods().len());
             self.guarded.notify_one();
             self.timed.notify_one();
@@ -712,8 +710,10 @@ impl Agent {
             after
         });
         let after = match work.await {
-            Ok(Ok(after)) => {
+            Ok(Ok((after, gone))) => {
                 self.ready.clear("files");
+                self.shares.clear(&gone).await;
+                self.metrics.guarded_pods(self.shares.pods().len());
                 after
             }
             Ok(Err(error)) => {
@@ -820,7 +820,11 @@ impl Agent {
         done.inspect_err(|error| warn!(%error, "work on files failed")).ok()
     }
 
-    fn reconcile_blocking(&self, memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>) -> Result<After, FileError> {
+    /// Return also the UIDs of pods whose files of shares can be removed.
+    fn reconcile_blocking(
+        &self,
+        memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
+    ) -> Result<(After, BTreeSet<String>), FileError> {
         let facts = Facts {
             specs: self.store.specs()?,
             memory_in_use,
@@ -859,9 +863,7 @@ impl Agent {
             let core = self.core();
             gone.retain(|uid| core.is_gone(uid, &facts));
         }
-        self.shares.clear(&gone);
-        self.metrics.guarded_pods(self.shares.pods().len());
-        Ok(if held { After::MemoryHeld } else { After::AtRest })
+        Ok((if held { After::MemoryHeld } else { After::AtRest }, gone))
     }
 }
 

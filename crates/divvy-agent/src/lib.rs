@@ -50,7 +50,7 @@ pub use args::{Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, 
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;
-pub use metrics::{Allow, Counts, GuardCounts, Measured, Metrics, PluginMetrics};
+pub use metrics::{Allow, Counts, Measured, Metrics, PluginMetrics};
 pub use run::run;
 
 /// Run the agent with the flags of `divvy agent` until it is told to stop.

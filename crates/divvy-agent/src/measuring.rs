@@ -12,8 +12,6 @@ use tracing::warn;
 
 use crate::agent::Agent;
 use crate::guard::{escaped, processes_of};
-use crate::memory_in_use::memory_in_use;
-use crate::metering::{monotonic, nanos};
 
 /// How long to wait until the probe has killed a process.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -36,7 +34,7 @@ impl Agent {
             }
             // Also if pods are not to be stopped any more.
             let stopped = escaped(&escapes);
-            self.blocking(move |agent| agent.shares().stop(&stopped)).await;
+            self.shares().stop(&stopped).await;
             if self.core().settings().guard.as_ref().map(|guard| guard.reaction) == Some(Reaction::Kill) {
                 self.kill(processes_of(&escapes, &processes)).await;
             }
@@ -46,17 +44,11 @@ impl Agent {
 
     /// Measure once, and return the processes on the GPUs.
     async fn measure(self: &Arc<Self>) -> Option<Vec<GpuProcesses>> {
-        let said = || self.blocking(|agent| agent.shares().said());
-        let before = said().await?;
+        let before = self.shares().read().await;
         let processes = self.processes().await?;
-        let after = said().await?;
-        self.blocking(move |agent| {
-            agent.shares().count(nanos(monotonic()));
-            agent.shares().watch(&processes, &before, &after);
-            agent.shares().measured(&memory_in_use(&processes), &before, &after);
-            processes
-        })
-        .await
+        let after = self.shares().read().await;
+        self.shares().measured(&processes, &before, &after).await;
+        Some(processes)
     }
 
     /// Return the signs that pods are not held to their shares, by pod UID. A process without the guard does not count if a container of its pod was started

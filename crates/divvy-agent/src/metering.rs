@@ -79,7 +79,7 @@ impl Agent {
         let mut gpus: BTreeMap<String, Gpu> = BTreeMap::new();
         loop {
             let mut wanted = self.granted_gpus();
-            let limited = self.blocking(|agent| agent.shares().timed_gpus()).await.unwrap_or_default();
+            let limited = self.shares().timed_gpus();
             wanted.extend(limited.iter().cloned());
             gpus.retain(|uuid, _| wanted.contains(uuid));
             let now = Instant::now();
@@ -133,7 +133,7 @@ impl Agent {
             uuids.into_iter().map(failed).collect()
         });
         let monotonic = monotonic();
-        let mut measured = Vec::new();
+        let mut measured = BTreeMap::new();
         for GpuSamples { uuid, samples, error } in answer {
             let Some(gpu) = gpus.get_mut(&uuid) else { continue };
             if let Some(failure) = error {
@@ -167,18 +167,13 @@ impl Agent {
             for ((pod, _), ns) in busy {
                 *pods.entry(pod).or_default() += ns;
             }
-            measured.push((uuid, pods));
+            measured.insert(uuid, pods);
         }
         if measured.is_empty() {
             return;
         }
         let monotonic = nanos(monotonic);
-        self.blocking(move |agent| {
-            for (uuid, pods) in measured {
-                agent.shares().kept_busy(&uuid, &pods, monotonic);
-            }
-        })
-        .await;
+        self.shares().kept_busy(&measured, monotonic).await;
     }
 }
 

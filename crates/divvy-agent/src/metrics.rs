@@ -23,7 +23,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use divvy_agent_core::{Class, Core, Escape, Reconciled, Used};
+use divvy_agent_core::{Class, Core, Escape, GuardCounts, Reconciled, Used};
 
 pub use allow::Allow;
 use allow::Sheet;
@@ -129,17 +129,6 @@ pub struct Measured {
     pub counted: BTreeMap<(String, String), GuardCounts>,
     /// The signs that programs do not keep to their shares, by the pod's UID.
     pub escapes: BTreeMap<String, Vec<Escape>>,
-}
-
-/// What the guards of a pod have counted on one GPU.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct GuardCounts {
-    /// How many allocations they have refused.
-    pub denied: u64,
-    /// The bytes of these. `None` if no guard that counts them has used the GPU.
-    pub denied_bytes: Option<u64>,
-    /// For how many nanoseconds launches have waited, as the sum of the times of the pod's processes. `None` as above.
-    pub throttled_ns: Option<u64>,
 }
 
 /// A sample's labels. Many metrics have samples with the same ones.

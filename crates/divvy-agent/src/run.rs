@@ -129,7 +129,7 @@ pub(crate) async fn run_in(
     let agent = Arc::new(Agent::new(Parts {
         core,
         store,
-        shares: Shares::open(&config.state_dir(), config.on_escape == OnEscape::Throttle)?,
+        shares: Shares::open(&guard::shares(&config.state_dir()), config.on_escape == OnEscape::Throttle).await?,
         driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),

@@ -1,7 +1,7 @@
 //! System calls that do not go through a libc, and what is built of them. Only the clock is the libc's, if there is one.
 
 use core::ffi::{CStr, c_int, c_void};
-use core::mem::MaybeUninit;
+use core::mem::{ManuallyDrop, MaybeUninit};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -342,9 +342,11 @@ pub fn wait<T>(mapped: &'static T, distance: usize, value: u32, time: u64) {
     };
 }
 
-/// Wake all processes that [`wait`] for 32 bits at a distance in bytes from the start of a file of this size. Return how many there were.
-pub fn wake(path: &CStr, size: usize, distance: usize) -> Result<usize, Errno> {
-    let file = open(path, false, size)?;
+/// Wake all processes that [`wait`] for 32 bits at a distance in bytes from the start of a file of this size, which is open under this descriptor. Return how many
+/// there were.
+pub fn wake(descriptor: i32, size: usize, distance: usize) -> Result<usize, Errno> {
+    // The descriptor stays the caller's.
+    let file = ManuallyDrop::new(File(descriptor));
     // The kernel finds those that wait by the file of a mapped word.
     let start = map_bytes(size, false, MAP_SHARED, Some(&file))?;
     let word = start.expose_provenance().wrapping_add(distance);

@@ -7,6 +7,7 @@ mod bounds;
 mod calls;
 mod devices;
 mod driver_spec;
+mod guarded_shares;
 mod limited;
 mod lists;
 mod mps;

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Action, Class, Escape, Facts, Guard, Reaction, ResourceSpec, Settings};
+use divvy_agent_core::{Action, Class, Escape, Facts, FileChange, Guard, Reaction, ResourceSpec, Settings};
 use divvy_model::limits::NODE_EVICTIONS;
 use divvy_model::{MiB, Phase};
 
@@ -293,7 +293,7 @@ fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
     };
     let tampered = Escape::Tampered {
         uuid: "GPU-0".to_owned(),
-        text: "the file has 3 bytes".to_owned(),
+        change: FileChange::Size(3),
     };
     for (escapes, class, reason, parts) in [
         (
@@ -322,6 +322,14 @@ fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
             Class::MemoryExceeded,
             "GpuMemoryExceeded",
             ["use 4000 MiB of GPU 0", "3072 MiB were granted"],
+        ),
+        (
+            vec![Escape::Busy {
+                uuid: "GPU-0".to_owned(),
+            }],
+            Class::Busy,
+            "GuardFileBusy",
+            ["cannot be read in time", "GPU 0"],
         ),
         (
             vec![Escape::Crowded {

@@ -116,6 +116,6 @@ fn kind(escape: &Escape) -> Option<EscapeKind> {
         Escape::Exceeded { .. } => Some(EscapeKind::Over),
         Escape::Tampered { .. } => Some(EscapeKind::Tampered),
         // No program avoids anything: the limit itself does not work.
-        Escape::Crowded { .. } | Escape::Untimed { .. } => None,
+        Escape::Busy { .. } | Escape::Crowded { .. } | Escape::Untimed { .. } => None,
     }
 }

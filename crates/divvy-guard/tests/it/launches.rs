@@ -1,8 +1,7 @@
 //! Launches wait while the pod has used up its compute time.
 
-use std::ffi::CString;
 use std::fs;
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::fd::AsRawFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -56,8 +55,8 @@ fn ok(program: &mut Program, call: &str) -> u64 {
 
 /// Wake those that wait for the copy of this generation. Return how many there were.
 fn wake(sandbox: &Sandbox, generation: u64) -> usize {
-    let path = CString::new(sandbox.file(0, "limits").into_os_string().into_vec()).unwrap();
-    sys::wake(&path, limits::SIZE, bell(generation)).unwrap()
+    let file = std::fs::File::open(sandbox.file(0, "limits")).unwrap();
+    sys::wake(file.as_raw_fd(), limits::SIZE, bell(generation)).unwrap()
 }
 
 /// Return when a process waits in the kernel for the file of limits to change. After [`Sandbox::give`] its generation is 1.

@@ -1,0 +1,579 @@
+//! The shares of guarded pods: what the agent writes into their files of limits, and which pods are not held to their shares.
+//!
+//! Everything here is a function of values. The agent reads the files, asks the driver, and gives both to [`GuardedShares`]; what is to be written comes back from
+//! [`GuardedShares::unwritten`].
+//!
+//! **Invariant: noninterference.** What is decided about a share depends on the files of this share, on the driver's numbers for this pod, and on the settings
+//! of the operator; never on what another pod writes, allocates, or locks. Each share has its own state, and there is no other. The size of a context is learned
+//! for each share alone: a size that other pods have shown would let a pod that lies about its memory raise or lower what others are charged.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_model::{ALL_CORES, MiB};
+use divvy_share::compute::Meter;
+use divvy_share::limits::{self, Account, Limits, Unreadable};
+use divvy_share::usage;
+
+use crate::Escape;
+
+mod reading;
+
+pub use reading::{FileChange, FileStatus, InSlots, Readings, ShareId, USAGE_MODE, UsageCounts, UsageReading};
+
+/// A sign in the driver's numbers counts if so many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
+const LASTING: u8 = 3;
+/// What a context is charged with before the pod has shown what one takes, in bytes. Contexts take between 100 MiB (T4) and 550 MiB (H100). If the charge is too
+/// small, the rest is overhead one second later, and if it is too large, the first processes of the pod have less. But never more than a quarter of the share.
+const CONTEXT: u64 = 256 << 20;
+/// What a context takes at most, in bytes. A pod that shows more has other memory.
+const LARGEST_CONTEXT: u64 = 1 << 30;
+
+/// A process of a pod on a GPU, as the driver lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodProcess {
+    /// The pod and the GPU. The pod may have no share of the GPU.
+    pub share: ShareId,
+    /// The PID on the host.
+    pub pid: u32,
+    /// The PID that the process sees itself. `None` if it could not be read.
+    pub own_pid: Option<u32>,
+    /// The memory that the process uses. 0 if the driver does not report it.
+    pub used: MiB,
+}
+
+/// What the driver says about processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DriverReport {
+    /// The GPUs whose processes the driver has listed.
+    pub gpus: BTreeSet<String>,
+    /// The processes of pods on them.
+    pub processes: Vec<PodProcess>,
+}
+
+/// What is in the files of a share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShareFound {
+    /// What the file of limits says.
+    pub limits: Result<Limits, Unreadable>,
+    /// What the file of usage says.
+    pub usage: UsageReading,
+}
+
+/// A later version of the agent made the files of a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a later version of Divvy made the files with the pod's share (layout version {0}), and the guard of this version cannot use them. Delete the pod, so that \
+     its replacement gets files of this version"
+)]
+pub struct MadeLater(pub u64);
+
+/// What the guards of a pod have counted on a GPU so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GuardCounts {
+    /// How many allocations they have refused.
+    pub denied: u64,
+    /// The bytes of these. `None` if no guard that counts them has used the GPU.
+    pub denied_bytes: Option<u64>,
+    /// For how many nanoseconds launches have waited, as the sum of the times of the pod's processes. `None` as above.
+    pub throttled_ns: Option<u64>,
+}
+
+/// The shares that have files.
+#[derive(Debug, Default)]
+pub struct GuardedShares {
+    /// Whether pods may be stopped, so that their processes must look before they launch.
+    may_stop: bool,
+    shares: BTreeMap<ShareId, Share>,
+    /// Processes of pods with shares on GPUs of which they have none, by PID on the host: in how many measurements.
+    ungranted: BTreeMap<(ShareId, u32), u8>,
+    /// GPUs whose driver does not report the busy time of processes, and what it says.
+    untimed: BTreeMap<String, String>,
+    /// The number of the next [`LimitsToWrite`].
+    next: u64,
+}
+
+/// What a file of limits is to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LimitsToWrite {
+    /// The content.
+    pub limits: Limits,
+    /// What has a higher number is newer, and is not to be replaced by this.
+    pub number: u64,
+}
+
+#[derive(Debug, Default)]
+struct Share {
+    /// What the file of limits is to say. `None` if an agent of a later version wrote it, or if it could not be read: then it is written when a container of
+    /// the pod starts.
+    wanted: Option<Limits>,
+    /// What it says. `None` if this is not known.
+    written: Option<Limits>,
+    /// How much more the driver reported for the pod than its slots said, in bytes, in the last measurement.
+    estimate: Option<u64>,
+    /// The least that one process of the pod was seen to take for its context, in bytes.
+    context: Option<u64>,
+    counted: Counted,
+    meter: Option<Meter>,
+    signs: Signs,
+}
+
+/// What measurements have shown of a share.
+#[derive(Debug, Default)]
+struct Signs {
+    /// Processes without a slot, by PID on the host: in how many measurements.
+    unguarded: BTreeMap<u32, u8>,
+    /// In how many measurements the pod had too much, and how much it had, in bytes.
+    exceeded: (u8, u64),
+    /// How a program changed the file. It counts at once, and until a container of the pod starts: when the file looks right again, its numbers may be wrong.
+    changed: Option<FileChange>,
+    /// Whether processes got no slot.
+    is_crowded: bool,
+    /// In how many measurements the file could not be read in time.
+    late: u8,
+}
+
+impl GuardedShares {
+    /// No shares. `may_stop`: whether pods may be stopped.
+    #[must_use]
+    pub fn new(may_stop: bool) -> Self {
+        Self {
+            may_stop,
+            ..Self::default()
+        }
+    }
+
+    /// Report whether no pod has files.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.shares.is_empty()
+    }
+
+    /// Return the shares that have files.
+    pub fn ids(&self) -> impl Iterator<Item = &ShareId> {
+        self.shares.keys()
+    }
+
+    /// Return the UIDs of the pods that have files.
+    #[must_use]
+    pub fn pods(&self) -> BTreeSet<String> {
+        self.shares.keys().map(|id| id.pod.clone()).collect()
+    }
+
+    /// Take over the files of an earlier agent. `now` is in nanoseconds of the monotonic clock.
+    pub fn adopt(&mut self, id: ShareId, found: &ShareFound, now: u64) {
+        let share = self.shares.entry(id).or_default();
+        share.written = found.limits.ok();
+        share.wanted = share.written.map(|limits| of_this_boot(limits, now));
+        share.signs.note(&found.usage);
+    }
+
+    /// Give a pod its share when one of its containers starts, and return what its file of limits must say. Memory in use above a smaller share stays; the next
+    /// allocation fails.
+    ///
+    /// # Errors
+    /// A later version made the files.
+    pub fn hold(
+        &mut self,
+        id: ShareId,
+        memory: MiB,
+        cores: u32,
+        found: &ShareFound,
+        now: u64,
+    ) -> Result<LimitsToWrite, MadeLater> {
+        let known = self.shares.get(&id).and_then(|share| share.wanted);
+        let before = match (known, found.limits) {
+            (Some(limits), _) => limits,
+            (None, Ok(limits)) => of_this_boot(limits, now),
+            (None, Err(Unreadable::Newer(version))) => return Err(MadeLater(version)),
+            (None, Err(Unreadable::Foreign | Unreadable::Torn)) => Limits::default(),
+        };
+        let share = self.shares.entry(id).or_default();
+        // A file that was repaired is a new one. What cannot be repaired is still a sign.
+        share.signs.changed.clone_from(&found.usage.change);
+        let bytes = in_bytes(memory);
+        // What processes were charged with stays in the file while they run, so that the agent can tell it from what it measures.
+        let has_processes = found.usage.slots.as_ref().is_some_and(|slots| slots.processes > 0);
+        let context = if has_processes {
+            before.context
+        } else {
+            share.context_of(bytes)
+        };
+        let limits = Limits {
+            bytes,
+            context,
+            rate: rate_of(cores),
+            may_stop: self.may_stop,
+            ..before
+        };
+        share.wanted = Some(limits);
+        share.written = found.limits.ok();
+        Ok(self.numbered(limits))
+    }
+
+    fn numbered(&mut self, limits: Limits) -> LimitsToWrite {
+        let number = self.next;
+        self.next += 1;
+        LimitsToWrite { limits, number }
+    }
+
+    /// Stop the launches of these pods on all their GPUs, and of no other pods. By their UIDs.
+    pub fn stop(&mut self, pods: &BTreeSet<String>) {
+        let may_stop = self.may_stop;
+        for (id, share) in &mut self.shares {
+            if let Some(limits) = &mut share.wanted {
+                limits.is_stopped = may_stop && pods.contains(&id.pod);
+            }
+        }
+    }
+
+    /// Forget a pod.
+    pub fn forget(&mut self, pod: &str) {
+        self.shares.retain(|id, _| id.pod != pod);
+        self.ungranted.retain(|(id, _), _| id.pod != pod);
+    }
+
+    /// Return the shares whose files of limits are to be written, with the content.
+    pub fn unwritten(&mut self) -> Vec<(ShareId, LimitsToWrite)> {
+        let shares = self.shares.iter();
+        let unwritten: Vec<(ShareId, Limits)> = shares
+            .filter_map(|(id, share)| Some((id.clone(), share.wanted.filter(|_| share.wanted != share.written)?)))
+            .collect();
+        unwritten
+            .into_iter()
+            .map(|(id, limits)| (id, self.numbered(limits)))
+            .collect()
+    }
+
+    /// Take that a file of limits was written.
+    pub fn wrote(&mut self, id: &ShareId, limits: Limits) {
+        if let Some(share) = self.shares.get_mut(id) {
+            share.written = Some(limits);
+        }
+    }
+
+    /// Take a measurement: what the driver says, and the files as they were read before and after it was asked. `now` is in nanoseconds of the monotonic clock.
+    ///
+    /// A process may allocate or free memory between these moments. Therefore an estimate of the overhead (contexts and code, which no allocation accounts for)
+    /// counts only as far as the one before it agrees, so that a process is not refused memory that it has just freed.
+    pub fn measured(&mut self, report: &DriverReport, before: &Readings, after: &Readings, now: u64) {
+        let mut of_share: BTreeMap<&ShareId, Vec<&PodProcess>> = BTreeMap::new();
+        for process in &report.processes {
+            of_share.entry(&process.share).or_default().push(process);
+        }
+        let pods = self.pods();
+        let mut ungranted = BTreeMap::new();
+        for (id, processes) in &of_share {
+            if !self.shares.contains_key(*id) && pods.contains(&id.pod) {
+                for process in processes.iter().filter(|process| is_seen(process)) {
+                    let key = ((*id).clone(), process.pid);
+                    let times = self.ungranted.get(&key).copied().unwrap_or(0).saturating_add(1);
+                    ungranted.insert(key, times);
+                }
+            }
+        }
+        self.ungranted = ungranted;
+        for (id, share) in &mut self.shares {
+            let (before, after) = (before.get(id), after.get(id));
+            for reading in [before, after].into_iter().flatten() {
+                share.signs.note(reading);
+            }
+            share.signs.late = if after.is_some() {
+                0
+            } else {
+                share.signs.late.saturating_add(1)
+            };
+            if let Some(counts) = after.and_then(|reading| reading.counts.as_ref()) {
+                share.counted.add(counts, now);
+            }
+            // Without the driver's numbers nothing is known.
+            if report.gpus.contains(&id.gpu) {
+                let processes = of_share.get(id).map(Vec::as_slice).unwrap_or_default();
+                share.watch(processes, before, after);
+                share.measure(processes, before, after);
+            }
+        }
+    }
+
+    /// Return the UUIDs of the GPUs on which the compute time of a pod is limited.
+    #[must_use]
+    pub fn timed_gpus(&self) -> BTreeSet<String> {
+        let timed = self.shares.iter().filter(|(_, share)| share.timed().is_some());
+        timed.map(|(id, _)| id.gpu.clone()).collect()
+    }
+
+    /// Return the shares of these GPUs that have a limit of compute time.
+    #[must_use]
+    pub fn timed_shares(&self, gpus: &BTreeSet<String>) -> Vec<ShareId> {
+        let timed = self
+            .shares
+            .iter()
+            .filter(|(id, share)| gpus.contains(&id.gpu) && share.timed().is_some());
+        timed.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Take for how many nanoseconds the pods kept a GPU busy, by their UIDs. `now` is in nanoseconds of the monotonic clock.
+    pub fn kept_busy(&mut self, gpu: &str, busy: &BTreeMap<String, u64>, readings: &Readings, now: u64) {
+        for (id, share) in self.shares.iter_mut().filter(|(id, _)| id.gpu == gpu) {
+            let Some(Limits { rate, account, .. }) = share.timed() else {
+                share.meter = None;
+                continue;
+            };
+            // A pod that has damaged its file keeps the time of a launch that was measured before.
+            let counts = readings.get(id).and_then(|reading| reading.counts.as_ref());
+            let launches = counts.map_or(account.launches, |counts| counts.launches);
+            let meter = share.meter.get_or_insert_with(|| match account.at {
+                // Nothing was measured yet.
+                0 => Meter::new(now, launches),
+                // By an earlier agent.
+                _ => Meter::resume(account),
+            });
+            let account = meter.measure(rate, now, busy.get(&id.pod).copied().unwrap_or(0), launches);
+            if let Some(limits) = &mut share.wanted {
+                limits.account = account;
+            }
+        }
+    }
+
+    /// Take whether the driver reports the busy time of processes on a GPU; if not, what it says.
+    pub fn timed(&mut self, gpu: &str, refusal: Option<String>) {
+        match refusal {
+            Some(text) => drop(self.untimed.insert(gpu.to_owned(), text)),
+            None => drop(self.untimed.remove(gpu)),
+        }
+    }
+
+    /// Return what the guards have counted, as far as it was read.
+    #[must_use]
+    pub fn counted(&self) -> BTreeMap<ShareId, GuardCounts> {
+        let counted = self.shares.iter().filter(|(_, share)| share.counted.at > 0);
+        counted.map(|(id, share)| (id.clone(), share.counted.counts())).collect()
+    }
+
+    /// Return the signs that pods are not held to their shares, by pod UID.
+    #[must_use]
+    pub fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
+        let mut by_pod: BTreeMap<String, Vec<Escape>> = BTreeMap::new();
+        for (id, share) in &self.shares {
+            let untimed = self.untimed.get(&id.gpu).filter(|_| share.timed().is_some());
+            let untimed = untimed.map(|text| Escape::Untimed {
+                uuid: id.gpu.clone(),
+                text: text.clone(),
+            });
+            let all: Vec<Escape> = share.escapes(&id.gpu).into_iter().chain(untimed).collect();
+            if !all.is_empty() {
+                by_pod.entry(id.pod.clone()).or_default().extend(all);
+            }
+        }
+        for ((id, pid), _) in self.ungranted.iter().filter(|(_, times)| **times >= LASTING) {
+            by_pod.entry(id.pod.clone()).or_default().push(Escape::NotGranted {
+                uuid: id.gpu.clone(),
+                pid: *pid,
+            });
+        }
+        by_pod
+    }
+}
+
+impl Share {
+    /// Return the limits if they limit the compute time.
+    fn timed(&self) -> Option<Limits> {
+        self.wanted.filter(Limits::limits_compute)
+    }
+
+    /// Return what a process of this pod is charged with when it makes a context. It is only a part of the share: a program must start, and then shows what a
+    /// context really takes.
+    fn context_of(&self, bytes: u64) -> u64 {
+        self.context.unwrap_or(CONTEXT).min(bytes / 4)
+    }
+
+    /// Compare the driver's processes with the slots.
+    fn watch(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) {
+        if let (Some(before), Some(after)) = (before, after) {
+            let has_slot = |own_pid: u32| {
+                let slots = [before, after].into_iter().filter_map(|reading| reading.slots.as_ref());
+                slots.into_iter().any(|slots| slots.pids.contains(&u64::from(own_pid)))
+            };
+            let unguarded = processes
+                .iter()
+                .filter(|process| is_seen(process) && !process.own_pid.is_some_and(has_slot));
+            let unguarded = unguarded.map(|process| {
+                let times = self.signs.unguarded.get(&process.pid).copied().unwrap_or(0);
+                (process.pid, times.saturating_add(1))
+            });
+            self.signs.unguarded = unguarded.collect();
+        }
+        let Some(limits) = self.wanted else { return };
+        // Contexts are counted by the driver's processes, because a pod can make any number of slots. What a context takes beyond its charge was not refused.
+        let contexts = processes.iter().filter(|process| process.used > MiB::ZERO).count() as u64;
+        let context = self.context.unwrap_or(LARGEST_CONTEXT);
+        let not_charged = context.saturating_sub(limits.context).saturating_mul(contexts);
+        let most = limits.bytes.saturating_add(limits.bytes / 20).saturating_add(not_charged);
+        let used = reported(processes);
+        let (times, last) = &mut self.signs.exceeded;
+        *times = if used > most { times.saturating_add(1) } else { 0 };
+        *last = used;
+    }
+
+    /// Estimate the memory that the driver reports for the pod in addition to what its slots say.
+    fn measure(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) {
+        let slots = |reading: Option<&UsageReading>| reading.and_then(|reading| reading.slots.clone());
+        let (Some(before), Some(after), Some(limits)) = (slots(before), slots(after), self.wanted.as_mut()) else {
+            return;
+        };
+        let reported = reported(processes);
+        let in_slots = before.bytes.max(after.bytes);
+        let estimate = reported.saturating_sub(in_slots);
+        limits.overhead = self.estimate.map_or(0, |last| last.min(estimate));
+        // Two equal estimates of one process: it makes no context and loads no code at the moment. It may have allocated nothing.
+        let is_settled = self.estimate == Some(estimate) && before == after && after.owners == 1;
+        self.estimate = Some(estimate);
+        // The process may have been charged with more than its context takes.
+        let seen = reported.saturating_add(limits.context).saturating_sub(in_slots);
+        if is_settled && seen > 0 {
+            let least = self.context.get_or_insert(LARGEST_CONTEXT);
+            *least = seen.min(*least);
+        }
+        if before.processes == 0 && after.processes == 0 {
+            limits.context = self.context.unwrap_or(CONTEXT).min(limits.bytes / 4);
+        }
+    }
+
+    fn escapes(&self, gpu: &str) -> Vec<Escape> {
+        let signs = &self.signs;
+        let uuid = || gpu.to_owned();
+        let lasting = signs.unguarded.iter().filter(|(_, times)| **times >= LASTING);
+        let mut all: Vec<Escape> = lasting
+            .map(|(pid, _)| Escape::Unguarded { uuid: uuid(), pid: *pid })
+            .collect();
+        if let (times, used) = signs.exceeded
+            && times >= LASTING
+            && let Some(limits) = self.wanted
+        {
+            let [used, share] = [used, limits.bytes].map(|bytes| MiB(bytes >> 20));
+            all.push(Escape::Exceeded {
+                uuid: uuid(),
+                used,
+                share,
+            });
+        }
+        if let Some(change) = &signs.changed {
+            all.push(Escape::Tampered {
+                uuid: uuid(),
+                change: change.clone(),
+            });
+        }
+        if signs.is_crowded {
+            all.push(Escape::Crowded { uuid: uuid() });
+        }
+        if signs.late >= LASTING {
+            all.push(Escape::Busy { uuid: uuid() });
+        }
+        all
+    }
+}
+
+impl Signs {
+    fn note(&mut self, reading: &UsageReading) {
+        if let Some(change) = &reading.change {
+            self.changed = Some(change.clone());
+        }
+        if let Some(counts) = &reading.counts {
+            self.is_crowded = counts.totals.crowded > 0;
+        }
+    }
+}
+
+/// Report whether it is known that a process has memory, and who it is.
+fn is_seen(process: &PodProcess) -> bool {
+    process.used > MiB::ZERO && process.own_pid.is_some()
+}
+
+fn reported(processes: &[&PodProcess]) -> u64 {
+    let used = processes.iter().map(|process| in_bytes(process.used));
+    used.fold(0, u64::saturating_add)
+}
+
+/// Return limits without a balance that an earlier boot of the machine left: the clock by which balances grow starts again with each boot.
+fn of_this_boot(mut limits: Limits, now: u64) -> Limits {
+    if limits.account.at > now {
+        limits.account = Account {
+            launches: limits.account.launches,
+            ..Account::default()
+        };
+    }
+    limits
+}
+
+/// Return the GPU time in nanoseconds per second of a share in percent. 0 stays 0: no limit.
+fn rate_of(cores: u32) -> u64 {
+    u64::from(cores).saturating_mul(limits::WHOLE / u64::from(ALL_CORES))
+}
+
+fn in_bytes(memory: MiB) -> u64 {
+    memory.0.saturating_mul(1 << 20)
+}
+
+/// What the guards of a pod have counted on a GPU so far.
+///
+/// The pod can write any numbers into the file, so the sums here only grow: a number that goes back begins again at 0, as the count of a new owner of a slot
+/// and those of a file that was restored do. A pod that writes wrong numbers changes only what is shown about itself.
+#[derive(Debug, Default)]
+struct Counted {
+    denied: u64,
+    /// What each slot said last, up to the last one in which an allocation was refused. It begins at 0 with each owner of the slot.
+    last: Vec<u64>,
+    denied_bytes: Option<Sum>,
+    throttled_ns: Option<Sum>,
+    /// When the file was read last, in nanoseconds of the monotonic clock. It is 0 at first: the time since the machine started.
+    at: u64,
+}
+
+/// A sum of what a counter said.
+#[derive(Debug, Default)]
+struct Sum {
+    total: u64,
+    last: u64,
+}
+
+impl Sum {
+    /// Add what the counter has grown by, and at most `most`.
+    fn add(&mut self, says: u64, most: u64) {
+        self.total = self.total.saturating_add(growth(self.last, says).min(most));
+        self.last = says;
+    }
+}
+
+fn growth(last: u64, says: u64) -> u64 {
+    if says < last { says } else { says - last }
+}
+
+impl Counted {
+    fn add(&mut self, counts: &UsageCounts, now: u64) {
+        if self.last.len() < counts.denied.len() {
+            self.last.resize(counts.denied.len(), 0);
+        }
+        // Slots behind the last one with refusals say 0.
+        let says = counts.denied.iter().copied().chain(std::iter::repeat(0));
+        for (last, says) in self.last.iter_mut().zip(says) {
+            self.denied = self.denied.saturating_add(growth(*last, says));
+            *last = says;
+        }
+        if let Some(bytes) = counts.totals.denied_bytes {
+            self.denied_bytes.get_or_insert_default().add(bytes, u64::MAX);
+        }
+        if let Some(ns) = counts.totals.throttled_ns {
+            // In each process, one launch at a time counts its waiting.
+            let most = now.saturating_sub(self.at).saturating_mul(usage::SLOTS as u64);
+            self.throttled_ns.get_or_insert_default().add(ns, most);
+        }
+        self.at = now;
+    }
+
+    fn counts(&self) -> GuardCounts {
+        GuardCounts {
+            denied: self.denied,
+            denied_bytes: self.denied_bytes.as_ref().map(|sum| sum.total),
+            throttled_ns: self.throttled_ns.as_ref().map(|sum| sum.total),
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! What a file of usage says, and whether a program in the pod has changed it in a way in which no guard changes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_share::usage::{self, SLOTS, Seen, Totals, Unusable};
+
+/// The permissions of a file of usage: the processes of a container may have any user.
+pub const USAGE_MODE: u32 = 0o666;
+/// The largest PID that Linux gives (`PID_MAX_LIMIT` in include/linux/threads.h).
+const LARGEST_PID: u64 = 1 << 22;
+
+/// The share of a pod of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ShareId {
+    /// The pod's UID.
+    pub pod: String,
+    /// The UUID of the GPU or of the MIG device.
+    pub gpu: String,
+}
+
+/// What was read from the files of usage. A share is missing if its file could not be read in time.
+pub type Readings = BTreeMap<ShareId, UsageReading>;
+
+/// The status of a file of usage (`fstat(2)`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileStatus {
+    /// Bytes.
+    pub size: u64,
+    /// The permissions.
+    pub mode: u32,
+    /// The owner's user id and group id.
+    pub owner: (u32, u32),
+}
+
+/// A state of a file of usage that neither an agent nor a guard can have produced.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum FileChange {
+    /// The size.
+    #[error("the file has {0} bytes instead of {size}", size = usage::SIZE)]
+    Size(u64),
+    /// The first bytes.
+    #[error("the file does not start as Divvy's files do")]
+    Head,
+    /// The version of the layout, which the agent writes.
+    #[error("the file says that it has layout version {0}, and Divvy made it with version {version}", version = usage::VERSION)]
+    Version(u64),
+    /// The permissions.
+    #[error("the file has the permissions {0:o} instead of {USAGE_MODE:o}")]
+    Mode(u32),
+    /// The owner.
+    #[error("the file belongs to user {0} and group {1}")]
+    Owner(u32, u32),
+    /// A number that no guard writes.
+    #[error("the file says {0} where a guard writes at most {1}")]
+    Number(u64, u64),
+    /// A lease (`F_SETLEASE` in fcntl(2)).
+    #[error("a process holds a lease on the file, so the agent cannot open it")]
+    Leased,
+    /// The permissions or the owner keep the agent from opening the file.
+    #[error("the agent may not open the file")]
+    Forbidden,
+    /// Locks.
+    #[error("so many ranges of the file are locked that the agent does not look for the owners of slots")]
+    Locks,
+}
+
+/// What a file of usage says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UsageReading {
+    /// How the file was changed.
+    pub change: Option<FileChange>,
+    /// What the processes say that they have. `None` if the file cannot be read as one of usage.
+    pub slots: Option<InSlots>,
+    /// What the guards have counted. `None` as above.
+    pub counts: Option<UsageCounts>,
+}
+
+/// What the slots with an owner say.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct InSlots {
+    /// The memory of all processes, in bytes.
+    pub bytes: u64,
+    /// The number of processes that have memory.
+    pub processes: usize,
+    /// The number of processes that have a slot.
+    pub owners: usize,
+    /// The PIDs of all processes that have a slot, as they see them themselves.
+    pub pids: BTreeSet<u64>,
+}
+
+/// What the guards of a pod count.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UsageCounts {
+    /// The refused allocations of each slot, up to the last slot that has some.
+    pub denied: Vec<u64>,
+    /// The launches of all slots.
+    pub launches: u64,
+    /// The counts of all processes.
+    pub totals: Totals,
+}
+
+impl UsageReading {
+    /// A file that could not be opened or read for this reason.
+    #[must_use]
+    pub fn unreadable(change: FileChange) -> Self {
+        Self {
+            change: Some(change),
+            ..Self::default()
+        }
+    }
+
+    /// Read a file of usage. `owner` is the user and the group that made it. `find_owners` gets the slots that say something, and returns those that a process
+    /// has locked.
+    pub fn of(
+        status: FileStatus,
+        bytes: &[u8],
+        owner: (u32, u32),
+        find_owners: impl FnOnce(&[usize]) -> Result<BTreeSet<usize>, FileChange>,
+    ) -> Self {
+        let (user, group) = status.owner;
+        let status = if status.size != usage::SIZE as u64 {
+            Some(FileChange::Size(status.size))
+        } else if status.owner != owner {
+            Some(FileChange::Owner(user, group))
+        } else {
+            (status.mode != USAGE_MODE).then_some(FileChange::Mode(status.mode))
+        };
+        let (slots, totals) = match usage::parse(bytes) {
+            Ok(content) => content,
+            Err(error) => {
+                return Self::unreadable(status.unwrap_or(match error {
+                    Unusable::Size(size) => FileChange::Size(size as u64),
+                    Unusable::Foreign => FileChange::Head,
+                    Unusable::Newer(version) => FileChange::Version(version),
+                }));
+            }
+        };
+        let counts = Some(UsageCounts::of(&slots, totals));
+        let used: Vec<usize> = (0..SLOTS)
+            .filter(|slot| slots[*slot].used > 0 || slots[*slot].pid > 0)
+            .collect();
+        let owners = match find_owners(&used) {
+            Ok(owners) => owners,
+            Err(change) => {
+                return Self {
+                    change: Some(change),
+                    slots: None,
+                    counts,
+                };
+            }
+        };
+        let owned = slots.iter().enumerate().filter(|(index, _)| owners.contains(index));
+        let mut sum = InSlots::default();
+        let mut change = status;
+        for (_, Seen { used, pid, .. }) in owned {
+            sum.bytes = sum.bytes.saturating_add(*used);
+            sum.processes += usize::from(*used > 0);
+            sum.owners += 1;
+            sum.pids.insert(*pid);
+            if *pid > LARGEST_PID {
+                change.get_or_insert(FileChange::Number(*pid, LARGEST_PID));
+            }
+        }
+        Self {
+            change,
+            slots: Some(sum),
+            counts,
+        }
+    }
+}
+
+impl UsageCounts {
+    fn of(slots: &[Seen; SLOTS], totals: Totals) -> Self {
+        let refused = slots.iter().rposition(|slot| slot.denied > 0).map_or(0, |last| last + 1);
+        Self {
+            denied: slots.iter().take(refused).map(|slot| slot.denied).collect(),
+            launches: divvy_share::compute::total(slots.iter().map(|slot| slot.launches)),
+            totals,
+        }
+    }
+}

@@ -1,0 +1,845 @@
+//! What the agent decides about the shares of guarded pods, from their files and from the driver's numbers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_agent_core::{
+    DriverReport, Escape, FileChange, FileStatus, GuardCounts, GuardedShares, InSlots, PodProcess, Readings, ShareFound, ShareId,
+    USAGE_MODE, UsageCounts, UsageReading,
+};
+use divvy_model::MiB;
+use divvy_share::limits::{Account, Limits, Unreadable, WHOLE};
+use divvy_share::usage::{self, Totals};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+const GPU: &str = "GPU-1";
+const MEBIBYTE: u64 = 1 << 20;
+const SECOND: u64 = 1_000_000_000;
+const MS: u64 = 1_000_000;
+
+fn id(pod: &str) -> ShareId {
+    on(pod, GPU)
+}
+
+fn on(pod: &str, gpu: &str) -> ShareId {
+    ShareId {
+        pod: pod.to_owned(),
+        gpu: gpu.to_owned(),
+    }
+}
+
+/// A process: its PID, also in its container, what the driver says that it has, and what its slot says, in MiB.
+#[derive(Clone, Copy, Debug)]
+struct Runs {
+    pid: u32,
+    used: u64,
+    says: Option<u64>,
+}
+
+fn runs(pid: u32, used: u64, says: u64) -> Runs {
+    Runs {
+        pid,
+        used,
+        says: Some(says),
+    }
+}
+
+/// Files of limits, as they are written.
+struct Node {
+    shares: GuardedShares,
+    files: BTreeMap<ShareId, Limits>,
+    now: u64,
+}
+
+impl Node {
+    /// One pod with a share of 1,000 MiB.
+    fn new() -> Node {
+        let mut node = Node::empty(false);
+        node.hold("a", 1000);
+        node
+    }
+
+    fn empty(may_stop: bool) -> Node {
+        Node {
+            shares: GuardedShares::new(may_stop),
+            files: BTreeMap::new(),
+            now: 1000 * SECOND,
+        }
+    }
+
+    fn found(&self, id: &ShareId, usage: UsageReading) -> ShareFound {
+        let limits = self.files.get(id).copied().ok_or(Unreadable::Foreign);
+        ShareFound { limits, usage }
+    }
+
+    fn hold(&mut self, pod: &str, mib: u64) {
+        self.hold_at(pod, mib, 0, said(&[]));
+    }
+
+    fn hold_at(&mut self, pod: &str, mib: u64, cores: u32, usage: UsageReading) {
+        let found = self.found(&id(pod), usage);
+        let written = self
+            .shares
+            .hold(id(pod), MiB(mib), cores, &found, self.now)
+            .expect("of this version");
+        self.files.insert(id(pod), written.limits);
+        self.shares.wrote(&id(pod), written.limits);
+    }
+
+    fn write(&mut self) {
+        for (id, written) in self.shares.unwritten() {
+            self.files.insert(id.clone(), written.limits);
+            self.shares.wrote(&id, written.limits);
+        }
+    }
+
+    fn limits(&self, pod: &str) -> Limits {
+        self.files[&id(pod)]
+    }
+
+    fn context(&self, pod: &str) -> u64 {
+        self.limits(pod).context / MEBIBYTE
+    }
+
+    /// Measure once, with the files the same before and after. Return the overhead of the first pod in MiB.
+    fn measure(&mut self, pods: &[(&str, &[Runs])]) -> u64 {
+        let readings: Readings = pods.iter().map(|(pod, processes)| (id(pod), said(processes))).collect();
+        self.measure_files(pods, &readings, &readings);
+        self.limits(pods[0].0).overhead / MEBIBYTE
+    }
+
+    fn measure_files(&mut self, pods: &[(&str, &[Runs])], before: &Readings, after: &Readings) {
+        self.now += SECOND;
+        self.shares.measured(&report(pods), before, after, self.now);
+        self.write();
+    }
+
+    fn escapes(&self, pod: &str) -> Vec<Escape> {
+        self.shares.escapes().remove(pod).unwrap_or_default()
+    }
+}
+
+fn report(pods: &[(&str, &[Runs])]) -> DriverReport {
+    let processes = pods.iter().flat_map(|(pod, processes)| {
+        processes.iter().map(|process| PodProcess {
+            share: id(pod),
+            pid: 4000 + process.pid,
+            own_pid: Some(process.pid),
+            used: MiB(process.used),
+        })
+    });
+    DriverReport {
+        gpus: [GPU.to_owned()].into(),
+        processes: processes.collect(),
+    }
+}
+
+/// What the file of these processes says.
+fn said(processes: &[Runs]) -> UsageReading {
+    let mut slots = InSlots::default();
+    for (process, says) in processes.iter().filter_map(|process| Some((process, process.says?))) {
+        slots.bytes += says * MEBIBYTE;
+        slots.processes += usize::from(says > 0);
+        slots.owners += 1;
+        slots.pids.insert(u64::from(process.pid));
+    }
+    UsageReading {
+        change: None,
+        slots: Some(slots),
+        counts: Some(UsageCounts::default()),
+    }
+}
+
+fn changed(change: FileChange) -> UsageReading {
+    UsageReading::unreadable(change)
+}
+
+fn unguarded(pid: u32) -> Escape {
+    Escape::Unguarded {
+        uuid: GPU.to_owned(),
+        pid: 4000 + pid,
+    }
+}
+
+#[test]
+fn memory_that_no_process_accounts_for_is_overhead_once_two_measurements_agree() {
+    let mut node = Node::new();
+    let both = [runs(1, 200, 100), runs(2, 220, 200)];
+    assert_eq!(node.measure(&[("a", &both)]), 0);
+    assert_eq!(node.measure(&[("a", &both)]), 120);
+    // A process frees 100 MiB after the driver was asked. The difference of one moment is not overhead.
+    assert_eq!(node.measure(&[("a", &[runs(1, 200, 0), runs(2, 220, 200)])]), 120);
+    assert_eq!(node.measure(&[("a", &[runs(2, 320, 200)])]), 120);
+    assert_eq!(node.measure(&[("a", &[])]), 0);
+    // Without the driver's numbers nothing changes.
+    node.measure(&[("a", &both)]);
+    node.measure(&[("a", &both)]);
+    let files: Readings = [(id("a"), said(&both))].into();
+    node.shares.measured(&DriverReport::default(), &files, &files, node.now);
+    node.write();
+    assert_eq!(node.limits("a").overhead / MEBIBYTE, 120);
+}
+
+#[test]
+fn what_a_context_takes_is_learned_from_a_single_process_of_the_pod_for_its_next_processes() {
+    let mut node = Node::new();
+    assert_eq!(node.context("a"), 250, "a quarter of the share");
+    let two = [runs(1, 300, 350), runs(2, 300, 350)];
+    for _ in 0..3 {
+        node.measure(&[("a", &two)]);
+    }
+    node.measure(&[("a", &[])]);
+    assert_eq!(node.context("a"), 250, "no one knows which of the two has how much");
+    // It is charged with 250 MiB for its context, which takes 150, and has allocated 100.
+    for _ in 0..3 {
+        node.measure(&[("a", &[runs(2, 250, 350)])]);
+        assert_eq!(node.context("a"), 250, "the process is charged with it");
+    }
+    // It loads code, which is not part of a context.
+    for _ in 0..3 {
+        node.measure(&[("a", &[runs(2, 300, 350)])]);
+    }
+    node.measure(&[("a", &[])]);
+    assert_eq!(node.context("a"), 150);
+    // A context that takes more than it is charged with is not learned as less.
+    for _ in 0..3 {
+        node.measure(&[("a", &[runs(3, 700, 150)])]);
+    }
+    node.measure(&[("a", &[])]);
+    assert_eq!(node.context("a"), 150);
+    node.hold("b", 4000);
+    assert_eq!(node.context("b"), 256, "another pod does not know it");
+}
+
+#[test]
+fn what_a_context_takes_is_learned_before_its_process_allocates_anything() {
+    let mut node = Node::new();
+    node.hold("a", 8000);
+    for _ in 0..2 {
+        node.measure(&[("a", &[runs(7, 500, 256)])]);
+    }
+    node.measure(&[("a", &[])]);
+    assert_eq!(node.context("a"), 500);
+}
+
+#[test]
+fn refused_allocations_are_counted_over_all_owners_of_a_slot() {
+    let mut node = Node::new();
+    for (slots, denied) in [
+        (vec![3], 3),
+        (vec![3, 2], 5),
+        (vec![4, 2], 6),
+        (vec![1, 2], 7),
+        (vec![0, 0, 9], 16),
+        (vec![1], 17),
+        (vec![1, u64::MAX], u64::MAX),
+    ] {
+        let mut usage = said(&[]);
+        usage.counts = Some(UsageCounts {
+            denied: slots,
+            ..UsageCounts::default()
+        });
+        let files: Readings = [(id("a"), usage)].into();
+        for _ in 0..2 {
+            node.measure_files(&[], &files, &files);
+            let counts = GuardCounts {
+                denied,
+                ..GuardCounts::default()
+            };
+            assert_eq!(node.shares.counted(), BTreeMap::from([(id("a"), counts)]));
+        }
+    }
+    // A damaged file says nothing, and what was counted stays until the pod is gone.
+    let files: Readings = [(id("a"), changed(FileChange::Head))].into();
+    node.measure_files(&[], &files, &files);
+    assert_eq!(node.shares.counted()[&id("a")].denied, u64::MAX);
+    node.shares.forget("a");
+    assert_eq!(node.shares.counted(), BTreeMap::new());
+}
+
+#[test]
+fn what_guards_count_only_grows_and_no_pod_waits_for_longer_than_its_processes_can() {
+    let mut node = Node::new();
+    let mut says = |counts: Option<(u64, u64)>| {
+        let mut usage = said(&[]);
+        usage.counts = Some(UsageCounts {
+            totals: Totals {
+                crowded: 0,
+                denied_bytes: counts.map(|(bytes, _)| bytes),
+                throttled_ns: counts.map(|(_, ns)| ns),
+            },
+            ..UsageCounts::default()
+        });
+        let files: Readings = [(id("a"), usage)].into();
+        node.measure_files(&[], &files, &files);
+        let counted = node.shares.counted().into_values().next().expect("a share");
+        (counted.denied_bytes, counted.throttled_ns)
+    };
+    assert_eq!(says(None), (None, None), "a guard of an earlier version counts nothing");
+    assert_eq!(says(Some((0, 0))), (Some(0), Some(0)));
+    assert_eq!(says(Some((10, 7))), (Some(10), Some(7)));
+    assert_eq!(says(Some((15, 9))), (Some(15), Some(9)));
+    // The pod, or an agent that restores a damaged file, sets them back.
+    assert_eq!(says(Some((4, 3))), (Some(19), Some(12)));
+    assert_eq!(says(None), (Some(19), Some(12)), "what was counted stays");
+    let most = 12 + 256 * SECOND;
+    assert_eq!(says(Some((0, 0))), (Some(19), Some(12)));
+    assert_eq!(says(Some((u64::MAX, u64::MAX))), (Some(u64::MAX), Some(most)));
+}
+
+#[test]
+fn a_pod_is_stopped_on_all_its_gpus_until_it_is_not_named_any_more_and_only_if_the_agent_stops_pods() {
+    for may_stop in [true, false] {
+        let mut node = Node::empty(may_stop);
+        let second = on("a", "GPU-2");
+        node.hold("a", 1000);
+        node.hold("b", 1000);
+        let found = node.found(&second, said(&[]));
+        node.shares
+            .hold(second.clone(), MiB(1000), 0, &found, node.now)
+            .expect("of this version");
+        node.write();
+        assert!(node.files.values().all(|limits| limits.may_stop == may_stop));
+        let stopped = |node: &Node| [id("a"), second.clone(), id("b")].map(|id| node.files[&id].is_stopped);
+        node.shares.stop(&["a".to_owned()].into());
+        node.write();
+        assert_eq!(stopped(&node), [may_stop, may_stop, false]);
+        node.shares.stop(&BTreeSet::new());
+        node.write();
+        assert_eq!(stopped(&node), [false; 3]);
+    }
+}
+
+#[test]
+fn a_process_that_uses_the_gpu_without_a_slot_is_named_if_it_stays() {
+    let mut node = Node::new();
+    let has_slot = runs(7, 300, 100);
+    let none = |pid| Runs {
+        pid,
+        used: 300,
+        says: None,
+    };
+    for _ in 0..9 {
+        node.measure(&[("a", &[has_slot])]);
+        assert_eq!(node.escapes("a"), [], "it has a slot");
+    }
+    for expected in [vec![], vec![], vec![unguarded(8)], vec![unguarded(8)]] {
+        node.measure(&[("a", &[has_slot, none(8)])]);
+        assert_eq!(node.escapes("a"), expected);
+    }
+    node.measure(&[("a", &[has_slot])]);
+    assert_eq!(node.escapes("a"), [], "it has ended");
+    node.measure(&[("a", &[has_slot, none(8)])]);
+    assert_eq!(node.escapes("a"), [], "another one");
+    // The owner of the slot has ended, and a process with its PID avoids the guard.
+    for _ in 0..3 {
+        node.measure(&[("a", &[none(7)])]);
+    }
+    assert_eq!(node.escapes("a"), [unguarded(7)]);
+    node.shares.forget("a");
+    assert_eq!(node.shares.escapes(), BTreeMap::new());
+}
+
+#[test]
+fn a_process_without_a_slot_is_named_whatever_the_file_of_its_pod_says() {
+    let process = [runs(7, 300, 100)];
+    for change in [
+        FileChange::Size(7),
+        FileChange::Head,
+        FileChange::Version(9),
+        FileChange::Leased,
+        FileChange::Forbidden,
+        FileChange::Locks,
+    ] {
+        let mut node = Node::new();
+        let files: Readings = [(id("a"), changed(change.clone()))].into();
+        for _ in 0..3 {
+            node.measure_files(&[("a", &process)], &files, &files);
+        }
+        let tampered = Escape::Tampered {
+            uuid: GPU.to_owned(),
+            change,
+        };
+        assert_eq!(node.escapes("a"), [unguarded(7), tampered]);
+    }
+}
+
+#[test]
+fn a_file_that_a_program_has_changed_is_named_at_once_and_until_a_container_of_the_pod_starts() {
+    let mut node = Node::new();
+    let tampered = [Escape::Tampered {
+        uuid: GPU.to_owned(),
+        change: FileChange::Version(9),
+    }];
+    let good: Readings = [(id("a"), said(&[]))].into();
+    let bad: Readings = [(id("a"), changed(FileChange::Version(9)))].into();
+    node.measure_files(&[], &bad, &good);
+    assert_eq!(node.escapes("a"), tampered);
+    node.measure_files(&[], &good, &good);
+    assert_eq!(node.escapes("a"), tampered, "its numbers may be wrong");
+    node.hold_at("a", 1000, 0, changed(FileChange::Owner(1000, 1000)));
+    assert_eq!(node.escapes("a").len(), 1, "what cannot be repaired is still there");
+    node.hold("a", 1000);
+    assert_eq!(node.escapes("a"), []);
+    // An agent that starts finds it, too.
+    let found = node.found(&id("a"), changed(FileChange::Leased));
+    let mut later = Node::empty(false);
+    later.shares.adopt(id("a"), &found, later.now);
+    assert_eq!(later.escapes("a").len(), 1);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_in_time_is_named_if_that_lasts_and_changes_nothing() {
+    let mut node = Node::new();
+    let process = [runs(7, 300, 100)];
+    node.measure(&[("a", &process)]);
+    node.measure(&[("a", &process)]);
+    let before = node.limits("a");
+    let busy = [Escape::Busy { uuid: GPU.to_owned() }];
+    for expected in [&[][..], &[], &busy] {
+        node.measure_files(&[("a", &process)], &Readings::new(), &Readings::new());
+        assert_eq!(node.escapes("a"), expected);
+    }
+    assert_eq!(node.limits("a"), before);
+    node.measure(&[("a", &process)]);
+    assert_eq!(node.escapes("a"), []);
+}
+
+#[test]
+fn a_process_on_a_gpu_of_which_its_pod_has_no_share_is_named_and_one_of_a_pod_without_shares_is_not() {
+    let mut node = Node::new();
+    let process = |pod: &str| PodProcess {
+        share: on(pod, "GPU-2"),
+        pid: 4711,
+        own_pid: Some(7),
+        used: MiB(300),
+    };
+    let report = DriverReport {
+        gpus: ["GPU-2".to_owned()].into(),
+        processes: vec![process("a"), process("monitoring")],
+    };
+    let files: Readings = [(id("a"), said(&[]))].into();
+    for _ in 0..3 {
+        node.shares.measured(&report, &files, &files, node.now);
+    }
+    let not_granted = Escape::NotGranted {
+        uuid: "GPU-2".to_owned(),
+        pid: 4711,
+    };
+    assert_eq!(node.shares.escapes(), BTreeMap::from([("a".to_owned(), vec![not_granted])]));
+}
+
+/// A context can take 1,024 MiB. Pods with 1,000 MiB are charged with a quarter of it.
+#[test]
+fn a_pod_has_too_much_if_the_contexts_of_its_processes_do_not_explain_it() {
+    for (learned, processes, used, named) in [
+        (false, 1, 1050 + 774, false),
+        (false, 1, 1050 + 775, true),
+        (false, 2, 1050 + 2 * 774, false),
+        (false, 2, 1050 + 2 * 775, true),
+        (true, 1, 1050, false),
+        (true, 1, 1051, true),
+    ] {
+        let mut node = Node::new();
+        if learned {
+            for _ in 0..2 {
+                node.measure(&[("a", &[runs(1, 200, 250)])]);
+            }
+            node.measure(&[("a", &[])]);
+            assert_eq!(node.context("a"), 200);
+        }
+        let mut all: Vec<Runs> = (1..processes).map(|pid| runs(pid, 1, 0)).collect();
+        all.push(runs(9, used - u64::from(processes - 1), 100));
+        // A pod can have any number of slots.
+        let mut usage = said(&all);
+        if let Some(slots) = &mut usage.slots {
+            slots.processes = 256;
+            slots.owners = 256;
+        }
+        let files: Readings = [(id("a"), usage)].into();
+        for measurement in 1..5 {
+            node.measure_files(&[("a", &all)], &files, &files);
+            let exceeded = Escape::Exceeded {
+                uuid: GPU.to_owned(),
+                used: MiB(used),
+                share: MiB(1000),
+            };
+            let expected = if named && measurement >= 3 { vec![exceeded] } else { vec![] };
+            assert_eq!(node.escapes("a"), expected, "{learned} {processes} {used}");
+        }
+        node.measure(&[("a", &[runs(9, 1000, 100)])]);
+        assert_eq!(node.escapes("a"), [], "it has less");
+    }
+}
+
+#[test]
+fn a_pod_with_more_processes_than_slots_and_one_whose_compute_time_the_driver_does_not_report_are_named() {
+    let mut node = Node::new();
+    let uuid = GPU.to_owned();
+    let mut crowded = said(&[]);
+    if let Some(counts) = &mut crowded.counts {
+        counts.totals.crowded = 1;
+    }
+    let files: Readings = [(id("a"), crowded)].into();
+    node.measure_files(&[], &files, &files);
+    assert_eq!(node.escapes("a"), [Escape::Crowded { uuid: uuid.clone() }]);
+    node.measure(&[("a", &[])]);
+    node.shares.timed(GPU, Some("not supported".to_owned()));
+    assert_eq!(node.escapes("a"), [], "the pod has no share of the compute time");
+    node.hold_at("a", 1000, 30, said(&[]));
+    let text = "not supported".to_owned();
+    assert_eq!(node.escapes("a"), [Escape::Untimed { uuid, text }]);
+    node.shares.timed(GPU, None);
+    assert_eq!(node.escapes("a"), []);
+}
+
+fn launched(launches: u64) -> Readings {
+    let mut usage = said(&[]);
+    usage.counts = Some(UsageCounts {
+        launches,
+        ..UsageCounts::default()
+    });
+    [(id("a"), usage)].into()
+}
+
+#[test]
+fn only_a_pod_with_a_rate_is_measured() {
+    let mut node = Node::new();
+    node.hold("b", 1000);
+    node.hold_at("a", 1000, 30, said(&[]));
+    assert_eq!(node.limits("a").rate, 3 * WHOLE / 10);
+    assert_eq!(node.shares.timed_gpus(), [GPU.to_owned()].into());
+    assert_eq!(node.shares.timed_shares(&[GPU.to_owned()].into()), [id("a")]);
+    assert_eq!(node.shares.timed_shares(&["GPU-2".to_owned()].into()), []);
+    let busy = BTreeMap::from([("a".to_owned(), 10 * MS), ("b".to_owned(), 70 * MS)]);
+    node.shares.kept_busy(GPU, &busy, &launched(7), node.now);
+    node.shares.kept_busy("GPU-2", &busy, &launched(9), node.now + 5);
+    node.write();
+    assert_eq!(node.limits("b").account, Account::default());
+    let before = node.limits("a").account;
+    assert_eq!((before.launches, before.at), (7, node.now));
+    for cores in [0, 100] {
+        node.hold_at("a", 1000, cores, said(&[]));
+        node.shares.kept_busy(GPU, &busy, &launched(8), node.now + SECOND);
+        node.write();
+        assert_eq!(node.limits("a").account, before, "{cores}");
+        assert_eq!(node.shares.timed_gpus(), BTreeSet::new(), "{cores}");
+    }
+}
+
+#[test]
+fn busy_time_and_launches_are_in_the_account_and_another_agent_continues_with_it() {
+    let mut node = Node::new();
+    node.hold_at("a", 1000, 30, said(&[]));
+    let busy = |ms: u64| BTreeMap::from([("a".to_owned(), ms * MS)]);
+    node.shares.kept_busy(GPU, &busy(10), &launched(7), 1000 * MS);
+    node.write();
+    let first = Account {
+        balance: -10 * MS as i64,
+        at: 1000 * MS,
+        launches: 7,
+        launch_ns: 0,
+    };
+    assert_eq!(node.limits("a").account, first, "the launches were before the measurement");
+    node.shares.kept_busy(GPU, &busy(100), &launched(27), 1100 * MS);
+    node.write();
+    let second = Account {
+        balance: (-10 + 30 - 100) * MS as i64,
+        at: 1100 * MS,
+        launches: 27,
+        launch_ns: 110 * MS / 20,
+    };
+    assert_eq!(node.limits("a").account, second);
+    // A file that cannot be read does not change what a launch takes.
+    let mut later = Node::empty(false);
+    later.now = 1150 * MS;
+    later.shares.adopt(id("a"), &node.found(&id("a"), said(&[])), later.now);
+    later.shares.kept_busy(GPU, &busy(80), &Readings::new(), 1200 * MS);
+    later.write();
+    let third = later.limits("a").account;
+    assert_eq!((third.balance, third.launches), ((-80 + 30 - 80) * MS as i64, 27));
+    later.hold_at("a", 500, 30, said(&[]));
+    assert_eq!(later.limits("a").account, third, "another container of the pod starts");
+}
+
+#[test]
+fn a_debt_of_an_earlier_boot_of_the_machine_is_forgotten() {
+    let mut node = Node::new();
+    node.hold_at("a", 1000, 30, said(&[]));
+    let busy = BTreeMap::from([("a".to_owned(), 3 * SECOND)]);
+    node.shares.kept_busy(GPU, &busy, &launched(7), node.now);
+    node.write();
+    let found = node.found(&id("a"), said(&[]));
+    let mut after = Node::empty(false);
+    after.shares.adopt(id("a"), &found, 5 * SECOND);
+    after.write();
+    assert_eq!(
+        after.limits("a").account,
+        Account {
+            launches: 7,
+            ..Account::default()
+        }
+    );
+}
+
+#[test]
+fn files_of_a_later_version_are_left_as_they_are_and_their_pod_gets_no_share() {
+    let mut node = Node::empty(false);
+    let found = ShareFound {
+        limits: Err(Unreadable::Newer(2)),
+        usage: UsageReading::default(),
+    };
+    let error = node
+        .shares
+        .hold(id("a"), MiB(1000), 0, &found, node.now)
+        .expect_err("refused")
+        .to_string();
+    assert!(
+        error.contains("layout version 2") && error.contains("Delete the pod"),
+        "{error}"
+    );
+    assert_eq!(node.shares.unwritten(), []);
+    node.shares.adopt(id("a"), &found, node.now);
+    assert_eq!(node.escapes("a"), []);
+    assert_eq!(node.shares.unwritten(), []);
+}
+
+const OWNER: (u32, u32) = (0, 0);
+const STATUS: FileStatus = FileStatus {
+    size: usage::SIZE as u64,
+    mode: USAGE_MODE,
+    owner: OWNER,
+};
+
+fn read(status: FileStatus, bytes: &[u8]) -> UsageReading {
+    UsageReading::of(status, bytes, OWNER, |slots| Ok(slots.iter().copied().collect()))
+}
+
+fn with(at: usize, word: u64) -> Vec<u8> {
+    let mut bytes = usage::file().to_vec();
+    bytes[at..at + 8].copy_from_slice(&word.to_ne_bytes());
+    bytes
+}
+
+#[test]
+fn every_state_of_a_file_that_no_agent_and_no_guard_makes_is_a_change() {
+    let good = usage::file();
+    assert_eq!(read(STATUS, &good).change, None);
+    assert_eq!(read(STATUS, &with(64 + 16, 7)).change, None);
+    for (status, bytes, change) in [
+        (FileStatus { size: 7, ..STATUS }, good[..7].to_vec(), FileChange::Size(7)),
+        (
+            FileStatus { size: 1 << 40, ..STATUS },
+            good.to_vec(),
+            FileChange::Size(1 << 40),
+        ),
+        (FileStatus { mode: 0, ..STATUS }, good.to_vec(), FileChange::Mode(0)),
+        (FileStatus { mode: 0o4666, ..STATUS }, good.to_vec(), FileChange::Mode(0o4666)),
+        (
+            FileStatus {
+                owner: (1000, 0),
+                ..STATUS
+            },
+            good.to_vec(),
+            FileChange::Owner(1000, 0),
+        ),
+        (FileStatus { owner: (0, 5), ..STATUS }, good.to_vec(), FileChange::Owner(0, 5)),
+        (STATUS, with(0, 1), FileChange::Head),
+        (STATUS, with(8, 0), FileChange::Head),
+        (STATUS, with(8, 9), FileChange::Version(9)),
+        (STATUS, with(64 + 16, 1 << 40), FileChange::Number(1 << 40, 1 << 22)),
+    ] {
+        assert_eq!(read(status, &bytes).change, Some(change));
+    }
+    // A larger file can be read nevertheless.
+    let larger = FileStatus { size: 1 << 40, ..STATUS };
+    assert!(read(larger, &good).slots.is_some());
+}
+
+#[test]
+fn only_slots_with_an_owner_count() {
+    let mut bytes = usage::file().to_vec();
+    for (slot, used, pid) in [(0, 5_u64, 1_u64), (3, 7, 2), (255, 11, 3)] {
+        bytes[64 + slot * 64..][..8].copy_from_slice(&used.to_ne_bytes());
+        bytes[64 + slot * 64 + 16..][..8].copy_from_slice(&pid.to_ne_bytes());
+    }
+    let reading = UsageReading::of(STATUS, &bytes, OWNER, |slots| {
+        assert_eq!(slots, [0, 3, 255]);
+        Ok([3, 255].into())
+    });
+    let slots = reading.slots.expect("readable");
+    assert_eq!((slots.bytes, slots.processes, slots.owners), (18, 2, 2));
+    assert_eq!(slots.pids, [2, 3].into());
+    let reading = UsageReading::of(STATUS, &bytes, OWNER, |_| Err(FileChange::Locks));
+    assert_eq!((reading.change, reading.slots), (Some(FileChange::Locks), None));
+}
+
+/// What happens to one pod in a second: how its file reads, before and after the driver is asked, which processes the driver lists, how long they kept the GPU
+/// busy, and whether a container of it starts.
+#[derive(Clone, Debug)]
+struct Happens {
+    before: Option<UsageReading>,
+    after: Option<UsageReading>,
+    processes: Vec<Runs>,
+    busy: u64,
+    starts: Option<(u64, u32)>,
+    is_gone: bool,
+}
+
+fn any_change() -> impl Strategy<Value = FileChange> {
+    prop_oneof![
+        any::<u64>().prop_map(FileChange::Size),
+        Just(FileChange::Head),
+        any::<u64>().prop_map(FileChange::Version),
+        any::<u32>().prop_map(FileChange::Mode),
+        any::<(u32, u32)>().prop_map(|(user, group)| FileChange::Owner(user, group)),
+        Just(FileChange::Leased),
+        Just(FileChange::Forbidden),
+        Just(FileChange::Locks),
+    ]
+}
+
+/// Any content at all.
+fn any_reading() -> impl Strategy<Value = UsageReading> {
+    let slots = (
+        any::<u64>(),
+        0..300_usize,
+        0..300_usize,
+        proptest::collection::btree_set(0..40_u64, 0..9),
+    );
+    let slots = slots.prop_map(|(bytes, processes, owners, pids)| InSlots {
+        bytes,
+        processes,
+        owners,
+        pids,
+    });
+    let totals = (any::<u64>(), any::<Option<u64>>(), any::<Option<u64>>());
+    let totals = totals.prop_map(|(crowded, denied_bytes, throttled_ns)| Totals {
+        crowded,
+        denied_bytes,
+        throttled_ns,
+    });
+    let counts = (vec(any::<u64>(), 0..9), any::<u64>(), totals).prop_map(|(denied, launches, totals)| UsageCounts {
+        denied,
+        launches,
+        totals,
+    });
+    (
+        proptest::option::weighted(0.2, any_change()),
+        proptest::option::of(slots),
+        proptest::option::of(counts),
+    )
+        .prop_map(|(change, slots, counts)| UsageReading { change, slots, counts })
+}
+
+fn any_processes() -> impl Strategy<Value = Vec<Runs>> {
+    let process = (1..40_u32, prop_oneof![0..2000_u64, any::<u32>().prop_map(u64::from)]);
+    vec(process.prop_map(|(pid, used)| Runs { pid, used, says: None }), 0..4)
+}
+
+fn hostile() -> impl Strategy<Value = Happens> {
+    (
+        proptest::option::weighted(0.9, any_reading()),
+        proptest::option::weighted(0.9, any_reading()),
+        any_processes(),
+        0..3 * SECOND,
+        proptest::option::weighted(0.1, (1..20_000_u64, 0..=100_u32)),
+        proptest::bool::weighted(0.02),
+    )
+        .prop_map(|(before, after, processes, busy, starts, is_gone)| Happens {
+            before,
+            after,
+            processes,
+            busy,
+            starts,
+            is_gone,
+        })
+}
+
+fn honest() -> impl Strategy<Value = Happens> {
+    let process = (1..40_u32, 0..4000_u64, 0..600_u64).prop_map(|(pid, says, context)| runs(pid, says + context, says));
+    (
+        vec(process, 0..4),
+        0..3 * SECOND,
+        proptest::option::weighted(0.1, (1000..20_000_u64, 0..=100_u32)),
+    )
+        .prop_map(|(processes, busy, starts)| Happens {
+            before: Some(said(&processes)),
+            after: Some(said(&processes)),
+            processes,
+            busy,
+            starts,
+            is_gone: false,
+        })
+}
+
+/// Everything that the agent says about all pods but one.
+type Says = (
+    BTreeMap<ShareId, Limits>,
+    BTreeMap<String, Vec<Escape>>,
+    BTreeMap<ShareId, GuardCounts>,
+);
+
+/// Play a history. Return what the agent says about the pods other than `hostile` after each second.
+fn play(history: &[BTreeMap<&str, Happens>]) -> Vec<Says> {
+    let mut node = Node::empty(true);
+    for pod in history[0].keys() {
+        node.hold_at(pod, 4000, 30, said(&[]));
+    }
+    let mut says = Vec::new();
+    for second in history {
+        for (pod, happens) in second {
+            if let Some((mib, cores)) = happens.starts {
+                node.hold_at(pod, mib, cores, happens.before.clone().unwrap_or_else(|| said(&[])));
+            }
+        }
+        let processes: Vec<(&str, &[Runs])> = second.iter().map(|(pod, of)| (*pod, of.processes.as_slice())).collect();
+        let readings = |of: fn(&Happens) -> Option<UsageReading>| -> Readings {
+            second
+                .iter()
+                .filter_map(|(pod, happens)| Some((id(pod), of(happens)?)))
+                .collect()
+        };
+        let (before, after) = (readings(|of| of.before.clone()), readings(|of| of.after.clone()));
+        node.measure_files(&processes, &before, &after);
+        let busy = second.iter().map(|(pod, of)| ((*pod).to_owned(), of.busy)).collect();
+        node.shares.kept_busy(GPU, &busy, &after, node.now);
+        // As with --on-escape throttle.
+        let escapes = node.shares.escapes();
+        node.shares.stop(&escapes.keys().cloned().collect());
+        node.write();
+        for (pod, _) in second.iter().filter(|(_, of)| of.is_gone) {
+            node.shares.forget(pod);
+            node.files.remove(&id(pod));
+        }
+        let mut said: Says = (node.files.clone(), escapes, node.shares.counted());
+        said.0.remove(&id("hostile"));
+        said.1.remove("hostile");
+        said.2.remove(&id("hostile"));
+        says.push(said);
+    }
+    says
+}
+
+proptest! {
+    /// docs/threat-model.md: what a pod writes, locks, or allocates changes nothing that the agent says about the others.
+    #[test]
+    fn a_hostile_pod_changes_nothing_that_the_agent_says_about_others(
+        history in vec((honest(), honest(), hostile()), 1..24)
+    ) {
+        let without: Vec<BTreeMap<&str, Happens>> = history
+            .iter()
+            .map(|(first, second, _)| [("a", first.clone()), ("b", second.clone())].into())
+            .collect();
+        let with: Vec<BTreeMap<&str, Happens>> = without
+            .iter()
+            .zip(&history)
+            .map(|(second, (_, _, hostile))| {
+                let mut all = second.clone();
+                all.insert("hostile", hostile.clone());
+                all
+            })
+            .collect();
+        prop_assert_eq!(play(&with), play(&without));
+    }
+}
