@@ -13,6 +13,7 @@ pub mod agent;
 pub mod api;
 pub mod chance;
 pub mod extender;
+pub mod hostile;
 pub mod kubelet;
 pub mod node;
 pub mod ops;

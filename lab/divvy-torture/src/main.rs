@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use divvy_torture::ops::History;
-use divvy_torture::{holds, play};
+use divvy_torture::{holds, hostile, play};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Play random histories against the decisions of the extender and of the agents, on all cores
 ///
 /// Each history is a random sequence of up to 60 steps against the real decisions, in one process: pods are created and deleted, watches lag,
 /// lists are overtaken, API calls are lost, proxies answer, processes are killed or frozen, GPUs are replaced. After each step the invariants
-/// are checked. A history is determined by its number, which plays it again.
+/// are checked. In each history, a hostile pod also changes the files of its share, beside pods of which the agent must say the same as without it.
+/// A history is determined by its number, which plays it again.
 ///
 /// The first history that breaks an invariant ends the run. It is shortened and printed as a story, with the command that plays it again.
 /// Exit status: 0 if all histories held, 1 if one did not.
@@ -48,7 +49,8 @@ fn main() -> ExitCode {
     match run(first, Duration::from_secs(u64::from(arguments.minutes) * 60)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(seed) => {
-            let told = holds(&History::of(seed)).err();
+            let told = hostile::play(seed).map_err(|broken| broken.to_string());
+            let told = holds(&History::of(seed)).and(told).err();
             println!("{}", told.as_deref().unwrap_or("it failed once, but not when played again"));
             println!("History {seed} breaks an invariant. To play it again: cargo xtask torture --minutes 0 --seed {seed}");
             ExitCode::FAILURE
@@ -75,7 +77,7 @@ fn run(first: u64, time: Duration) -> Result<(), u64> {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     let seed = first.wrapping_add(number);
-                    if play(&History::of(seed), false).is_err()
+                    if (play(&History::of(seed), false).is_err() || hostile::play(seed).is_err())
                         && let Ok(mut broken) = broken.lock()
                     {
                         // The lowest number wins, so that every run reports the same history, whichever core is first.

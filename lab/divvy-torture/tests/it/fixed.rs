@@ -1,7 +1,7 @@
 //! The same 2,000 histories on each run. `cargo xtask torture` plays other histories.
 
 use divvy_torture::ops::History;
-use divvy_torture::{holds, play};
+use divvy_torture::{holds, hostile, play};
 
 fn hold(seeds: std::ops::Range<u64>) {
     for seed in seeds {
@@ -19,6 +19,15 @@ fn whatever_happens_in_whatever_order_the_invariants_hold() {
 #[test]
 fn and_in_a_thousand_other_orders_too() {
     hold(1_000..2_000);
+}
+
+#[test]
+fn a_hostile_pod_changes_nothing_that_the_agent_says_about_others() {
+    for seed in 0..2_000 {
+        if let Err(broken) = hostile::play(seed) {
+            panic!("history {seed}: {broken}");
+        }
+    }
 }
 
 #[test]
