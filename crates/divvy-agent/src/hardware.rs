@@ -182,6 +182,7 @@ fn probe(config: &Config) -> Result<Where, Error> {
         driver_root,
         sys_root,
         env: Vec::new(),
+        share_files: std::path::absolute(config.state_dir().join("shares")).ok(),
         watchdog: None,
         dir: config.state_dir().join("probe"),
         log: None,

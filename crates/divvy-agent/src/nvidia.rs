@@ -192,6 +192,7 @@ fn probe(config: &Config, surroundings: &Surroundings) -> Spawn {
         driver_root: has_library(&mounted).then_some(mounted),
         sys_root: (surroundings.root != Path::new("/")).then(|| surroundings.root.clone()),
         env: Vec::new(),
+        share_files: None,
         watchdog: None,
         dir: surroundings.probe_dir.clone(),
         log: None,

@@ -22,7 +22,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use self::child::Child;
 use self::connection::Connection;
-use crate::protocol::{DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, Limit, Limited, Op, bounded};
+use crate::protocol::{
+    DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, Limit, Limited, Op, ShareName, bounded,
+};
 use crate::{Code, Failure, GpuGauges, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
 
 pub use self::once::{cuda_snapshot, snapshot};
@@ -47,6 +49,8 @@ pub struct Spawn {
     pub driver_root: Option<PathBuf>,
     /// The argument of `--sys-root`.
     pub sys_root: Option<PathBuf>,
+    /// The argument of `--share-files`.
+    pub share_files: Option<PathBuf>,
     /// The argument of `--watchdog`.
     pub watchdog: Option<Duration>,
     /// Environment variables in addition to this process's own.
@@ -212,6 +216,17 @@ impl ProbeHandle {
     /// Limit how much memory of a GPU the processes of a pod or of a container can allocate. An older probe refuses this with [`Code::Protocol`].
     pub async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
         parse(self.ask(Op::Limit(limit)).await?)
+    }
+
+    /// Mount a file system of their own for the files of a share. Succeeds if there is one already. [`Code::NotSupported`] says that the files lie on the
+    /// disk; an older probe refuses this with [`Code::Protocol`].
+    pub async fn mount_share(&self, share: ShareName) -> Result<(), Failure> {
+        self.ask(Op::MountShare(share)).await.map(drop)
+    }
+
+    /// Unmount the file system of a share. Succeeds if there is none. The same errors as for [`ProbeHandle::mount_share`].
+    pub async fn unmount_share(&self, share: ShareName) -> Result<(), Failure> {
+        self.ask(Op::UnmountShare(share)).await.map(drop)
     }
 
     async fn ask(&self, op: Op) -> Result<Value, Failure> {

@@ -8,6 +8,7 @@
 //! | nvml-events | waits for XIDs |
 //! | forward, for each vendor | passes on faults to the clients |
 //! | two for each client | read requests, write answers and events |
+//! | mount, for each request about the files of a share | mounts in the machine's mount namespace |
 //! | watchdog | ends the process when a driver call takes too long |
 //! | signals | on SIGTERM, SIGINT, and SIGQUIT, removes the socket and exits with status 0 |
 //! | main | accepts clients |
@@ -25,6 +26,7 @@ mod owner;
 mod peer;
 mod pods;
 mod server;
+mod share_files;
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -201,7 +203,17 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
         sys_root: options.sys_root.clone(),
         nvidia: nvidia_options(options),
     });
-    server::serve(&listener, &hub, &jobs, &driver)
+    let shares = Arc::new(share_files::ShareFiles {
+        directory: options.share_files.clone(),
+        sys_root: options.sys_root.clone(),
+    });
+    let answers = server::Answers {
+        hub,
+        jobs,
+        driver,
+        shares,
+    };
+    server::serve(&listener, &answers)
 }
 
 /// Start a thread with a small stack. Do not run driver calls on it.

@@ -1,7 +1,7 @@
 //! The probe's protocol: lines of JSON over a Unix socket (`docs/design/formats.md`).
 //!
-//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"utilization"|"metrics"|"driver"|"driverSpec"|"limit"|"kill"|"ping"}`. The two driver
-//! requests, the limit, the utilization, and `kill` carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
+//! A client sends `{"v":1,"id":1,"op":"hello"|"snapshot"|"processes"|"utilization"|"metrics"|"driver"|"driverSpec"|"limit"|"kill"|"mountShare"|"unmountShare"|"ping"}`.
+//! The two driver requests, the limit, the utilization, `kill`, and those about the files of shares carry further fields. The probe answers in the order of the requests, with `{"id":1,"ok":…}` or
 //! `{"id":1,"err":{"code":"driver_not_loaded","text":"…"}}`. In addition, the probe sends unsolicited events:
 //! `{"event":"fault","seq":7,"vendor":"nvidia","uuid":"GPU-…","code":79,"fatal":true,"name":"XID 79","partition":null}`, where a `uuid` of null
 //! means every GPU of the vendor. Both sides ignore unknown fields and unknown events. A line has at most [`MAX_LINE`] bytes before its `\n`.
@@ -46,6 +46,10 @@ pub enum Op {
     Limit(Limit),
     /// End a process of a pod with SIGKILL. The answer is empty.
     Kill(Kill),
+    /// Mount a file system for the files of a share, unless there is one. The answer is empty; no driver call is needed.
+    MountShare(ShareName),
+    /// Unmount the file system of a share, if there is one. The answer is empty; no driver call is needed.
+    UnmountShare(ShareName),
     /// Answer `{}` without a driver call.
     Ping,
 }
@@ -95,6 +99,15 @@ pub struct Kill {
     pub pid: u32,
     /// The UID of the pod that the process must belong to.
     pub pod: String,
+}
+
+/// The arguments of [`Op::MountShare`] and [`Op::UnmountShare`]: which share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareName {
+    /// The UID of the pod.
+    pub pod: String,
+    /// The UUID of the GPU, or of the MIG device.
+    pub gpu: String,
 }
 
 /// The answer to [`Op::Limit`]: what the driver says after the limit was set.
@@ -336,6 +349,10 @@ mod tests {
             driver_root: "/".to_owned(),
             root: None,
         });
+        let share = ShareName {
+            pod: "aaaa-1".to_owned(),
+            gpu: "GPU-a".to_owned(),
+        };
         for op in [
             Op::Hello,
             Op::Snapshot,
@@ -359,6 +376,8 @@ mod tests {
                 pid: 7,
                 pod: "aaaa-1".to_owned(),
             }),
+            Op::MountShare(share.clone()),
+            Op::UnmountShare(share),
             Op::Ping,
         ] {
             let request = Request { v: 1, id: u64::MAX, op };

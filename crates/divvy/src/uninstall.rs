@@ -215,11 +215,9 @@ impl Directories {
             true => path.to_owned(),
             false => format!("'{}'", path.replace('\'', r"'\''")),
         };
-        format!(
-            "rm -rf {} {}/divvy.dev-*",
-            quoted(&self.state),
-            quoted(self.cdi.trim_end_matches('/'))
-        )
+        let (state, cdi) = (quoted(&self.state), quoted(self.cdi.trim_end_matches('/')));
+        // What the probe mounted for the shares of pods that still run.
+        format!("umount -l {state}/shares/*/* 2>/dev/null; rm -rf {state} {cdi}/divvy.dev-*")
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::mount::{UnmountFlags, unmount};
 
 const PREFIX: &str = "divvy-demo-";
 const LOCK: &str = "lock";
@@ -65,6 +66,7 @@ impl Root {
 
 impl Drop for Root {
     fn drop(&mut self) {
+        unmount_below(&self.path);
         // A child that is just ending may still write into the directory, so the removal is tried up to three times.
         for _ in 0..3 {
             match fs::remove_dir_all(&self.path) {
@@ -90,6 +92,7 @@ fn sweep(base: &Path) -> io::Result<()> {
         match is_abandoned(&entry.path()) {
             Ok(false) => {}
             Ok(true) => {
+                unmount_below(&entry.path());
                 if let Err(error) = fs::remove_dir_all(entry.path()) {
                     tracing::warn!(path = %entry.path().display(), %error, "could not remove the directory of a killed cluster");
                 }
@@ -100,6 +103,25 @@ fn sweep(base: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Unmount what the probes of a cluster have mounted for the files of shares, where this process and the probes may do so.
+fn unmount_below(directory: &Path) {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    // The kernel writes these characters as numbers (proc(5)).
+    let mut shown = directory.display().to_string().replace('\\', "\\134");
+    for (character, number) in [(' ', "\\040"), ('\t', "\\011"), ('\n', "\\012")] {
+        shown = shown.replace(character, number);
+    }
+    let points = text
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4)?.strip_prefix(&shown)?.strip_prefix('/'));
+    for below in points {
+        let at = directory.join(below);
+        if let Err(error) = unmount(&at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            tracing::warn!(path = %at.display(), %error, "could not unmount what a cluster has left");
+        }
+    }
 }
 
 fn is_abandoned(directory: &Path) -> io::Result<bool> {
@@ -137,6 +159,36 @@ mod tests {
         drop(first);
         assert!(!path.exists());
         assert!(second.path().exists());
+    }
+
+    #[test]
+    fn a_directory_goes_with_what_is_mounted_in_it() {
+        if !divvy_skip::root("mount a file system") {
+            return;
+        }
+        let base = tempfile::tempdir().expect("a directory");
+        let base = base.path().join("with a space");
+        fs::create_dir(&base).expect("made");
+        let mount = |root: &Path| {
+            let at = root.join("n1/shares/pod/GPU");
+            fs::create_dir_all(&at).expect("made");
+            let mounted = rustix::mount::mount("divvy", &at, "tmpfs", rustix::mount::MountFlags::empty(), c"size=4k");
+            fs::write(at.join("usage"), "").expect("written");
+            mounted.is_ok()
+        };
+        let dead = base.join(format!("{PREFIX}1-0"));
+        fs::create_dir(&dead).expect("made");
+        fs::write(dead.join(LOCK), "").expect("made");
+        if !mount(&dead) {
+            divvy_skip::skipped("nothing can be mounted");
+            return;
+        }
+        let root = Root::create(&base).expect("made");
+        assert!(!dead.exists(), "the cluster was killed");
+        let path = root.path().to_path_buf();
+        assert!(mount(&path));
+        drop(root);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -122,6 +122,7 @@ impl Spawn {
             ("--nvml-library", &self.nvml_library),
             ("--driver-root", &self.driver_root),
             ("--sys-root", &self.sys_root),
+            ("--share-files", &self.share_files),
         ] {
             if let Some(value) = value {
                 command.arg(flag).arg(value);

@@ -32,6 +32,11 @@ Options:
                          and Intel, its /proc shows which pod a GPU process belongs to, and
                          paths in CDI specs are relative to it.
                          Default: /
+  --share-files PATH     Directory on the host for the files of pods that Divvy's guard holds to
+                         their shares: PATH/POD/GPU gets a small tmpfs, so that a pod cannot
+                         fill the node's disk through its files. With a --sys-root other than
+                         /, it is mounted in the mount namespace of the host's process 1.
+                         Without this option, the files lie on the disk.
   --watchdog SECONDS     Exit with status 70 if a driver call takes longer (initialization: six
                          times as long), so that the probe is restarted. Default: 10
   --exit-with-stdin      Exit when standard input closes, so that a probe that the agent started
@@ -74,6 +79,8 @@ pub struct Options {
     pub driver_root: PathBuf,
     /// The path at which the host's root is mounted.
     pub sys_root: PathBuf,
+    /// The directory of the files of shares.
+    pub share_files: Option<PathBuf>,
     /// Whether to exit when standard input closes.
     pub exit_with_stdin: bool,
     /// The longest time that a driver call may take.
@@ -85,7 +92,7 @@ pub struct Options {
 #[error("{0}\nTry: divvy-probe --help")]
 pub struct UsageError(String);
 
-const FLAGS: [&str; 11] = [
+const FLAGS: [&str; 12] = [
     "--listen",
     "--once",
     "--watch",
@@ -93,6 +100,7 @@ const FLAGS: [&str; 11] = [
     "--nvml-library",
     "--driver-root",
     "--sys-root",
+    "--share-files",
     "--watchdog",
     "--exit-with-stdin",
     "--help",
@@ -107,6 +115,7 @@ impl Command {
             nvml_library: None,
             driver_root: PathBuf::from("/"),
             sys_root: PathBuf::from("/"),
+            share_files: None,
             exit_with_stdin: false,
             watchdog: Duration::from_secs(10),
         };
@@ -125,6 +134,7 @@ impl Command {
                 "--nvml-library" => options.nvml_library = Some(value("the path of libnvidia-ml.so.1")?.into()),
                 "--driver-root" => options.driver_root = value("a directory")?.into(),
                 "--sys-root" => options.sys_root = value("a directory")?.into(),
+                "--share-files" => options.share_files = Some(absolute(&value("a directory")?)?),
                 "--watchdog" => options.watchdog = seconds(&value("a number of seconds")?)?,
                 "--once" => once = true,
                 "--watch" => watch = true,
@@ -168,6 +178,17 @@ fn socket_path(value: &OsStr) -> Result<PathBuf, UsageError> {
             "--listen {text} is not a socket; write unix:PATH, such as unix:/run/divvy/probe.sock"
         ))
     })
+}
+
+fn absolute(value: &OsStr) -> Result<PathBuf, UsageError> {
+    let path = PathBuf::from(value);
+    match path.is_absolute() {
+        true => Ok(path),
+        false => Err(UsageError(format!(
+            "--share-files {} is not an absolute path",
+            path.display()
+        ))),
+    }
 }
 
 fn seconds(value: &OsStr) -> Result<Duration, UsageError> {
@@ -226,6 +247,7 @@ mod tests {
             ("--once=1", "does not take a value"),
             ("--once --watchdog 0", "0.1 to 86400"),
             ("--once --watchdog nan", "0.1 to 86400"),
+            ("--once --share-files shares", "not an absolute path"),
             ("--cuda", "--cuda needs --once"),
             ("--cuda --listen unix:/a", "--cuda needs --once"),
             ("once", "unexpected argument"),

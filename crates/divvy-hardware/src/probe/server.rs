@@ -21,6 +21,7 @@ use super::driver_files::Driver;
 use super::hub::Hub;
 use super::lines::Lines;
 use super::owner::{self, Job, Question};
+use super::share_files::ShareFiles;
 use super::{log, peer_uid, spawn};
 use crate::protocol::{LineBuffer, Op, Request, answer_line, parse_request};
 use crate::{Code, Error, Failure};
@@ -87,16 +88,20 @@ pub(super) fn bind(path: &Path) -> Result<(UnixListener, SocketFile), Error> {
     Ok((listener, file))
 }
 
+/// Who answers requests.
+#[derive(Clone)]
+pub(super) struct Answers {
+    pub(super) hub: Arc<Hub>,
+    pub(super) jobs: SyncSender<Job>,
+    pub(super) driver: Arc<Driver>,
+    pub(super) shares: Arc<ShareFiles>,
+}
+
 /// Accept clients indefinitely.
-pub(super) fn serve(
-    listener: &UnixListener,
-    hub: &Arc<Hub>,
-    jobs: &SyncSender<Job>,
-    driver: &Arc<Driver>,
-) -> Result<Infallible, Error> {
+pub(super) fn serve(listener: &UnixListener, answers: &Answers) -> Result<Infallible, Error> {
     loop {
         let welcomed = listener.accept().map_err(|error| format!("accept: {error}"));
-        let welcomed = welcomed.and_then(|(stream, _)| welcome(stream, hub, jobs, driver));
+        let welcomed = welcomed.and_then(|(stream, _)| welcome(stream, answers));
         if let Err(text) = welcomed {
             log(format_args!("a client was not served: {text}"));
             // Pause, so that a lack of file descriptors or threads does not cause a busy loop.
@@ -105,7 +110,7 @@ pub(super) fn serve(
     }
 }
 
-fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>, driver: &Arc<Driver>) -> Result<(), String> {
+fn welcome(mut stream: UnixStream, answers: &Answers) -> Result<(), String> {
     let text = |error: io::Error| error.to_string();
     let uid = peer_uid(&stream).map_err(text)?;
     if uid != 0 && uid != geteuid().as_raw() {
@@ -115,30 +120,30 @@ fn welcome(mut stream: UnixStream, hub: &Arc<Hub>, jobs: &SyncSender<Job>, drive
     }
     stream.set_write_timeout(Some(WRITE_LIMIT)).map_err(text)?;
     let lines = Arc::new(Lines::new(stream.try_clone().map_err(text)?));
-    let Some(client) = hub.join(lines.clone()) else {
+    let Some(client) = answers.hub.join(lines.clone()) else {
         let busy = Failure::new(Code::Busy, "the probe has reached its maximum number of clients");
         stream.write_all(answer_line(None, &Err(busy)).as_bytes()).map_err(text)?;
         return Err("there are too many clients".to_owned());
     };
-    let (hub_of, jobs, driver) = (hub.clone(), jobs.clone(), driver.clone());
+    let own = answers.clone();
     let work = move || {
-        serve_client(&stream, &hub_of, &jobs, &driver, &lines);
-        hub_of.leave(client);
+        serve_client(&stream, &own, &lines);
+        own.hub.leave(client);
         lines.close();
     };
     spawn("client", work).map_err(|error| {
-        hub.leave(client);
+        answers.hub.leave(client);
         error.to_string()
     })
 }
 
 /// Answer the client's requests one after the other.
-fn serve_client(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver, lines: &Lines) {
+fn serve_client(mut stream: &UnixStream, answers: &Answers, lines: &Lines) {
     let mut buffer = LineBuffer::default();
     let mut bytes = [0; 4096];
     loop {
         let answer = match buffer.next_line() {
-            Ok(Some(line)) => answer(&line, hub, jobs, driver),
+            Ok(Some(line)) => answers.answer(&line),
             Ok(None) => {
                 match stream.read(&mut bytes) {
                     Ok(read @ 1..) => buffer.push(&bytes[..read]),
@@ -160,24 +165,30 @@ fn serve_client(mut stream: &UnixStream, hub: &Hub, jobs: &SyncSender<Job>, driv
     }
 }
 
-fn answer(line: &str, hub: &Hub, jobs: &SyncSender<Job>, driver: &Driver) -> String {
-    match parse_request(line) {
-        Ok(Request { id, op, .. }) => {
-            let result: Result<Value, Failure> = match op {
-                Op::Ping => Ok(json!({})),
-                Op::Hello => value(hub.hello()),
-                Op::Driver(question) => value(driver.answer(&question)),
-                Op::DriverSpec { basis } => driver.spec(&basis).and_then(value),
-                Op::Snapshot => owner::ask(jobs, Question::Snapshot),
-                Op::Processes => owner::ask(jobs, Question::Processes),
-                Op::Utilization { gpus } => owner::ask(jobs, Question::Utilization(gpus)),
-                Op::Metrics => owner::ask(jobs, Question::Metrics),
-                Op::Limit(limit) => owner::ask(jobs, Question::Limit(limit)),
-                Op::Kill(kill) => owner::ask(jobs, Question::Kill(kill)),
-            };
-            answer_line(Some(id), &result)
+impl Answers {
+    fn answer(&self, line: &str) -> String {
+        match parse_request(line) {
+            Ok(Request { id, op, .. }) => answer_line(Some(id), &self.perform(op)),
+            Err((id, failure)) => answer_line(id, &Err(failure)),
         }
-        Err((id, failure)) => answer_line(id, &Err(failure)),
+    }
+
+    fn perform(&self, op: Op) -> Result<Value, Failure> {
+        let ask = |question| owner::ask(&self.jobs, question);
+        match op {
+            Op::Ping => Ok(json!({})),
+            Op::Hello => value(self.hub.hello()),
+            Op::Driver(question) => value(self.driver.answer(&question)),
+            Op::DriverSpec { basis } => self.driver.spec(&basis).and_then(value),
+            Op::Snapshot => ask(Question::Snapshot),
+            Op::Processes => ask(Question::Processes),
+            Op::Utilization { gpus } => ask(Question::Utilization(gpus)),
+            Op::Metrics => ask(Question::Metrics),
+            Op::Limit(limit) => ask(Question::Limit(limit)),
+            Op::Kill(kill) => ask(Question::Kill(kill)),
+            Op::MountShare(share) => self.shares.mount(&share).map(|()| json!({})),
+            Op::UnmountShare(share) => self.shares.unmount(&share).map(|()| json!({})),
+        }
     }
 }
 

@@ -5,5 +5,6 @@ mod gauges;
 mod hostile;
 mod libraries;
 mod probe;
+mod share_files;
 mod support;
 mod vendors;

@@ -118,6 +118,7 @@ impl Machine {
             nvml_library: Some(sim_library().to_owned()),
             driver_root: None,
             sys_root: Some(self.path("root")),
+            share_files: None,
             watchdog: Some(watchdog),
             env: self.env(),
             dir: self.path("private"),

@@ -40,6 +40,7 @@ async fn ask(args: &LabelsArgs) -> anyhow::Result<Snapshot> {
         nvml_library: args.nvml_library.clone(),
         driver_root: Some(args.driver_root.clone()).filter(|root| root != Path::new("/")),
         sys_root: None,
+        share_files: None,
         watchdog: None,
         env: Vec::new(),
         dir: PathBuf::new(),

@@ -68,6 +68,7 @@ pub(super) fn which(args: &MachineArgs, directory: &Path) -> anyhow::Result<Prob
         nvml_library: args.nvml_library.clone(),
         driver_root: not_root(&args.driver_root),
         sys_root: not_root(&args.sys_root),
+        share_files: None,
         watchdog: None,
         env: Vec::new(),
         dir: directory.to_owned(),

@@ -215,7 +215,9 @@ fn the_directories_are_those_of_the_charts_daemon_set() {
         .replace("/var/run/cdi", "/run/cdi");
     assert_eq!(
         command(&objects(&others)).as_deref(),
-        Some("rm -rf /var/lib/k0s/kubelet/plugins/divvy.dev /run/cdi/divvy.dev-*")
+        Some(
+            "umount -l /var/lib/k0s/kubelet/plugins/divvy.dev/shares/*/* 2>/dev/null; rm -rf /var/lib/k0s/kubelet/plugins/divvy.dev /run/cdi/divvy.dev-*"
+        )
     );
     let objects = objects(text);
     assert_eq!(command(&objects), Some(Directories::default().command()));

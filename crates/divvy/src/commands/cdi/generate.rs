@@ -306,6 +306,7 @@ fn spawn(args: &CdiGenerateArgs, program: PathBuf) -> Spawn {
         nvml_library: args.nvml_library.clone(),
         driver_root: (args.nvml_library.is_none() && driver_root != Path::new("/")).then_some(driver_root),
         sys_root: None,
+        share_files: None,
         watchdog: None,
         env: Vec::new(),
         dir: PathBuf::new(),
