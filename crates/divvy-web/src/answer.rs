@@ -84,12 +84,14 @@ pub(crate) fn says(request: &HeaderMap, status: StatusCode, title: &str, sentenc
 /// Send the client to another address of this server.
 pub(crate) fn see(address: &str) -> Response {
     let mut response = Response::new(Body::empty());
+    // A browser reads a backslash as a slash, and leaves out control characters: the address could become that of another server.
+    let is_plain = !address.contains(|c: char| c == '\\' || c.is_control());
     match HeaderValue::from_str(address) {
-        Ok(address) => {
+        Ok(address) if is_plain => {
             *response.status_mut() = StatusCode::SEE_OTHER;
             response.headers_mut().insert(header::LOCATION, address);
         }
-        Err(_) => *response.status_mut() = StatusCode::BAD_REQUEST,
+        _ => *response.status_mut() = StatusCode::BAD_REQUEST,
     }
     response
 }

@@ -170,6 +170,19 @@ async fn a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() {
             "{path}"
         );
     }
+    // A browser reads a backslash as a slash, and leaves out control characters.
+    for path in [
+        r"/\evil.example/?token=a-token",
+        r"/nodes\..?token=a-token",
+        r"//\evil.example?token=a-token",
+    ] {
+        let response = site.ask(path, &[], None).await;
+        assert_eq!(
+            (response.status().as_u16(), header(&response, "location")),
+            (400, ""),
+            "{path}"
+        );
+    }
     for path in ["/?token=wrong", "/?token=", "/?token=a%0d%0ab", "/?token=a;b"] {
         let response = site.ask(path, &[], None).await;
         assert_eq!(
