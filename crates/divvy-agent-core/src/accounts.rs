@@ -2,7 +2,7 @@
 //!
 //! A container has an account for each GPU from its grant until its end. The sums begin at 0 when the agent starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use divvy_model::GrantRecord;
 
@@ -54,12 +54,15 @@ pub struct Used {
 /// Which account: the pod's UID, the container's name, and the GPU's UUID.
 type Key = (String, String, String);
 
+/// How many accounts of ended containers are kept until they are read. Nobody has to read them.
+const ENDED: usize = 256;
+
 /// The accounts of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Accounts {
     open: BTreeMap<Key, Account>,
-    /// Accounts of containers that have ended since the last time that [`Accounts::read`] returned them.
-    ended: BTreeMap<Key, Account>,
+    /// Accounts of containers that have ended since the last time that [`Accounts::read`] returned them, in the order of their ends.
+    ended: VecDeque<(Key, Account)>,
     /// The time until which `allocated` was added up.
     until: Option<u64>,
 }
@@ -77,15 +80,18 @@ impl Accounts {
         for record in records {
             for share in &record.container_gpus {
                 let key = (record.uid.clone(), record.container.clone(), share.uuid.clone());
-                let mut account = before.remove(&key).unwrap_or_default();
+                let mut account = before.remove(&key).unwrap_or_else(|| {
+                    self.ended.retain(|(ended, _)| *ended != key);
+                    Account::default()
+                });
                 account.namespace.clone_from(&record.namespace);
                 account.pod.clone_from(&record.name);
                 account.limit = share.memory.0.saturating_mul(1 << 20);
-                self.ended.remove(&key);
                 self.open.insert(key, account);
             }
         }
         self.ended.extend(before);
+        self.ended.drain(..self.ended.len().saturating_sub(ENDED));
     }
 
     /// Report whether no container has a grant.
@@ -170,7 +176,7 @@ impl Accounts {
     }
 
     /// Return the accounts, in the order of their keys. The account of a container that has ended is returned once more, so that
-    /// its last numbers are seen.
+    /// its last numbers are seen, if it is among the last [`ENDED`].
     pub fn read(&mut self) -> Vec<Used> {
         let ended = std::mem::take(&mut self.ended);
         let open = self.open.iter().map(|(key, account)| (key.clone(), account.clone()));
@@ -306,6 +312,27 @@ mod tests {
         assert_eq!(of(&mut accounts, "one").busy, None, "another life of the name");
     }
 
+    #[test]
+    fn of_the_containers_that_end_while_nobody_reads_the_last_are_returned() {
+        let mut accounts = Accounts::default();
+        let long_lived = record("z", "one", &[("G", 100)]);
+        for index in 0..10_000 {
+            // The order of the keys is not that of the ends.
+            let record = record(&format!("{}", 99_999 - index), "one", &[("G", 100), ("H", 100)]);
+            accounts.grants(index * 1000, [&long_lived, &record].into_iter());
+            accounts.busy("G", &BTreeMap::from([(owner(&record.uid, "one"), index)]), None, 51);
+        }
+        let all = accounts.read();
+        assert_eq!(all.len(), 256 + 3);
+        let kept = all.iter().filter(|of| of.uuid == "G" && of.uid != "z");
+        let kept: Vec<_> = kept
+            .map(|of| (99_999 - of.uid.parse::<u64>().expect("a number"), of.account.busy))
+            .collect();
+        let expected: Vec<_> = (10_000 - 129..10_000).rev().map(|index| (index, Some(index))).collect();
+        assert_eq!(kept, expected, "with their sums");
+        assert_eq!(accounts.read().len(), 3);
+    }
+
     /// What happens on a node.
     #[derive(Debug, Clone)]
     enum Step {
@@ -351,7 +378,7 @@ mod tests {
                         for (index, (uid, container)) in CONTAINERS.iter().enumerate() {
                             let key = ((*uid).to_owned(), (*container).to_owned(), "G".to_owned());
                             if ended(index) {
-                                let account = &accounts.ended[&key];
+                                let (_, account) = accounts.ended.iter().find(|(ended, _)| *ended == key).expect("it is kept");
                                 seen_busy += account.busy.unwrap_or(0);
                                 seen_held += account.allocated;
                                 prop_assert_eq!(account.busy, before.open[&key].busy);
