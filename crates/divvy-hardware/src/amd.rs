@@ -23,7 +23,7 @@ use self::ras::Counters;
 use crate::address::Address;
 use crate::backend::{Backend, Calls, Cgroup, Event, Sink, report};
 use crate::protocol::Limited;
-use crate::sysfs::{Directory, bounded, printable};
+use crate::sysfs::{self, Directory, bounded, natural, pod_of, printable};
 use crate::{
     Code, Driver, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable,
     dmem,
@@ -31,6 +31,9 @@ use crate::{
 
 /// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
 const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
+/// The maximum number of processes that are listed, and the maximum whose memory is read.
+const MOST_LISTED: usize = 1 << 16;
+const MOST_READ: usize = 1 << 12;
 
 /// The name of the fault that the RAS counters report.
 const MEMORY_ERROR: &str = "uncorrectable memory error";
@@ -153,7 +156,7 @@ impl Backend for Amd {
         let found = find(&files, &self.calls, &mut self.memory);
         let used = {
             let _call = self.calls.enter("reading the processes of AMD GPUs");
-            used(&files)
+            used(&files, MOST_READ)
         };
         let gpus = found
             .iter()
@@ -430,13 +433,27 @@ fn read(device: &Device<'_>, node: &Node, index: u32, uuid: String) -> GpuFacts 
     facts
 }
 
-/// Return the bytes that each process uses on each GPU, by the GPU's number in KFD, then by PID.
-fn used(tree: &dyn Tree) -> BTreeMap<u32, BTreeMap<u32, u64>> {
+/// Return the bytes that each of at most `most` processes uses on each GPU, by the GPU's number in KFD, then by PID.
+fn used(tree: &dyn Tree, most: usize) -> BTreeMap<u32, BTreeMap<u32, u64>> {
     let mut used: BTreeMap<u32, BTreeMap<u32, u64>> = BTreeMap::new();
     let Some(processes) = Directory::open(tree, PROCESSES) else {
         return used;
     };
-    for pid in processes.numbered("/", "") {
+    let names = processes.first_names(MOST_LISTED);
+    let mut pids: Vec<u32> = names.iter().filter_map(|name| natural(name)).collect();
+    pids.sort_unstable();
+    let machine = Directory::open(tree, sysfs::PROCESSES);
+    let mut of_pods: BTreeMap<Option<String>, u32> = BTreeMap::new();
+    let mut by_turn: Vec<(u32, u32)> = Vec::new();
+    for pid in pids {
+        let pod = machine.as_ref().and_then(|machine| pod_of(machine, pid));
+        let before = of_pods.entry(pod).or_default();
+        by_turn.push((*before, pid));
+        *before += 1;
+    }
+    // The pods take turns, so that no pod's processes use up what is read in all.
+    by_turn.sort_unstable();
+    for (_, pid) in by_turn.into_iter().take(most) {
         // A process has a file for each GPU of the machine, and uses few of them. The process may have ended by now.
         for gpu in processes.numbered(&format!("/{pid}"), "vram_") {
             if let Some(bytes @ 1..) = processes.number(&format!("/{pid}/vram_{gpu}")) {

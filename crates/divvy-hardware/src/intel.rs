@@ -100,7 +100,7 @@ impl Backend for Intel {
         if let (Some(events), true) = (&self.events, is_cut_off) {
             // An error means that the backend is being dropped.
             events.send(Event::Degraded(
-                "the processes of Intel GPUs are not all listed, because the processes of this machine have too many open files"
+                "the processes of Intel GPUs are not all listed, because processes of this machine have too many open files"
                     .to_owned(),
             ));
         }

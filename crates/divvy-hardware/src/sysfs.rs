@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 
 use divvy_host::{Kind, Root, Tree};
 use divvy_model::MiB;
+use divvy_model::cgroup::owner_of_process;
 
 /// The maximum size of a file in bytes. The kernel's own attributes have at most a page of 4 KiB.
 const FILE_BYTES: usize = 64 << 10;
 /// The maximum number of entries of a directory that are read.
 const ENTRIES: usize = 4096;
+/// The processes of the machine.
+pub(crate) const PROCESSES: &str = "/proc";
 /// The maximum size in bytes of a text that describes a GPU.
 const TEXT_BYTES: usize = 96;
 
@@ -75,6 +78,12 @@ impl<'t> Directory<'t> {
     pub(crate) fn number<T: std::str::FromStr>(&self, path: &str) -> Option<T> {
         self.text(path)?.strip_suffix('\n')?.trim().parse().ok()
     }
+}
+
+/// Return the UID of a process's pod. The directory is [`PROCESSES`].
+pub(crate) fn pod_of(processes: &Directory<'_>, pid: u32) -> Option<String> {
+    let text = processes.text(&format!("/{pid}/cgroup"))?;
+    Some(owner_of_process(&text)?.pod)
 }
 
 /// Read a number as the kernel writes it in names: decimal digits without leading zeros.

@@ -843,3 +843,28 @@ fn the_kernels_own_files_are_read() {
         &super::region("ffff:00:00.0")
     ));
 }
+
+#[test]
+fn the_processes_of_a_pod_do_not_hide_those_of_other_pods() {
+    let mut tree = Copy::default();
+    let put = |tree: &mut Copy, pod: u32, pid: u32| {
+        tree.file(
+            &format!("/proc/{pid}/cgroup"),
+            format!(
+                "0::/kubepods/burstable/pod6b8e5a3c-0000-4000-8000-{pod:012}/{}\n",
+                "0f".repeat(32)
+            ),
+        )
+        .file(&format!("{PROCESSES}/{pid}/vram_7"), "1024\n");
+    };
+    let honest = [90_001, 90_002, 90_003];
+    for (pod, pid) in (1..).zip(honest) {
+        put(&mut tree, pod, pid);
+    }
+    for pid in 100..200 {
+        put(&mut tree, 99, pid);
+    }
+    let of_gpu = &used(&tree, 64)[&7];
+    assert!(honest.iter().all(|pid| of_gpu.contains_key(pid)));
+    assert_eq!(of_gpu.len(), 64);
+}

@@ -1,14 +1,13 @@
 //! The processes that use memory of GPUs (kernel documentation, `gpu/drm-usage-stats.rst`): of each open DRM node, the kernel says in
 //! `/proc/<pid>/fdinfo/<fd>` how much memory of the GPU the node's client has.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use divvy_host::Tree;
 
-use crate::sysfs::{Directory, natural};
+use crate::sysfs::{Directory, PROCESSES, natural, pod_of};
 
-/// The processes of the machine.
-const PROCESSES: &str = "/proc";
 /// The driver's name in a client's file.
 const DRIVER: &str = "xe";
 /// The directory of the nodes.
@@ -22,6 +21,9 @@ const MOST_FILES: usize = 1 << 18;
 /// The maximum number of clients of a process that are read, and the maximum in all.
 const MOST_CLIENTS_OF_PROCESS: usize = 1 << 8;
 const MOST_CLIENTS: usize = 1 << 13;
+/// How many open files of a pod are looked at before it is another pod's turn, and how many files a client counts as.
+const TURN: usize = 1 << 10;
+const FILES_PER_CLIENT: usize = MOST_FILES / MOST_CLIENTS;
 
 /// What processes use.
 #[derive(Debug, Default)]
@@ -36,6 +38,11 @@ pub(super) struct Used {
 
 /// Return what each process uses of each GPU. A process that ends meanwhile is left out.
 pub(super) fn used(tree: &dyn Tree) -> Used {
+    used_within(tree, MOST_FILES, MOST_CLIENTS)
+}
+
+/// The same with other limits for the open files that are looked at, and for the clients that are read.
+pub(super) fn used_within(tree: &dyn Tree, most_files: usize, most_clients: usize) -> Used {
     let mut used = Used::default();
     let Some(machine) = Directory::open(tree, PROCESSES) else {
         used.error = Some("there is no /proc, so the processes are not known".to_owned());
@@ -46,35 +53,111 @@ pub(super) fn used(tree: &dyn Tree) -> Used {
     let mut pids: Vec<u32> = names.iter().filter_map(|name| natural(name)).collect();
     // A client that a process has inherited belongs to the parent, whose PID is lower as a rule.
     pids.sort_unstable();
-    let (mut files, mut clients, mut seen) = (0, 0, BTreeSet::new());
+    let mut pods: BTreeMap<Option<String>, VecDeque<u32>> = BTreeMap::new();
     for pid in pids {
-        let Some(open) = machine.below(&format!("/{pid}/fd")) else {
-            continue;
-        };
-        let mut of_process = 0;
-        for file in open.first_names(MOST_FILES_OF_PROCESS) {
-            files += 1;
-            // Most processes have no GPU, so only the names of what they have opened are read.
-            let is_node = open.link(&file).is_some_and(|target| target.starts_with(NODES));
-            if is_node && of_process < MOST_CLIENTS_OF_PROCESS && files <= MOST_FILES && clients < MOST_CLIENTS {
-                of_process += 1;
-                clients += 1;
-                let text = machine.text(&format!("/{pid}/fdinfo/{file}"));
-                if let Some(Client { gpu, id, bytes }) = text.as_deref().and_then(Client::parse)
-                    && bytes > 0
-                    && seen.insert((gpu.to_owned(), id))
-                {
-                    let sum = used.by_gpu.entry(gpu.to_owned()).or_default().entry(pid).or_default();
-                    *sum = sum.saturating_add(bytes);
-                }
-            }
-        }
-        if files > MOST_FILES || clients >= MOST_CLIENTS {
+        pods.entry(pod_of(&machine, pid)).or_default().push_back(pid);
+    }
+    // It is always the turn of the pod of which the least was looked at. So what a pod has open is known whatever other pods open, up to an equal part of
+    // what is looked at in all. The processes of no pod count as one.
+    let mut turns: BinaryHeap<_> = (0..pods.len()).map(|index| Reverse((0, index))).collect();
+    let mut pods: Vec<Pod> = pods.into_values().map(Pod::new).collect();
+    let mut walk = Walk {
+        machine,
+        most_files,
+        most_clients,
+        files: 0,
+        clients: 0,
+        seen: BTreeSet::new(),
+    };
+    while let Some(Reverse((cost, index))) = turns.pop() {
+        if walk.is_over() {
             used.is_cut_off = true;
             break;
         }
+        if let Some(more) = walk.turn(&mut pods[index], &mut used.by_gpu) {
+            turns.push(Reverse((cost + more, index)));
+        }
     }
     used
+}
+
+/// What is still to be looked at of a pod's processes.
+struct Pod {
+    pids: VecDeque<u32>,
+    /// What was looked at of the first process: open files and clients.
+    files: usize,
+    clients: usize,
+}
+
+impl Pod {
+    fn new(pids: VecDeque<u32>) -> Pod {
+        Pod {
+            pids,
+            files: 0,
+            clients: 0,
+        }
+    }
+}
+
+struct Walk<'t> {
+    machine: Directory<'t>,
+    most_files: usize,
+    most_clients: usize,
+    files: usize,
+    clients: usize,
+    /// The clients that were read, by GPU.
+    seen: BTreeSet<(String, u64)>,
+}
+
+impl Walk<'_> {
+    fn is_over(&self) -> bool {
+        self.files > self.most_files || self.clients >= self.most_clients
+    }
+
+    /// Look at the next open files of a pod's processes. Return how many they count as, or `None` if there are no more.
+    fn turn(&mut self, pod: &mut Pod, by_gpu: &mut BTreeMap<String, BTreeMap<u32, u64>>) -> Option<usize> {
+        let mut cost = 0;
+        while cost < TURN {
+            let pid = *pod.pids.front()?;
+            // To open a directory takes as long as to look at a file.
+            cost += 1;
+            let open = self.machine.below(&format!("/{pid}/fd"));
+            let until = MOST_FILES_OF_PROCESS.min(pod.files + TURN);
+            let names = open.as_ref().map(|open| open.first_names(until)).unwrap_or_default();
+            let has_more = names.len() == until && until < MOST_FILES_OF_PROCESS;
+            for file in names.iter().skip(pod.files) {
+                self.files += 1;
+                cost += 1;
+                // Most processes have no GPU, so only the names of what they have opened are read.
+                let target = open.as_ref().and_then(|open| open.link(file));
+                let is_node = target.is_some_and(|target| target.starts_with(NODES));
+                if is_node && pod.clients < MOST_CLIENTS_OF_PROCESS && !self.is_over() {
+                    pod.clients += 1;
+                    self.clients += 1;
+                    cost += FILES_PER_CLIENT;
+                    self.client(pid, file, by_gpu);
+                }
+            }
+            pod.files = until;
+            if !has_more {
+                pod.pids.pop_front();
+                (pod.files, pod.clients) = (0, 0);
+            }
+        }
+        Some(cost)
+    }
+
+    /// Add what the client of an open file has.
+    fn client(&mut self, pid: u32, file: &str, by_gpu: &mut BTreeMap<String, BTreeMap<u32, u64>>) {
+        let text = self.machine.text(&format!("/{pid}/fdinfo/{file}"));
+        if let Some(Client { gpu, id, bytes }) = text.as_deref().and_then(Client::parse)
+            && bytes > 0
+            && self.seen.insert((gpu.to_owned(), id))
+        {
+            let sum = by_gpu.entry(gpu.to_owned()).or_default().entry(pid).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
 }
 
 /// A client of a GPU, which the kernel makes when a program opens a node. Several open files, also of several processes, can belong to one client.

@@ -704,6 +704,57 @@ fn a_process_with_many_open_files_does_not_keep_the_others_from_being_listed() {
 }
 
 #[test]
+fn what_a_pod_has_open_does_not_hide_what_other_pods_use() {
+    let mut tree = copy(machine().path());
+    let put = |tree: &mut Copy, pod: u32, pid: u32, fds: std::ops::Range<u32>, is_node: bool| {
+        tree.file(
+            &format!("/proc/{pid}/cgroup"),
+            format!(
+                "0::/kubepods/burstable/pod6b8e5a3c-0000-4000-8000-{pod:012}/{}\n",
+                "0f".repeat(32)
+            ),
+        );
+        for fd in fds {
+            let target = if is_node { "/dev/dri/renderD160" } else { "/dev/null" };
+            tree.link(&format!("/proc/{pid}/fd/{fd}"), target);
+            if is_node {
+                let id = u64::from(pid) << 32 | u64::from(fd);
+                tree.file(
+                    &format!("/proc/{pid}/fdinfo/{fd}"),
+                    format!("drm-driver:\txe\ndrm-client-id:\t{id}\ndrm-pdev:\t0000:4d:00.0\ndrm-total-vram0:\t1 MiB\n"),
+                );
+            }
+        }
+    };
+    let of = |tree: &Copy| {
+        let used = super::processes::used_within(tree, 1 << 15, 1 << 10);
+        let honest: BTreeMap<u32, u64> = used.by_gpu["0000:4d:00.0"]
+            .range(900..)
+            .map(|(pid, bytes)| (*pid, *bytes))
+            .collect();
+        (honest, used.is_cut_off)
+    };
+    for pod in 1..20 {
+        put(&mut tree, pod, 900 + pod, 0..40, true);
+    }
+    // One has more open files than are looked at in a turn.
+    put(&mut tree, 20, 950, 0..1500, false);
+    put(&mut tree, 20, 950, 1500..1501, true);
+    let (expected, is_cut_off) = of(&tree);
+    assert!(expected.len() == 20 && !is_cut_off, "{expected:?}");
+    // More files, and more clients, than are looked at in all. The PIDs are lower.
+    let mut files = tree.clone();
+    for pid in 10..15 {
+        put(&mut files, 99, pid, 0..8192, false);
+    }
+    assert_eq!(of(&files), (expected.clone(), true));
+    for pid in 10..15 {
+        put(&mut tree, 99, pid, 0..256, true);
+    }
+    assert_eq!(of(&tree), (expected, true));
+}
+
+#[test]
 fn without_a_gpu_or_without_proc_no_process_is_listed() {
     let root = machine();
     let mut intel = open(&root);

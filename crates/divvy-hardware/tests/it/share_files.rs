@@ -9,11 +9,11 @@ use std::process::{Command, Stdio};
 use divvy_hardware::Code;
 use divvy_hardware::client::{Probe, ProbeClient};
 use divvy_hardware::protocol::ShareName;
-use rustix::fs::{XattrFlags, fsetxattr};
+use rustix::fs::{FlockOperation, XattrFlags, flock, fsetxattr};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::support::{GPU0, Lines, Machine, PROBE, Running, TWO, connect, fast, sim_library};
+use crate::support::{GPU0, Lines, Machine, PROBE, Running, TWO, connect, eventually, fast, sim_library};
 
 const POD: &str = "6b8e5a3c-0000-4000-8000-000000000001";
 const LIMITS_BYTES: usize = 256;
@@ -172,20 +172,32 @@ fn nothing_on_a_shares_file_system_can_be_run_or_open_a_device() {
     assert_eq!(mode(host.seen(POD, GPU0)), 0o755);
 }
 
+/// Return how many requests wait for the lock of a directory (proc_locks(5)).
+fn waiting(directory: &File) -> usize {
+    let inode = format!(":{} ", directory.metadata().expect("data").ino());
+    let text = fs::read_to_string("/proc/locks").expect("locks");
+    text.lines()
+        .filter(|line| line.contains("-> FLOCK") && line.contains(&inode))
+        .count()
+}
+
 #[test]
 fn requests_at_the_same_time_mount_once() {
     let Some(host) = Host::start() else { return };
+    assert_eq!(host.ask("mountShare", POD, "GPU-first"), done());
+    let shares = File::open(host.machine.path("state/shares")).expect("the directory");
     let mut clients: Vec<Lines> = (0..8).map(|_| host.lines()).collect();
-    for index in 0..16 {
-        let gpu = format!("GPU-{index}-");
-        for client in &mut clients {
-            client.send(format!("{}\n", request("mountShare", POD, &gpu)).as_bytes());
-        }
-        for client in &mut clients {
-            assert_eq!(client.next(), Some(done()));
-        }
-        assert_eq!(host.is_mounted(&gpu), 1);
+    flock(&shares, FlockOperation::LockExclusive).expect("locked");
+    for client in &mut clients {
+        client.send(format!("{}\n", request("mountShare", POD, GPU0)).as_bytes());
     }
+    eventually("all are about to mount", || waiting(&shares) == 8);
+    assert_eq!(host.is_mounted(GPU0), 0);
+    flock(&shares, FlockOperation::Unlock).expect("unlocked");
+    for client in &mut clients {
+        assert_eq!(client.next(), Some(done()));
+    }
+    assert_eq!(host.is_mounted(GPU0), 1);
 }
 
 #[test]
