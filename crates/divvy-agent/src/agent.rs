@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use divvy_cdi as cdi;
 use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
+use divvy_hardware::protocol::ShareName;
 use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
@@ -639,6 +640,7 @@ impl Agent {
     /// The pod requires the limit, and it is not set.
     async fn limit(self: &Arc<Self>, pod: PodKey, limits: Box<Limits>) -> Result<(), String> {
         if !limits.guarded.is_empty() {
+            self.mount_shares(&limits).await?;
             let held = self.shares.hold(&limits.uid, &limits.guarded).await;
             self.metrics.guarded_pods(self.shares.pods().len());
             self.guarded.notify_one();
@@ -684,6 +686,45 @@ impl Agent {
         Ok(())
     }
 
+    /// Have the probe give the files of a pod's shares file systems of their own, so that the pod cannot fill the node's disk through them. Where it cannot, they
+    /// lie on the disk, and the node gets an event.
+    ///
+    /// # Errors
+    /// The probe does not answer.
+    async fn mount_shares(&self, limits: &Limits) -> Result<(), String> {
+        for gpu in &limits.guarded {
+            let share = ShareName {
+                pod: limits.uid.clone(),
+                gpu: gpu.uuid.clone(),
+            };
+            let Some(probe) = self.probe.get() else {
+                return Err("the probe is not connected".to_owned());
+            };
+            match answered(probe.mount_share(share)).await {
+                Ok(()) => {}
+                Err(failure) if matches!(failure.code, Code::ProbeUnreachable | Code::Timeout) => {
+                    return Err(format!(
+                        "the probe did not make room for the files with the pod's share of the GPU: {failure}"
+                    ));
+                }
+                Err(failure) if self.shares.tell_of_disk() => {
+                    let text = format!(
+                        "the files in which Divvy's guard counts what pods use lie on the disk of this node, so between two measurements a pod can fill the disk \
+                         through them: {failure}"
+                    );
+                    warn!("{text}");
+                    self.post_on_node(true, "GuardFilesOnDisk", text);
+                }
+                Err(failure) => debug!(
+                    uid = limits.uid,
+                    gpu = gpu.uuid,
+                    "the files of the share lie on the disk: {failure}"
+                ),
+            }
+        }
+        Ok(())
+    }
+
     /// Return the pods that the driver limits now. A pod's first limit is its own, so a pod is left out until it has that.
     pub(crate) fn limited_pods(&self) -> Vec<LimitedPod> {
         let core = self.core();
@@ -712,7 +753,7 @@ impl Agent {
         let after = match work.await {
             Ok(Ok((after, gone))) => {
                 self.ready.clear("files");
-                self.shares.clear(&gone).await;
+                self.shares.clear(&gone, self.probe.get()).await;
                 self.metrics.guarded_pods(self.shares.pods().len());
                 after
             }

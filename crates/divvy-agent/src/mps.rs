@@ -15,10 +15,15 @@ pub(crate) const DIRECTORY: &str = "/run/nvidia/mps";
 /// The maximum size of the control daemon's marker: it has a UID.
 const BYTES: u64 = 256;
 
+/// Return the directory for the connections of the agent's pods, as a program sees it whose view of the node's root is `root`.
+pub(crate) fn pipe(root: &Path) -> PathBuf {
+    below(root).join(SHARES).join("pipe")
+}
+
 /// Return the files of the control daemon for the agent's pods.
 pub(crate) fn files() -> Mps {
     Mps {
-        pipe: format!("{DIRECTORY}/{SHARES}/pipe"),
+        pipe: pipe(Path::new("/")).display().to_string(),
         shm: format!("{DIRECTORY}/shm"),
     }
 }

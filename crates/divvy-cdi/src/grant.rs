@@ -104,7 +104,7 @@ fn mount((host, container): &(String, String)) -> Mount {
     Mount {
         host_path: host.clone(),
         container_path: container.clone(),
-        options: ["rw", "nosuid", "nodev", "rbind"].map(str::to_owned).to_vec(),
+        options: ["rw", "nosuid", "nodev", "noexec", "rbind"].map(str::to_owned).to_vec(),
         ..Mount::default()
     }
 }
@@ -242,6 +242,16 @@ containerEdits:
         assert_eq!(edits.hooks.len(), 1);
         assert_eq!(edits.mounts.len(), 1);
         assert_eq!(edits.additional_gids, [44]);
+    }
+
+    #[test]
+    fn nothing_in_a_directory_that_a_container_may_write_can_be_run() {
+        let mut grant = grant(&[], &[], &[]);
+        let mounts = [("/run/nvidia/mps/shm".to_owned(), "/dev/shm".to_owned())];
+        grant.mounts = &mounts;
+        let spec = Spec::parse(&grant_spec(&grant)).expect("own text");
+        let options = &spec.devices[0].container_edits.mounts[0].options;
+        assert_eq!(options, &["rw", "nosuid", "nodev", "noexec", "rbind"]);
     }
 
     #[test]

@@ -2,20 +2,27 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use divvy_agent_core::{
     DriverReport, Escape, GuardCounts, Guarded, GuardedShares, MadeLater, PodProcess, Readings, ShareFound, ShareId,
 };
 use divvy_agent_core::{FileChange, UsageReading};
 use divvy_hardware::GpuProcesses;
-use divvy_hardware::protocol::Kill;
+use divvy_hardware::client::ProbeHandle;
+use divvy_hardware::protocol::{Kill, ShareName};
 use divvy_share::limits::Unreadable;
-use tracing::warn;
+use tokio::time::timeout;
+use tracing::{debug, warn};
 
 use super::share_files::{Job, Outcome, ShareFiles};
 use crate::files::FileError;
 use crate::metering::{monotonic, nanos};
+
+/// How long to wait until the files of a pod are removed.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The shares of guarded pods, and their files.
 #[derive(Debug)]
@@ -24,6 +31,8 @@ pub(crate) struct Shares {
     state: Mutex<GuardedShares>,
     /// What was logged last about the files of a share. A pod can damage its file for as long as it wants, so the log has it once.
     told: Mutex<BTreeMap<ShareId, String>>,
+    /// Whether it was told that files lie on the node's disk.
+    has_told_of_disk: AtomicBool,
 }
 
 /// Why a pod did not get its share.
@@ -52,6 +61,7 @@ impl Shares {
             files: ShareFiles::new(root.to_owned()),
             state: Mutex::new(GuardedShares::new(may_stop)),
             told: Mutex::default(),
+            has_told_of_disk: AtomicBool::new(false),
         };
         let present = shares.files.present()?;
         let mut opened = shares
@@ -122,17 +132,39 @@ impl Shares {
         self.write().await;
     }
 
-    /// Remove the files of pods that are gone.
-    pub(crate) async fn clear(&self, gone: &BTreeSet<String>) {
+    /// Report whether it must be told now that files lie on the node's disk: it is told once.
+    pub(crate) fn tell_of_disk(&self) -> bool {
+        !self.has_told_of_disk.swap(true, Ordering::Relaxed)
+    }
+
+    /// Remove the files of pods that are gone. If that fails, the next reconciliation tries again.
+    pub(crate) async fn clear(&self, gone: &BTreeSet<String>, probe: Option<&ProbeHandle>) {
         for pod in gone {
             self.files.close(pod);
-            match self.files.remove(pod).await {
-                // The next reconciliation tries again.
-                Err(error) => warn!(
+            let of_pod: Vec<ShareId> = self.state().ids().filter(|id| id.pod == *pod).cloned().collect();
+            for ShareId { pod, gpu } in of_pod {
+                let Some(probe) = probe else { continue };
+                // A probe that mounts nothing refuses. If something is mounted nevertheless, it cannot be removed.
+                match timeout(PATIENCE, probe.unmount_share(ShareName { pod, gpu })).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(failure)) => debug!("the file system of a share is not unmounted: {failure}"),
+                    Err(_) => debug!(
+                        "the file system of a share is not unmounted: the probe did not answer in {} s",
+                        PATIENCE.as_secs()
+                    ),
+                }
+            }
+            match timeout(PATIENCE, self.files.remove(pod)).await {
+                Err(_) => warn!(
+                    uid = pod,
+                    "the guard's files of a pod that is gone cannot be removed in {} s",
+                    PATIENCE.as_secs()
+                ),
+                Ok(Err(error)) => warn!(
                     uid = pod,
                     "the guard's files of a pod that is gone cannot be removed: {error}"
                 ),
-                Ok(()) => {
+                Ok(Ok(())) => {
                     self.state().forget(pod);
                     self.told
                         .lock()

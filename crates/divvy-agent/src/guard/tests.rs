@@ -388,7 +388,7 @@ async fn files_of_a_later_agent_stay_as_they_are_and_what_the_pod_says_about_its
     assert!(error.contains("layout version 2"), "{error}");
     assert_eq!(fs::read(bed.path(LIMITS)).expect("read"), later);
     assert_eq!(fs::read(bed.path(USAGE)).expect("read"), usage);
-    bed.shares.clear(&["a".to_owned()].into()).await;
+    bed.shares.clear(&["a".to_owned()].into(), None).await;
     bed.shares.hold("a", &share_of(1000, 0)).await.expect("made");
     assert_eq!(bed.limits("a").bytes, 1000 * MEBIBYTE);
 }
@@ -465,7 +465,7 @@ async fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_fi
     bed.shares.hold("b", &share_of(10, 0)).await.expect("made");
     bed.restart(false).await;
     assert_eq!(bed.shares.pods().len(), 2);
-    bed.shares.clear(&["a".to_owned()].into()).await;
+    bed.shares.clear(&["a".to_owned()].into(), None).await;
     assert_eq!(bed.shares.pods(), BTreeSet::from(["b".to_owned()]));
     assert_eq!(files::names(&shares(bed.state.path())).expect("listed"), ["b"]);
 }

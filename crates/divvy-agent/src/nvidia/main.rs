@@ -53,10 +53,12 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
         warn!("{text}");
     }
     if invocation.is_mount_shm() {
-        return mps::mount_shm(
-            &super::Mps::of_pod(Path::new("/"), super::surroundings::variable)?.shm(),
-            Path::new("/proc"),
-        );
+        let mps = super::Mps::of_pod(Path::new("/"), super::surroundings::variable)?;
+        mps::mount_shm(&mps.shm(), Path::new("/proc"))?;
+        return match mps.for_shares {
+            true => mps::mount_pipe(&crate::mps::pipe(Path::new("/")), Path::new("/proc")),
+            false => Ok(()),
+        };
     }
     let stop = divvy_program::until_stopped(other_root().is_some()).map_err(|error| Error::Ended {
         part: "the wait for signals",

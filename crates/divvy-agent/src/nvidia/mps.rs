@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, error, info, warn};
 
 use self::host::Host;
-pub(super) use self::shm::mount_shm;
+pub(super) use self::shm::{mount_pipe, mount_shm};
 use self::supervisor::{Serving, supervise};
 use self::tools::Tools;
 pub(super) use self::tools::{IN_ROOT, run_in_root};

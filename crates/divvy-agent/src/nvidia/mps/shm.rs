@@ -11,12 +11,28 @@ use crate::{Error, files};
 /// The size if the machine's memory is not known, as NVIDIA's program has it.
 const FALLBACK: &str = "65536k";
 
-/// Mount a tmpfs at `directory`, with half of the machine's memory as its limit, unless it is mounted already. Clients that run
-/// hold files in a mounted one, so it is not replaced. `proc` is the directory `/proc`.
+/// What the directory for connections may take: some files and sockets for each client. A client is a pod that Divvy does not trust.
+const PIPE: &str = "size=1m,nr_inodes=4096,mode=0755";
+
+/// Mount a tmpfs at `directory`, with half of the machine's memory as its limit, unless it is mounted already. `proc` is the directory `/proc`.
 ///
 /// # Errors
 /// Fails if the directory cannot be created, or if the system refuses the mount.
 pub(crate) fn mount_shm(directory: &Path, proc: &Path) -> Result<(), Error> {
+    let memory = files::read_kernel(&proc.join("meminfo")).inspect_err(|error| warn!("failed to open /proc/meminfo: {error}"));
+    mount_tmpfs(directory, proc, &format!("size={}", size(&memory.unwrap_or_default())))
+}
+
+/// Mount a small tmpfs at the directory for connections, so that clients cannot fill the node's `/run` through it.
+///
+/// # Errors
+/// The same as for [`mount_shm`].
+pub(crate) fn mount_pipe(directory: &Path, proc: &Path) -> Result<(), Error> {
+    mount_tmpfs(directory, proc, PIPE)
+}
+
+/// Mount a tmpfs with these options, unless one is mounted: clients that run hold files in it, so it is not replaced.
+fn mount_tmpfs(directory: &Path, proc: &Path, options: &str) -> Result<(), Error> {
     let mounts = files::read_kernel(&proc.join("self/mountinfo")).unwrap_or_default();
     if is_mounted(&mounts, &directory.display().to_string()) {
         info!("{} is mounted already", directory.display());
@@ -29,12 +45,10 @@ pub(crate) fn mount_shm(directory: &Path, proc: &Path) -> Result<(), Error> {
         ))
     };
     files::make_directory(directory, 0o755).map_err(|error| refused("creating directory", &error))?;
-    let memory = files::read_kernel(&proc.join("meminfo")).inspect_err(|error| warn!("failed to open /proc/meminfo: {error}"));
-    let size = size(&memory.unwrap_or_default());
-    let options = CString::new(format!("size={size}")).map_err(|error| refused("mounting", &error))?;
+    let set = CString::new(options).map_err(|error| refused("mounting", &error))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RELATIME;
-    mount("shm", directory, "tmpfs", flags, options.as_c_str()).map_err(|error| refused("mounting as tmpfs", &error))?;
-    info!("mounted a tmpfs of {size} at {}", directory.display());
+    mount("shm", directory, "tmpfs", flags, set.as_c_str()).map_err(|error| refused("mounting as tmpfs", &error))?;
+    info!("mounted a tmpfs with {options} at {}", directory.display());
     Ok(())
 }
 
@@ -76,6 +90,52 @@ mod tests {
         ] {
             assert_eq!(size(meminfo), expected, "{meminfo}");
         }
+    }
+
+    /// The directory for connections, in the process that has a mount namespace of its own.
+    const IN_NAMESPACE: &str = "DIVVY_TEST_PIPE";
+
+    #[test]
+    fn a_client_cannot_fill_the_nodes_run_through_the_directory_for_connections() {
+        if let Some(directory) = std::env::var_os(IN_NAMESPACE) {
+            return a_full_directory_is_small(Path::new(&directory));
+        }
+        if !divvy_skip::root("mount a file system") {
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let output = std::process::Command::new("unshare")
+            .args(["-m", "--propagation", "private"])
+            .arg(std::env::current_exe().expect("this program"))
+            .args([
+                "--exact",
+                "nvidia::mps::shm::tests::a_client_cannot_fill_the_nodes_run_through_the_directory_for_connections",
+            ])
+            .env(IN_NAMESPACE, directory.path().join("shares/pipe"))
+            .output()
+            .expect("unshare runs");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        if said.starts_with("unshare") {
+            return divvy_skip::skipped("nothing can be mounted in a mount namespace: that takes root");
+        }
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    }
+
+    fn a_full_directory_is_small(directory: &Path) {
+        // The second one finds the first.
+        for _ in 0..2 {
+            mount_pipe(directory, Path::new("/proc")).expect("mounted");
+        }
+        let full = std::fs::write(directory.join("control"), vec![1; 2 << 20]).expect_err("2 MiB in 1 MiB");
+        assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
+        let files = (0..8192).map(|index| std::fs::write(directory.join(index.to_string()), ""));
+        assert!(files.filter(Result::is_ok).count() < 4096);
+        rustix::mount::unmount(directory, rustix::mount::UnmountFlags::empty()).expect("it was mounted once");
+        assert_eq!(
+            std::fs::read_dir(directory).expect("listed").count(),
+            0,
+            "nothing is on the disk"
+        );
     }
 
     #[test]
