@@ -157,6 +157,7 @@ check_all() {
   libraries
   forged
   wanted
+  evictions
   other_nodes
   tls
   replicas
@@ -258,7 +259,7 @@ forged() {
   kube delete pod waits --wait > /dev/null
 }
 
-would_create() { pod wants 1 | annotated "$1" | kube create --dry-run=server -f -; }
+would_create() { pod wants 1 | annotated "$1" | kube create --dry-run=server -f - "${@:2}"; } # ANNOTATIONS FLAG...
 wanted() {
   scene "A pod says which GPUs it takes; what cannot be read is refused, in words"
   check "a key that means nothing" refused_with "divvy.dev/gpu-modell means nothing to this version of Divvy; a pod may have divvy.dev/gpu-model, " \
@@ -275,8 +276,32 @@ wanted() {
   check "how many GPUs" refused_with 'divvy.dev/gpus: "17" was found; write the number of GPUs, from 1 to 16' would_create 'divvy.dev/gpus: "17"'
   check "more GPUs than units" refused_with 'divvy.dev/gpus: "2" was found, but a container asks for a number of units of aliyun.com/gpu-mem (1)' \
     would_create 'divvy.dev/gpus: "2"'
+  kube create rolebinding tenant --clusterrole=edit --user=tenant > /dev/null
+  eventually 10 "a tenant may create pods" would_create 'mine: x' --as=tenant
+  check "a tenant's pod claims to test a GPU" refused_with "only users who may patch nodes may write it; tenant may not" \
+    would_create 'divvy.dev/gpu-test: 1a2b' --as=tenant
+  check "a tenant's pod that is there already, too" refused_with "only users who may patch nodes may write it; tenant may not" \
+    kube annotate pod binpack-0 divvy.dev/gpu-test=1a2b --as=tenant
+  kube delete rolebinding tenant > /dev/null
+  check "what is no id of a test" refused_with 'divvy.dev/gpu-test: "No id" was found; divvy smoke writes the id of its run' \
+    would_create 'divvy.dev/gpu-test: No id'
+  check "an administrator's pod may be a test" would_create 'divvy.dev/gpu-test: 1a2b'
   check "what is right is taken" would_create \
     'divvy.dev/gpu-model: "A100*, !A100-PCIE*", divvy.dev/gpu-memory: ">=40Gi", divvy.dev/gpu-prefer: fastest, divvy.dev/gpu-uuid: "GPU-1, GPU-2", divvy.dev/gpus: "1"'
+}
+
+evict() { # NAMESPACE POD UID [OPTIONS]: ask for an eviction as the extender does; nothing is evicted
+  kube create --raw "/api/v1/namespaces/$1/pods/$2/eviction?dryRun=All" --as=system:serviceaccount:$NAMESPACE:divvy-extender -f - <<< \
+    "{\"apiVersion\":\"policy/v1\",\"kind\":\"Eviction\",\"metadata\":{\"name\":\"$2\",\"namespace\":\"$1\"},\"deleteOptions\":{\"preconditions\":{\"uid\":\"$3\"}${4:-}}}"
+}
+evictions() {
+  scene "The extender may evict pods with GPUs, and no others"
+  local plain uid; plain=$(kube get pods -n $NAMESPACE -l app.kubernetes.io/component=agent -o 'jsonpath={.items[0].metadata.name}')
+  uid=$(field binpack-0 .metadata.uid)
+  check "a pod with a GPU" evict default binpack-0 "$uid"
+  check "not a pod without" refused_with "and $plain has none" evict $NAMESPACE "$plain" "$(kube get pod -n $NAMESPACE "$plain" -o 'jsonpath={.metadata.uid}')"
+  check "not another pod of the same name" refused_with "or another UID" evict default binpack-0 00000000-0000-0000-0000-000000000000
+  check "not at once" refused_with "leaves it the time to end" evict default binpack-0 "$uid" ',"gracePeriodSeconds":0'
 }
 
 token() { # [bound]: print a token of the agent's service account; with an argument, one bound to the running agent's pod

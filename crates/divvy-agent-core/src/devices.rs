@@ -151,7 +151,7 @@ impl Core {
     }
 
     fn unhealthy_ids(&self, spec: ResourceSpec) -> BTreeSet<String> {
-        // The pod that tests a GPU needs an id of it. The extender gives the GPU to no other pod.
+        // The pod that tests a GPU needs an id of it. The extender gives the GPU to no other pod, and PreStartContainer lets no other start.
         let failed = |gpu: &&Gpu| !matches!(gpu.health, Health::Ok | Health::Testing);
         let wanted = self
             .gpus

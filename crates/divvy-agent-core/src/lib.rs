@@ -26,6 +26,7 @@ mod reason;
 mod reconcile;
 mod resource;
 mod steer;
+mod under_test;
 mod vendor;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,6 +47,7 @@ pub use prestart::{Guarded, Limits, OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, NOT_LIMITED, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
+pub use under_test::Tests;
 
 /// The maximum number of MIG profiles in a message.
 const PROFILES_SHOWN: usize = 5;
@@ -426,6 +428,8 @@ pub struct Core {
     /// Why containers get none of the driver's libraries, or the wrong ones.
     driver_trouble: Option<driver_spec::Trouble>,
     registered: bool,
+    /// Whether the node's annotations were read, and the GPUs are those without the ones that are out of service.
+    knows_service: bool,
     /// Events that were already posted, by class and pod.
     reported: BTreeSet<(Class, String)>,
     /// UIDs of pods that the extender is to evict.
@@ -453,6 +457,7 @@ impl Core {
             leaving: false,
             driver_trouble: None,
             registered: false,
+            knows_service: false,
             reported: BTreeSet::new(),
             evict: BTreeSet::new(),
         }
@@ -470,6 +475,12 @@ impl Core {
         self.gpus = gpus;
         self.show_held();
         Ok(warning)
+    }
+
+    /// Take note that the GPUs that were stored last have the health that the node's annotations give them. Until then, no container starts: its GPU may
+    /// be out of service.
+    pub fn knows_service(&mut self) {
+        self.knows_service = true;
     }
 
     /// Copy the memory that is held without an allocation to each GPU, so that the inventory shows it.

@@ -80,6 +80,14 @@ impl Core {
     /// Decide whether the container with these ids of a resource may start.
     pub fn pre_start(&mut self, spec: ResourceSpec, ids: &[String], facts: &Facts) -> PreStart {
         let ids: BTreeSet<String> = ids.iter().cloned().collect();
+        if !self.knows_service {
+            return PreStart::Wait(
+                Reason::UnknownNode,
+                "the agent has not read this node's annotations since its start, and they may have taken the GPU out of service. The container starts \
+                 automatically when the API server answers"
+                    .to_owned(),
+            );
+        }
         let Some(handouts) = &facts.handouts else {
             return PreStart::Wait(
                 Reason::Identity,
@@ -296,7 +304,7 @@ impl Core {
                     ),
                 ));
             };
-            if !self.accepts_health(uid, gpu.health) {
+            if !self.accepts_health(uid, gpu) {
                 return Err((
                     Reason::GpuUnavailable,
                     format!(
@@ -327,11 +335,11 @@ impl Core {
         Ok(())
     }
 
-    /// Report whether a pod may start on a GPU of this health.
-    fn accepts_health(&self, uid: &str, health: Health) -> bool {
+    /// Report whether a pod may start on a GPU of this health: it is healthy, or the pod is that of its test.
+    fn accepts_health(&self, uid: &str, gpu: &Gpu) -> bool {
         let request = self.pods.get(uid).map(|known| &known.pod.request);
         let rules = request.and_then(|request| request.rules.as_deref()?.as_ref().ok());
-        health == Health::Ok || rules.is_some_and(|rules| rules.accept_health(health))
+        gpu.health == Health::Ok || rules.is_some_and(|rules| rules.accept_health(gpu.health, gpu.test.as_ref()))
     }
 
     /// Return the memory that each other pod with a live grant books on a GPU, by pod UID.
@@ -596,7 +604,12 @@ impl Core {
         let class = match reason {
             Reason::NoAllocation => super::Class::NoAllocation,
             Reason::GpuUnavailable => super::Class::GpuUnavailable,
-            Reason::MemoryHeld | Reason::Identity | Reason::DoubleHandout | Reason::UnknownPod | Reason::MpsAbsent => {
+            Reason::MemoryHeld
+            | Reason::Identity
+            | Reason::DoubleHandout
+            | Reason::UnknownPod
+            | Reason::MpsAbsent
+            | Reason::UnknownNode => {
                 return PreStart::Refused {
                     reason,
                     text,

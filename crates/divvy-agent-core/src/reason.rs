@@ -20,6 +20,8 @@ pub enum Reason {
     MemoryHeld,
     /// The MPS control daemon does not serve.
     MpsAbsent,
+    /// The agent has not read the node's annotations.
+    UnknownNode,
 }
 
 impl Reason {
@@ -33,6 +35,7 @@ impl Reason {
             Reason::GpuUnavailable => "gpu-unavailable",
             Reason::MemoryHeld => "memory-held",
             Reason::MpsAbsent => "mps-absent",
+            Reason::UnknownNode => "unknown-node",
         }
     }
 }

@@ -10,12 +10,12 @@ use divvy_hardware::client::{Probe as Where, ProbeClient, Spawn, Timing, Update}
 use divvy_hardware::health::{Settings, Tracker, Verdict};
 use divvy_hardware::{Fault, GpuFacts, Snapshot};
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::out_of_service::{GpusOutOfService, OutOfService, is_out_of_service};
-use divvy_model::{Enforcement, Gpu, Health, Inventory, MiB, MigDevice, Partition, Vendor, nvidia};
+use divvy_model::out_of_service::{GpusOutOfService, is_out_of_service, out_of_service_key};
+use divvy_model::{Enforcement, Gpu, Health, Inventory, MiB, MigDevice, Partition, TestRun, Vendor, nvidia};
 use divvy_nvidia_plugin::HealthChecks;
 use tracing::{info, warn};
 
-use divvy_agent_core::Offer;
+use divvy_agent_core::{Offer, Tests};
 
 use crate::agent::Agent;
 use crate::args::{LabelsMode, Probe};
@@ -28,6 +28,9 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// How long pods are placed for MPS after the control daemon has stopped serving. It starts again within seconds, and containers wait for it.
 const MPS_GRACE: Duration = Duration::from_secs(30);
+
+/// The maximum number of annotations in an event about those that name no GPU.
+const MISNAMED_SHOWN: usize = 4;
 
 /// All GPUs that this process has seen, and all GPUs that grants on disk use.
 struct Machine {
@@ -45,6 +48,10 @@ struct Machine {
     recalled: BTreeMap<String, Gpu>,
     /// The GPUs that the node's annotations take out of service.
     out_of_service: GpusOutOfService,
+    /// The runs that test such GPUs.
+    tests: Tests,
+    /// When this process began to look. The times of tests and of the GPUs' health count from it.
+    started: Instant,
     silent_since: Option<Instant>,
     /// When the MPS control daemon was last seen to serve.
     mps_seen: Option<Instant>,
@@ -62,7 +69,6 @@ pub(crate) async fn follow(
     config: Config,
     before: impl Future<Output = Option<Inventory>> + Send,
 ) -> Result<(), Error> {
-    let started = Instant::now();
     let wait_ms = u64::try_from(config.health_recovery.as_millis()).unwrap_or(u64::MAX);
     let mut machine = Machine {
         tracker: Tracker::new(Settings {
@@ -77,6 +83,8 @@ pub(crate) async fn follow(
         seen: BTreeMap::new(),
         recalled: BTreeMap::new(),
         out_of_service: GpusOutOfService::default(),
+        tests: Tests::default(),
+        started: Instant::now(),
         silent_since: None,
         mps_seen: None,
         told: BTreeMap::new(),
@@ -90,7 +98,7 @@ pub(crate) async fn follow(
     // Runs while the probe starts.
     machine.recall(&agent, before.await);
     let mut out_of_service = agent.out_of_service.subscribe();
-    machine.out_of_service = out_of_service.borrow_and_update().clone();
+    machine.set_out_of_service(out_of_service.borrow_and_update().clone());
     let mut warned = None;
     // Whether the driver's silence was reported.
     let mut silence_told = false;
@@ -109,7 +117,7 @@ pub(crate) async fn follow(
                 continue;
             }
         };
-        let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let now = machine.now_ms();
         let mut changed = Vec::new();
         let mut of_driver = None;
         match update {
@@ -233,15 +241,66 @@ impl Machine {
         self.seen.is_empty() && self.recalled.is_empty()
     }
 
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// Set the GPUs that are out of service, and return what has changed.
     fn set_out_of_service(&mut self, now: GpusOutOfService) -> Vec<HealthChange> {
+        self.tests.look(self.now_ms(), &now);
         let before = std::mem::replace(&mut self.out_of_service, now);
         let changes = self.seen.values().filter_map(|gpu| {
-            let reason = |known: &GpusOutOfService| known.get(&gpu.uuid).map(|out| out.reason.clone());
-            let now = reason(&self.out_of_service);
-            (reason(&before) != now).then(|| HealthChange::service(&gpu.index.to_string(), &gpu.model, &gpu.uuid, now.as_deref()))
+            let of = |known: &GpusOutOfService| known.get(&gpu.uuid, parent(gpu.partition.as_ref()));
+            let now = of(&self.out_of_service);
+            (of(&before) != now).then(|| HealthChange::service(&gpu.index.to_string(), &gpu.model, &gpu.uuid, now.as_ref()))
         });
         changes.collect()
+    }
+
+    /// Return the verdict on a GPU that may be out of service, and the run that tests it. What the driver reports counts first.
+    fn in_service(&self, verdict: Verdict, uuid: &str, partition: Option<&Partition>) -> (Verdict, Option<TestRun>) {
+        let out = self.out_of_service.get(uuid, parent(partition));
+        let Some(out) = out.filter(|_| verdict.health == Health::Ok) else {
+            return (verdict, None);
+        };
+        // A test of a part does not show that the GPU works.
+        let is_own = out.key() == out_of_service_key(uuid);
+        let test = self.tests.of(uuid, self.now_ms()).filter(|_| is_own);
+        let verdict = Verdict {
+            health: if test.is_some() { Health::Testing } else { Health::Failed },
+            reason: Some(out.text()),
+        };
+        (verdict, test.cloned())
+    }
+
+    /// Return which annotations take GPUs out of service that the node does not have. `None` if there are none.
+    fn misnamed(&self) -> Option<String> {
+        // Before the first snapshot, few GPUs are known.
+        if self.reported.is_empty() {
+            return None;
+        }
+        let reported = self.reported.keys().map(String::as_str);
+        let seen = self
+            .seen
+            .values()
+            .flat_map(|gpu| [Some(gpu.uuid.as_str()), parent(gpu.partition.as_ref())]);
+        let recalled = self
+            .recalled
+            .values()
+            .flat_map(|gpu| [Some(gpu.uuid.as_str()), parent(gpu.partition.as_ref())]);
+        let unknown = self.out_of_service.unknown(reported.chain(seen.chain(recalled).flatten()));
+        let shown: Vec<&str> = unknown.iter().take(MISNAMED_SHOWN).map(String::as_str).collect();
+        let (first, more) = (shown.first()?, unknown.len().saturating_sub(shown.len()));
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        Some(format!(
+            "this node has no GPU that the annotation {}{more} names, so it takes nothing out of service. kubectl inspect gpushare -o json shows the UUIDs of \
+             the GPUs; kubectl annotate node NODE {first}- removes the annotation",
+            shown.join(", ")
+        ))
     }
 
     /// Apply a snapshot, and return the UUIDs of the GPUs whose verdict changed.
@@ -331,7 +390,7 @@ impl Machine {
                 continue;
             };
             // It is not offered again, although the driver reports no fault any more.
-            if verdict.health == Health::Ok && self.out_of_service.get(uuid).is_some() {
+            if verdict.health == Health::Ok && self.out_of_service.get(uuid, parent(gpu.partition.as_ref())).is_some() {
                 info!(gpu = uuid, "this GPU has recovered, and is still out of service");
                 continue;
             }
@@ -390,23 +449,22 @@ impl Machine {
         };
         let seen = self.seen.values().map(|facts| {
             let offer = settings.offer(facts.vendor, facts.total, facts.partition.as_ref());
+            let (verdict, test) = self.in_service(fit(facts, verdict(&facts.uuid)), &facts.uuid, facts.partition.as_ref());
             Gpu {
+                test,
                 enforcement: enforcement(facts),
-                ..described(
-                    facts,
-                    in_service(fit(facts, verdict(&facts.uuid)), self.out_of_service.get(&facts.uuid)),
-                    offer,
-                )
+                ..described(facts, verdict, offer)
             }
         });
         let recalled = self.recalled.values().map(|gpu| {
-            let Verdict { health, reason } = in_service(verdict(&gpu.uuid), self.out_of_service.get(&gpu.uuid));
+            let (Verdict { health, reason }, test) = self.in_service(verdict(&gpu.uuid), &gpu.uuid, gpu.partition.as_ref());
             let gpu = gpu.clone();
             // The previous agent may have offered it in another way, and in another unit.
             let Offer { reserve, units, whole } = settings.offer(gpu.vendor, gpu.total, gpu.partition.as_ref());
             Gpu {
                 health,
                 reason,
+                test,
                 reserve,
                 units,
                 whole,
@@ -429,7 +487,15 @@ impl Machine {
         }
         self.tell(agent, "GPUsNotDividedAlike", unlike);
         self.tell(agent, "MIGProfileUnknown", settings.unnamed(&gpus));
-        let warning = agent.core().set_hardware(self.drivers.clone(), gpus)?;
+        self.tell(agent, "NoSuchGpuOutOfService", self.misnamed());
+        let warning = {
+            let mut core = agent.core();
+            let warning = core.set_hardware(self.drivers.clone(), gpus)?;
+            if self.out_of_service.is_read() {
+                core.knows_service();
+            }
+            warning
+        };
         agent.hardware_changed();
         Ok(warning.map(|warning| warning.to_string()))
     }
@@ -474,15 +540,9 @@ fn fit(facts: &GpuFacts, verdict: Verdict) -> Verdict {
     }
 }
 
-/// Return the verdict on a GPU that may be out of service. What the driver reports counts first.
-fn in_service(verdict: Verdict, out: Option<&OutOfService>) -> Verdict {
-    match out {
-        Some(out) if verdict.health == Health::Ok => Verdict {
-            health: out.health(),
-            reason: Some(out.text()),
-        },
-        _ => verdict,
-    }
+/// Return the UUID of the GPU of which this is a part.
+fn parent(partition: Option<&Partition>) -> Option<&str> {
+    partition.map(|partition| partition.parent.as_str())
 }
 
 /// Describe a GPU for the inventory. Every [`Gpu`] of this node is made here, or comes from the previous agent's inventory.
@@ -508,6 +568,7 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
         numa: facts.numa,
         health,
         reason,
+        test: None,
         links: facts.links.clone(),
         // Whether a limit can be set does not depend on the GPU alone.
         enforcement: None,
@@ -531,7 +592,7 @@ fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
         .filter(|gpu| matches!(gpu.health, Health::Ok | Health::Testing))
     {
         if let Some((_, before)) = former.iter().find(|(of, _)| of == card(gpu)) {
-            gpu.health = Health::Failed;
+            (gpu.health, gpu.test) = (Health::Failed, None);
             gpu.reason = Some(format!(
                 "MIG was configured in another way while a container used {before}; wait until that container has ended"
             ));

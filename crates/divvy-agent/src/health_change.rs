@@ -2,7 +2,7 @@
 
 use divvy_hardware::health::Verdict;
 use divvy_model::Health;
-use divvy_model::out_of_service::out_of_service_key;
+use divvy_model::out_of_service::OutOfService;
 use tracing::{info, warn};
 
 const OFFERED_NO_MORE: &str =
@@ -32,16 +32,17 @@ impl HealthChange {
     }
 
     /// Return the change of a GPU that was taken out of service for this reason, or is in service again.
-    pub(crate) fn service(index: &str, model: &str, uuid: &str, out_of_service: Option<&str>) -> HealthChange {
+    pub(crate) fn service(index: &str, model: &str, uuid: &str, out_of_service: Option<&OutOfService>) -> HealthChange {
         let name = format!("GPU {index} ({model}, {uuid})");
         match out_of_service {
-            Some(why) => HealthChange {
+            Some(out) => HealthChange {
                 warning: true,
                 reason: "GpuOutOfService",
                 text: format!(
-                    "{name} was taken out of service: {why}. Divvy does not offer it until the annotation {} is removed from this node, as divvy smoke --report \
+                    "{name} was taken out of service: {}. Divvy does not offer it until the annotation {} is removed from this node, as divvy smoke --report \
                      does when the GPU passes; pods that already run there are not touched",
-                    out_of_service_key(uuid)
+                    out.reason,
+                    out.key()
                 ),
             },
             None => HealthChange {

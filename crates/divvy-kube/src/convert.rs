@@ -126,7 +126,7 @@ pub fn node(object: &NodeObject) -> Node {
         memory_bytes: value(&status.allocatable, "memory"),
         pods: value(&status.allocatable, "pods"),
         unschedulable: object.spec.unschedulable,
-        out_of_service: annotations.map(GpusOutOfService::read).unwrap_or_default(),
+        out_of_service: GpusOutOfService::read(annotations.unwrap_or(&BTreeMap::new())),
         inventory: inventory.map(|text| Inventory::parse(text)),
     }
 }

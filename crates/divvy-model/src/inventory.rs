@@ -8,7 +8,7 @@ use crate::limits::{
     DEVICE_TEXT_BYTES, DRIVER_TROUBLE_BYTES, GPU_LINKS, GPU_NODES, INVENTORY_BYTES, NODE_EVICTIONS, NODE_GPUS, NODE_PRODUCTS,
     OTHER_UNITS, REASON_BYTES, SHORT_TEXT_BYTES, quoted,
 };
-use crate::{Error, MemoryUnit, MiB, Vendor, WholeKind};
+use crate::{Error, MemoryUnit, MiB, TestRun, Vendor, WholeKind};
 
 use wire::Wire;
 
@@ -86,6 +86,8 @@ pub struct Gpu {
     pub health: Health,
     /// The reason why `health` is not `ok`, such as `XID 79`.
     pub reason: Option<String>,
+    /// The run whose pod may use the GPU while `health` is `testing`.
+    pub test: Option<TestRun>,
     /// Connections to the node's other GPUs.
     pub links: Vec<Link>,
     /// What holds a pod to its share of the GPU. `None` if nothing does: the share counts only when pods are placed.
@@ -207,7 +209,7 @@ pub enum Health {
     Failed,
     /// Listed in an earlier inventory, but no longer present.
     Lost,
-    /// Out of service, and being tested: usable only for pods that test it ([`crate::names::GPU_TEST`]).
+    /// Out of service, and being tested: usable only for the pod of the test ([`Gpu::test`]).
     Testing,
 }
 

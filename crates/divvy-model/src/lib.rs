@@ -32,6 +32,7 @@ mod request;
 mod rules;
 pub mod runtime;
 pub mod scores;
+mod test_run;
 pub mod usage;
 mod vendor;
 mod whole;
@@ -50,6 +51,7 @@ pub use pod::{Held, Phase, Pod, PodKey};
 pub use quantity::{parse_quantity, quantity_milli, quantity_value};
 pub use request::{PodRequest, WholeRequest};
 pub use rules::{ALL_CORES, GpuRules, Isolation, MOST_GPUS, ModelRule, Prefer};
+pub use test_run::TestRun;
 pub use vendor::Vendor;
 pub use whole::{MigProfile, WholeKind};
 

@@ -6,6 +6,7 @@
 //! not while the pod waits for a node.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 /// The maximum size in bytes of one annotation with a pod's rules for its GPUs.
 pub const RULE_BYTES: usize = 1024;
@@ -13,6 +14,12 @@ pub const RULE_BYTES: usize = 1024;
 pub const RULE_PATTERNS: usize = 32;
 /// The maximum number of UUIDs in `divvy.dev/gpu-uuid`, which is the largest number of GPUs that a pod can have.
 pub const RULE_UUIDS: usize = 16;
+/// The maximum size in bytes of the id of a run that tests a GPU which is out of service ([`crate::TestRun`]).
+pub const TEST_RUN_BYTES: usize = 32;
+/// The largest time limit of one test of a GPU (`divvy smoke --timeout`).
+pub const TEST_TIMEOUT: Duration = Duration::from_mins(60);
+/// The longest time for which a GPU that is out of service is open to a test: the time limit, and the time until the pod of the test has started.
+pub const TEST_LASTS: Duration = Duration::from_mins(62);
 /// The maximum size in bytes of a product name, a UUID, or a pattern for product names. This is the size of NVML's own buffers
 /// (`NVML_DEVICE_NAME_V2_BUFFER_SIZE` and `NVML_DEVICE_UUID_V2_BUFFER_SIZE` in nvml.h).
 pub const DEVICE_TEXT_BYTES: usize = 96;

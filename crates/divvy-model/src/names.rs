@@ -37,8 +37,8 @@ pub const ISOLATION: &str = "divvy.dev/isolation";
 /// Pod annotation that users write: the vendor of the GPUs of which the pod gets shares: `nvidia`, `amd`, or `intel`. Without it, the pod gets shares
 /// of NVIDIA's GPUs.
 pub const GPU_VENDOR: &str = "divvy.dev/gpu-vendor";
-/// Pod annotation that users write: `"true"` for a pod that tests a GPU. Of the GPUs in `divvy.dev/gpu-uuid`, the pod also accepts those that are out of
-/// service, while they are being tested. `divvy smoke --report` writes it.
+/// Pod annotation: the id of the run whose test of a GPU the pod is, at most 32 lowercase letters and digits. Of the GPUs in `divvy.dev/gpu-uuid`, the pod also
+/// accepts those that are out of service while this run tests them. `divvy smoke --report` writes it, and only users who may patch nodes may.
 pub const GPU_TEST: &str = "divvy.dev/gpu-test";
 /// Divvy's annotations that a user may write on a pod.
 pub const POD_KEYS: [&str; 9] = [
@@ -49,8 +49,8 @@ pub const POD_KEYS: [&str; 9] = [
 ///
 /// [`crate::out_of_service`] reads it.
 pub const OUT_OF_SERVICE: &str = "out-of-service.divvy.dev/";
-/// Node annotation: opens a GPU that is out of service, whose UUID follows the slash, to the pods that test it (`divvy.dev/gpu-test`). The value is the
-/// run that tests it. `divvy smoke --report` writes it.
+/// Node annotation: opens a GPU that is out of service, whose UUID follows the slash, to the pod that tests it. The value is the id of the run, which the
+/// pod's `divvy.dev/gpu-test` must equal. It counts for 62 minutes, and not if the agent has started since. `divvy smoke --report` writes it.
 pub const UNDER_TEST: &str = "under-test.divvy.dev/";
 /// Pod annotation that Divvy writes: marks a test pod of `divvy scheduler-config --check`, which finds out whether the scheduler calls the
 /// extender. The extender refuses the pod and repeats the annotation's value in the refusal.

@@ -149,7 +149,7 @@ impl PodRequest {
         self.keep_rules(|rules| GpuRules {
             gpus: rules.gpus,
             isolation: rules.isolation,
-            test: rules.test,
+            test: rules.test.clone(),
             ..GpuRules::default()
         });
     }
@@ -158,7 +158,7 @@ impl PodRequest {
     pub fn keep_rules_of_start(&mut self) {
         self.keep_rules(|rules| GpuRules {
             isolation: rules.isolation,
-            test: rules.test,
+            test: rules.test.clone(),
             ..GpuRules::default()
         });
     }

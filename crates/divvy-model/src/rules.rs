@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::limits::{DEVICE_TEXT_BYTES, QUOTED_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, quoted, shortened};
-use crate::{ContainerRequest, Enforcement, Error, Health, MiB, Vendor, names, quantity_value};
+use crate::limits::{DEVICE_TEXT_BYTES, QUOTED_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, TEST_RUN_BYTES, quoted, shortened};
+use crate::{ContainerRequest, Enforcement, Error, Health, MiB, TestRun, Vendor, names, quantity_value};
 
 /// A pod's rules for its GPUs. The default accepts one GPU of any kind.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub struct GpuRules {
     /// The vendor of the GPUs of which the pod gets shares. `None` stands for the default vendor ([`GpuRules::vendor_of_shares`]). A pod with whole
     /// GPUs names the vendor by its resource.
     pub vendor: Option<Vendor>,
-    /// Whether the pod tests a GPU, and so accepts the GPUs in `uuids` while they are being tested ([`crate::Health::Testing`]).
-    pub test: bool,
+    /// The run whose test of a GPU the pod is. It accepts the GPUs in `uuids` while this run tests them ([`crate::Health::Testing`]).
+    pub test: Option<TestRun>,
 }
 
 /// Whether a pod must be held to its share of a GPU. A pod with a whole GPU has no neighbor, so every value is met.
@@ -280,9 +280,16 @@ impl GpuRules {
                         return wrong(names::GPU_VENDOR, &format!("write {} or {last}", names.join(", ")));
                     }
                 },
-                names::GPU_TEST => match value {
-                    "true" => rules.get_or_insert_default().test = true,
-                    _ => return wrong(names::GPU_TEST, "write \"true\", or leave the annotation out"),
+                names::GPU_TEST => match TestRun::parse(value) {
+                    Some(run) => rules.get_or_insert_default().test = Some(run),
+                    None => {
+                        return wrong(
+                            names::GPU_TEST,
+                            &format!(
+                                "divvy smoke writes the id of its run, at most {TEST_RUN_BYTES} lowercase letters and digits; leave the annotation out"
+                            ),
+                        );
+                    }
                 },
                 names::GPU_UUID => {
                     let uuids: Vec<String> = value.split(',').map(|uuid| uuid.trim().to_owned()).collect();
@@ -328,9 +335,9 @@ impl GpuRules {
         self.vendor.unwrap_or_default()
     }
 
-    /// Report whether the rules accept a GPU of this health.
-    pub fn accept_health(&self, health: Health) -> bool {
-        health == Health::Ok || (health == Health::Testing && self.test)
+    /// Report whether the rules accept a GPU of this health, which this run tests. A GPU that is being tested is open only to the pod of that test.
+    pub fn accept_health(&self, health: Health, tested_by: Option<&TestRun>) -> bool {
+        health == Health::Ok || (health == Health::Testing && self.test.is_some() && self.test.as_ref() == tested_by)
     }
 
     /// Return the number of GPUs over which the pod's memory is spread, at least 1.
@@ -664,18 +671,23 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_under_test_is_accepted_by_pods_that_test_gpus() {
-        let (uuid, test) = (("divvy.dev/gpu-uuid", "GPU-1"), ("divvy.dev/gpu-test", " true "));
-        for (annotations, accepted) in [
-            (&[uuid][..], &[Health::Ok][..]),
-            (&[uuid, test], &[Health::Ok, Health::Testing]),
+    fn a_gpu_under_test_is_accepted_by_the_pod_of_that_test() {
+        let (uuid, test) = (("divvy.dev/gpu-uuid", "GPU-1"), ("divvy.dev/gpu-test", " 1a2b "));
+        let of_test = &[Health::Ok, Health::Testing][..];
+        for (annotations, tested_by, accepted) in [
+            (&[uuid][..], Some("1a2b"), &[Health::Ok][..]),
+            (&[uuid], None, &[Health::Ok]),
+            (&[uuid, test], Some("1a2b"), of_test),
+            (&[uuid, test], Some("1a2c"), &[Health::Ok]),
+            (&[uuid, test], None, &[Health::Ok]),
         ] {
             let rules = read(annotations).expect("right").expect("some");
+            let run = tested_by.and_then(TestRun::parse);
             let found: Vec<Health> = Health::ALL
                 .into_iter()
-                .filter(|health| rules.accept_health(*health))
+                .filter(|health| rules.accept_health(*health, run.as_ref()))
                 .collect();
-            assert_eq!(found, accepted, "{annotations:?}");
+            assert_eq!(found, accepted, "{annotations:?} {tested_by:?}");
         }
     }
 
@@ -729,7 +741,12 @@ mod tests {
                 "strong",
                 &["\"strong\" was found", "hard, soft or none"],
             ),
-            ("divvy.dev/gpu-test", "yes", &["\"yes\" was found", "write \"true\""]),
+            (
+                "divvy.dev/gpu-test",
+                "1-2",
+                &["\"1-2\" was found", "at most 32 lowercase letters and digits"],
+            ),
+            ("divvy.dev/gpu-test", "", &["\"\" was found", "leave the annotation out"]),
             (
                 "divvy.dev/gpu-vendor",
                 "AMD",

@@ -149,14 +149,16 @@ impl Ask {
         self.needs(gpu).map(|memory| Amount { memory, cores })
     }
 
-    /// Report whether the pod tests the GPUs that it names.
+    /// Report whether the pod is one of a test of the GPUs that it names.
     pub(crate) fn tests(&self) -> bool {
-        self.rules().is_some_and(|rules| rules.test && !rules.uuids.is_empty())
+        self.rules()
+            .is_some_and(|rules| rules.test.is_some() && !rules.uuids.is_empty())
     }
 
-    /// Report whether the GPU is well enough for the pod: it is healthy, or the pod tests it.
+    /// Report whether the GPU is well enough for the pod: it is healthy, or the pod is that of its test.
     pub fn is_well(&self, gpu: &GpuState) -> bool {
-        gpu.health == Health::Ok || (gpu.health == Health::Testing && self.tests())
+        let accepts = |rules: &GpuRules| self.tests() && rules.accept_health(gpu.health, gpu.test.as_ref());
+        gpu.health == Health::Ok || self.rules().is_some_and(accepts)
     }
 
     /// Report whether the pod accepts this GPU, regardless of what is free on it.

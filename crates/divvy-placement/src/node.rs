@@ -2,7 +2,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use divvy_model::limits::NODE_GPUS;
-use divvy_model::{Enforcement, Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, Vendor, WholeKind, legacy};
+use divvy_model::{
+    Enforcement, Error, Gpu, Health, Inventory, MemoryUnit, MiB, Node, Prefer, TestRun, Vendor, WholeKind, legacy,
+};
 
 use crate::hash::rank;
 use crate::node_gpus::{GpuRef, NodeGpus};
@@ -70,6 +72,8 @@ pub struct GpuState {
     pub health: Health,
     /// Why the GPU is not healthy, for example `XID 79`.
     pub reason: Option<String>,
+    /// The run whose pod may use the GPU while it is being tested.
+    pub test: Option<TestRun>,
     /// What holds pods to their shares of the GPU; `None` if nothing does.
     pub enforcement: Option<Enforcement>,
     /// The hash of the UUID, so that a pod that names other GPUs can be compared without reading the text.
@@ -348,6 +352,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     reason: None,
                     uuid_hash: 0,
                     product: None,
+                    test: None,
                     enforcement: None,
                     only_named: false,
                 })
@@ -423,6 +428,7 @@ fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
         held: gpu.held,
         health: gpu.health,
         reason: gpu.reason.clone(),
+        test: gpu.test.clone(),
         enforcement: gpu.enforcement,
         uuid_hash: rank(&gpu.uuid),
         product: None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_model::names;
+use divvy_model::{TestRun, names};
 use serde_json::{Value, json};
 
 use crate::{Ask, Target};
@@ -26,7 +26,7 @@ const GRACE_S: u64 = 30;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The run's id, which is part of the pods' names.
-    pub run: String,
+    pub run: TestRun,
     /// The namespace.
     pub namespace: String,
     /// The image.
@@ -52,7 +52,7 @@ impl Settings {
     /// Return the number of the pod with this name, if it belongs to this run.
     pub fn number(&self, name: &str) -> Option<usize> {
         name.strip_prefix("divvy-smoke-")?
-            .strip_prefix(&self.run)?
+            .strip_prefix(self.run.as_str())?
             .strip_prefix('-')?
             .parse()
             .ok()
@@ -71,7 +71,7 @@ impl Settings {
         let mut annotations = json!({names::GPU_UUID: target.uuid});
         if target.failed_before.is_some() {
             // Without it, no pod gets a GPU that is out of service.
-            annotations[names::GPU_TEST] = "true".into();
+            annotations[names::GPU_TEST] = self.run.as_str().into();
         }
         let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
         let mut pod = json!({
@@ -80,7 +80,7 @@ impl Settings {
             "metadata": {
                 "name": self.name(number),
                 "namespace": self.namespace,
-                "labels": {RUN_LABEL: self.run, "app.kubernetes.io/name": "divvy-smoke", "app.kubernetes.io/managed-by": "divvy-smoke"},
+                "labels": {RUN_LABEL: self.run.as_str(), "app.kubernetes.io/name": "divvy-smoke", "app.kubernetes.io/managed-by": "divvy-smoke"},
                 "annotations": annotations,
             },
             "spec": {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use divvy_model::out_of_service::{found_by_smoke, is_out_of_service, out_of_service_key};
+use divvy_model::out_of_service::{found_by_smoke, is_out_of_service, out_of_service_key, whole_out_of_service};
 use divvy_model::{
     ContainerKind, ContainerRequest, GpuRules, Health, MemoryUnit, MiB, PodRequest, Vendor, WholeContainer, WholeKind,
     WholeRequest,
@@ -197,10 +197,11 @@ fn ask(ledger: &Ledger, site: &Site, choice: &Choice, gpu: &GpuState, uuid: &str
                 site.name, gpu.index
             ),
             true => {
+                let marked = whole_out_of_service(reason).filter(|_| gpu.is_part).unwrap_or(uuid);
                 return skipped(format!(
                     "{reason}; kubectl annotate node {} {}- puts it back into service",
                     site.name,
-                    out_of_service_key(uuid)
+                    out_of_service_key(marked)
                 ));
             }
             false => "divvy doctor, on the node, names the cause and what to type".to_owned(),

@@ -66,6 +66,7 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
         numa: None,
         health: Health::Ok,
         reason: None,
+        test: None,
         links: Vec::new(),
     }
 }

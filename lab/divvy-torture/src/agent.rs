@@ -495,6 +495,7 @@ pub(crate) fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
     let gpus: Vec<Gpu> = gpus.iter().map(complete).collect();
     let drivers = gpus.iter().map(|gpu| (gpu.vendor, "550.54.15".to_owned())).collect();
     core.set_hardware(drivers, gpus).unwrap();
+    core.knows_service();
 }
 
 fn healthy(core: &Core, spec: ResourceSpec) -> usize {

@@ -941,6 +941,7 @@ fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
         numa: None,
         health: Health::Ok,
         reason: None,
+        test: None,
         links: Vec::new(),
     }
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_agent_core::{Core, PreStart, ResourceSpec, Settings, SizeWarning, TooManyIds};
-use divvy_model::{Gpu, GpuRules, Health, MemoryUnit, MiB};
+use divvy_model::{Gpu, GpuRules, Health, MemoryUnit, MiB, TestRun};
 
 use crate::node::{Node, gpu, offered, settings, simple};
 
@@ -107,29 +107,36 @@ fn of_a_failed_gpu_only_the_ids_that_no_pod_holds_turn_unhealthy() {
 }
 
 #[test]
-fn the_ids_of_a_gpu_under_test_are_healthy_and_only_the_pod_that_tests_it_starts() {
+fn the_ids_of_a_gpu_under_test_are_healthy_and_only_the_pod_of_the_test_starts() {
     let mut node = Node::new(&[8192, 8192]);
-    let test = |uuid: &str| GpuRules {
-        uuids: vec![uuid.to_owned()],
-        test: true,
-        ..GpuRules::default()
-    };
-    for (name, gpu, rules) in [("other", 0, None), ("tester", 0, Some(test("GPU-0")))] {
+    for (name, gpu, run) in [("other", 0, None), ("older", 0, Some("1a2c")), ("tester", 0, Some("1a2b"))] {
         let mut pod = simple(name, gpu, 1);
+        let rules = run.map(|run| GpuRules {
+            uuids: vec!["GPU-0".to_owned()],
+            test: TestRun::parse(run),
+            ..GpuRules::default()
+        });
         pod.request.rules = rules.map(|rules| Arc::new(Ok(rules)));
         node.see(pod);
         node.admit(name).expect("admitted");
     }
     node.set_health(0, Health::Failed, Some("out of service: x"));
-    assert_eq!(counts(&node), [(2, 6), (8, 0)]);
-    for (health, starts) in [(Health::Failed, [false, false]), (Health::Testing, [false, true])] {
+    assert_eq!(counts(&node), [(3, 5), (8, 0)]);
+    for (health, run, starts) in [
+        (Health::Failed, None, [false, false, false]),
+        // The id of a GPU that is not tested any more opens nothing.
+        (Health::Failed, Some("1a2b"), [false, false, false]),
+        (Health::Testing, None, [false, false, false]),
+        (Health::Testing, Some("1a2b"), [false, false, true]),
+    ] {
+        node.change_gpu(0, |gpu| gpu.test = run.and_then(TestRun::parse));
         node.set_health(0, health, Some("out of service: x"));
-        for (name, starts) in ["other", "tester"].into_iter().zip(starts) {
+        for (name, starts) in ["other", "older", "tester"].into_iter().zip(starts) {
             let answer = node.pre_start(name, "main");
             assert_eq!(
                 matches!(answer, PreStart::Granted { .. }),
                 starts,
-                "{health:?} {name}: {answer:?}"
+                "{health:?} {run:?} {name}: {answer:?}"
             );
         }
     }

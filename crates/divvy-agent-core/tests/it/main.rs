@@ -16,5 +16,6 @@ mod node;
 mod races;
 mod random;
 mod reconcile;
+mod under_test;
 mod vendor_shares;
 mod whole;

@@ -52,6 +52,7 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
         numa: Some(index % 2),
         health: Health::Ok,
         reason: None,
+        test: None,
         links: Vec::new(),
     }
 }
@@ -75,6 +76,7 @@ fn set_hardware(core: &mut Core, gpus: &[Gpu]) {
     let gpus = offered(core.settings(), gpus);
     let drivers = gpus.iter().map(|gpu| (gpu.vendor, "550.54.15".to_owned()));
     core.set_hardware(drivers.collect(), gpus).expect("few ids");
+    core.knows_service();
 }
 
 /// Return a pod that is bound to this node with an allocation on one GPU.

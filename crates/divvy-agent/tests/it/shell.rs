@@ -21,7 +21,7 @@ use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
 use divvy_model::nvidia::xid_is_fatal;
 use divvy_model::out_of_service::{out_of_service_key, under_test_key};
-use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Health, Inventory, MiB, MigDevice, Vendor, names};
+use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Health, Inventory, MiB, MigDevice, TestRun, Vendor, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, PatchKind, Resource, Rule};
 use divvy_testbed::builders;
 use divvy_testbed::node::{CgroupVersion, ContainerView, Node, NodeSpec};
@@ -171,6 +171,81 @@ fn annotate(bed: &Bed, annotations: &Value) {
     bed.api.patch("nodes", "", "n1", PatchKind::Merge, &patch).expect("patched");
 }
 
+fn tested_by(inventory: &Inventory, gpu: usize) -> Option<&str> {
+    inventory.gpus[gpu].test.as_ref().map(TestRun::as_str)
+}
+
+/// An agent that starts while it cannot read its node does not know which GPUs are out of service.
+#[tokio::test]
+async fn no_container_starts_on_a_gpu_that_may_be_out_of_service() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    // It registers without an inventory only if containers run here.
+    bed.create("earlier", Some(0), 1);
+    bed.running("earlier").await;
+    bed.stop_agent().await;
+    let out = out_of_service_key("GPU-0");
+    annotate(&bed, &json!({ &out: "fan is broken" }));
+    let rules = ["get", "list"].map(|verb| {
+        let away = Effect::Refuse {
+            code: 503,
+            retry_after_s: None,
+        };
+        bed.api
+            .faults()
+            .add(Rule::new(Match::any().verb(verb).resource("nodes"), away))
+    });
+    bed.start_agent();
+    bed.kubelet_has(4).await;
+    bed.create("a", Some(0), 1);
+    let said = async |part: &str| {
+        let found = bed.api.until(LIMIT, |api| {
+            let events = api.list("events", "default").ok()?;
+            let text = |event: &Value| event["message"].as_str().unwrap_or_default().to_owned();
+            events.iter().map(text).find(|text| text.contains(part))
+        });
+        found.await.unwrap_or_else(|| panic!("no event with: {part}"))
+    };
+    said("the agent has not read this node's annotations").await;
+    for rule in rules {
+        bed.api.faults().remove(rule);
+    }
+    said("which has failed (out of service: fan is broken)").await;
+    assert!(
+        bed.node
+            .containers()
+            .iter()
+            .all(|container| container.pod != "a" || !container.is_running())
+    );
+    annotate(&bed, &json!({ &out: null }));
+    bed.running("a").await;
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn an_annotation_that_names_no_gpu_of_the_node_is_told_once() {
+    let mut bed = Bed::new(&[4096]).await;
+    bed.memory_is(4, 4).await;
+    annotate(
+        &bed,
+        &json!({ out_of_service_key("GPU-7"): "fan is broken", out_of_service_key("GPU-0"): "x" }),
+    );
+    let text = node_event(&bed, "NoSuchGpuOutOfService").await;
+    assert!(text.contains("the annotation out-of-service.divvy.dev/GPU-7 names"), "{text}");
+    bed.inventory(|inventory| inventory.gpus[0].health == Health::Failed).await;
+    // Many snapshots later, it is still one event.
+    annotate(&bed, &json!({ out_of_service_key("GPU-0"): null }));
+    bed.inventory(|inventory| inventory.gpus[0].health == Health::Ok).await;
+    let events = bed.api.list("events", "default").expect("listed");
+    let told = events.iter().filter(|event| event["reason"] == "NoSuchGpuOutOfService");
+    let told: Vec<&Value> = told.collect();
+    assert!(
+        matches!(told[..], [one] if one["count"].as_u64().unwrap_or(1) == 1),
+        "{told:?}"
+    );
+    bed.stop_agent().await;
+}
+
 #[tokio::test]
 async fn an_annotation_takes_a_gpu_out_of_service_until_it_is_removed() {
     let mut bed = Bed::new(&[4096, 4096]).await;
@@ -197,8 +272,20 @@ async fn an_annotation_takes_a_gpu_out_of_service_until_it_is_removed() {
     // While it is tested, the kubelet has its ids.
     annotate(&bed, &json!({ &test: "run" }));
     let now = bed.inventory(|inventory| inventory.gpus[0].health == Health::Testing).await;
-    assert!(is_out(&now));
+    assert!(is_out(&now) && tested_by(&now, 0) == Some("run"), "{now:?}");
     bed.memory_is(8, 8).await;
+    // The next agent cannot know since when the test is there. Another run replaces it.
+    bed.stop_agent().await;
+    bed.start_agent();
+    let now = bed.inventory(|inventory| inventory.gpus[0].health == Health::Failed).await;
+    assert_eq!(tested_by(&now, 0), None);
+    bed.memory_is(8, 5).await;
+    annotate(&bed, &json!({ &test: "another" }));
+    let now = bed.inventory(|inventory| inventory.gpus[0].health == Health::Testing).await;
+    assert_eq!(tested_by(&now, 0), Some("another"));
+    // What is no id opens the GPU to nobody.
+    annotate(&bed, &json!({ &test: "No id" }));
+    bed.inventory(|inventory| inventory.gpus[0].health == Health::Failed).await;
     annotate(&bed, &json!({ &test: null }));
     bed.inventory(|inventory| inventory.gpus[0].health == Health::Failed).await;
     // A fault of the driver counts first, and its end does not bring the GPU back.

@@ -41,6 +41,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             numa: None,
             health: Health::Ok,
             reason: None,
+            test: None,
             links: Vec::new(),
         })
         .collect();

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Enforcement, Gpu, Health, Inventory, Link, Partition};
 use crate::limits::{INVENTORY_BYTES, shortened};
-use crate::{Error, MemoryUnit, MiB, Vendor, WholeKind, nvidia};
+use crate::{Error, MemoryUnit, MiB, TestRun, Vendor, WholeKind, nvidia};
 
 /// The fields of both versions. `None` and default values are omitted from the JSON.
 #[derive(Serialize, Deserialize)]
@@ -86,6 +86,9 @@ struct WireGpu {
     health: Health,
     #[serde(default)]
     reason: Option<String>,
+    /// [`TestRun`]. What is none reads as no test.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    test: Option<String>,
     #[serde(default)]
     links: Vec<Link>,
     /// [`Enforcement::name`].
@@ -185,6 +188,7 @@ impl Wire {
                 numa: gpu.numa,
                 health: gpu.health,
                 reason: gpu.reason,
+                test: gpu.test.as_deref().and_then(TestRun::parse),
                 links: gpu.links,
                 enforcement: gpu.enforcement.as_deref().and_then(Enforcement::of_name),
             });
@@ -226,6 +230,7 @@ impl WireGpu {
             numa: gpu.numa,
             health: gpu.health,
             reason: gpu.reason.clone(),
+            test: gpu.test.as_ref().map(TestRun::to_string),
             links: gpu.links.clone(),
             enforcement: gpu.enforcement.map(|kind| kind.name().to_owned()),
         }
@@ -242,12 +247,14 @@ enum Omission {
     SlowLinks,
     /// All links. GPUs are then chosen as if nothing were known about their connections.
     Links,
+    /// Which runs test GPUs: no pod can test them then. It takes more than 100 GPUs that are tested at a time.
+    Tests,
 }
 
-use Omission::{Links, LinksOfUnhealthy, LongReasons, SlowLinks};
+use Omission::{Links, LinksOfUnhealthy, LongReasons, SlowLinks, Tests};
 
 /// The omissions in their order. Placement does not depend on the first ones.
-const OMISSIONS: [Omission; 7] = [
+const OMISSIONS: [Omission; 8] = [
     LongReasons(128),
     LongReasons(64),
     LinksOfUnhealthy,
@@ -255,6 +262,7 @@ const OMISSIONS: [Omission; 7] = [
     LongReasons(8),
     SlowLinks,
     Links,
+    Tests,
 ];
 
 /// Return the JSON of an inventory. Readers refuse one with more than [`INVENTORY_BYTES`], so as much as necessary is left out.
@@ -281,6 +289,7 @@ impl Omission {
             LinksOfUnhealthy if gpu.health == Health::Ok => {}
             SlowLinks => gpu.links.retain(|Link(_, kind, _)| kind == "nvlink"),
             LinksOfUnhealthy | Links => gpu.links.clear(),
+            Tests => gpu.test = None,
         }
     }
 }
@@ -309,7 +318,7 @@ const ONLY: Vendor = Vendor::Nvidia;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::{NODE_GPUS, REASON_BYTES};
+    use crate::limits::{NODE_GPUS, REASON_BYTES, TEST_RUN_BYTES};
 
     /// 16 fully connected GPUs, of which 14 were divided into 112 parts; all are unhealthy or lost, and none says why in few words.
     fn worst() -> Inventory {
@@ -352,6 +361,7 @@ mod tests {
                 },
                 // Each of these characters has two bytes, and each quotation mark has two in JSON.
                 reason: Some("ä\"".repeat(REASON_BYTES / 3)),
+                test: TestRun::parse(&"z".repeat(TEST_RUN_BYTES)),
                 links: links.collect(),
                 enforcement: (!is_part).then_some(Enforcement::CGROUP),
             }
@@ -376,7 +386,9 @@ mod tests {
         };
         let healthy = |mut inventory: Inventory| {
             inventory.gpus.truncate(100);
-            inventory.gpus.iter_mut().for_each(|gpu| gpu.health = Health::Ok);
+            for gpu in &mut inventory.gpus {
+                (gpu.health, gpu.test) = (Health::Ok, None);
+            }
             inventory
         };
         for (inventory, has_links) in [(worst(), false), (without_links(worst()), false), (healthy(worst()), true)] {
@@ -385,7 +397,7 @@ mod tests {
             let plain = |inventory: &Inventory| {
                 let mut inventory = inventory.clone();
                 for gpu in &mut inventory.gpus {
-                    (gpu.reason, gpu.links) = (None, Vec::new());
+                    (gpu.reason, gpu.links, gpu.test) = (None, Vec::new(), None);
                 }
                 inventory
             };
@@ -396,6 +408,22 @@ mod tests {
                     .all(|gpu| gpu.reason.as_deref().is_some_and(|reason| reason.starts_with("ä\"")))
             );
             assert_eq!(read.gpus.iter().any(|gpu| !gpu.links.is_empty()), has_links);
+        }
+    }
+
+    #[test]
+    fn the_run_that_tests_a_gpu_is_read_as_it_was_written_and_what_is_no_id_as_none() {
+        let mut inventory = worst();
+        inventory.gpus.truncate(1);
+        let text = json(&inventory);
+        assert_eq!(
+            Inventory::parse(&text).expect("readable").gpus[0].test,
+            inventory.gpus[0].test
+        );
+        let id = "z".repeat(TEST_RUN_BYTES);
+        for wrong in ["", "true", " a", &"z".repeat(TEST_RUN_BYTES + 1)] {
+            let read = Inventory::parse(&text.replace(&format!("\"{id}\""), &format!("\"{wrong}\""))).expect("readable");
+            assert_eq!(read.gpus[0].test.is_some(), wrong == "true", "{wrong}");
         }
     }
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use divvy_model::{ContainerKind, GpuRules, Health, Held, MemoryUnit, MiB, Phase, Pod};
+use divvy_model::{ContainerKind, GpuRules, Health, Held, MemoryUnit, MiB, Phase, Pod, TestRun};
 use divvy_placement::{Ask, HolderKind, Ledger, Refusal, Source, Unusable};
+use proptest::prelude::*;
 
 use crate::fixture::*;
 
@@ -135,30 +136,31 @@ fn a_gpu_that_failed_is_not_offered_and_its_neighbours_are_used_to_the_last_unit
 }
 
 #[test]
-fn a_gpu_under_test_is_offered_only_to_the_pod_that_tests_it() {
+fn a_gpu_under_test_is_offered_only_to_the_pod_of_the_test() {
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &[16, 16]);
     edit_gpu(&mut node, 1, |gpu| {
-        gpu.health = Health::Testing;
+        (gpu.health, gpu.test) = (Health::Testing, TestRun::parse("1a2b"));
         gpu.reason = Some("out of service: divvy smoke: S03 memory: wrong".to_owned());
     });
     ledger.apply_node(&node);
     ledger.apply_pod(divvy_pod("p", "n1", 0, 10));
     assert_eq!(filter(&ledger, "n1", 8), INSUFFICIENT);
-    let with = |uuids: &[usize], test: bool| Ask {
+    let with = |uuids: &[usize], run: Option<&str>| Ask {
         rules: Some(Arc::new(Ok(GpuRules {
             uuids: uuids.iter().map(|index| uuid("n1", *index)).collect(),
-            test,
+            test: run.and_then(TestRun::parse),
             ..GpuRules::default()
         }))),
         ..ask(8)
     };
     for (asked, is_taken) in [
-        (with(&[1], true), true),
-        (with(&[0, 1], true), true),
-        (with(&[1], false), false),
-        (with(&[0], true), false),
-        (with(&[], true), false),
+        (with(&[1], Some("1a2b")), true),
+        (with(&[0, 1], Some("1a2b")), true),
+        (with(&[1], Some("1a2c")), false),
+        (with(&[1], None), false),
+        (with(&[0], Some("1a2b")), false),
+        (with(&[], Some("1a2b")), false),
     ] {
         assert_eq!(ledger.fits("n1", &asked, "u").is_ok(), is_taken, "{asked:?}");
         let chosen = ledger.choose("n1", &asked).map(|choice| choice.gpus[0].index);
@@ -172,6 +174,38 @@ fn a_gpu_under_test_is_offered_only_to_the_pod_that_tests_it() {
         report.contains("GPU 1 is being tested (out of service: divvy smoke: S03 memory: wrong)"),
         "{report}"
     );
+}
+
+proptest! {
+    /// What the inventory says of the test, and the pod's annotation, are any texts.
+    #[test]
+    fn a_gpu_that_is_not_healthy_is_offered_exactly_to_the_pod_of_a_test_of_it_with_the_same_id(
+        health in prop_oneof![1 => Just(Health::Failed), 1 => Just(Health::Lost), 3 => Just(Health::Testing)],
+        // Without what JSON escapes.
+        of_node in proptest::option::of("[ab]{0,2}|true|[ #-Z^-~ä]{0,4}"),
+        of_pod in proptest::option::of(" ?[ab]{0,2} ?|true|.{0,4}"),
+    ) {
+        let is_id = |text: &str| !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        let mut node = divvy_node("n1", &[16]);
+        edit_gpu(&mut node, 0, |gpu| gpu.health = health);
+        // As the API server has it.
+        let inventory = node.inventory.take().expect("there").expect("read").to_json();
+        let said = of_node.as_ref().map_or_else(|| "null".to_owned(), |run| format!("\"{run}\""));
+        let inventory = inventory.replace("\"reason\":null", &format!("\"reason\":null,\"test\":{said}"));
+        let inventory = divvy_model::Inventory::parse(&inventory).expect("readable");
+        prop_assert!(inventory.gpus[0].test.is_some() || !of_node.as_deref().is_some_and(is_id));
+        node.inventory = Some(Ok(inventory));
+        let mut ledger = Ledger::new(GIB);
+        ledger.apply_node(&node);
+        let named = ("divvy.dev/gpu-uuid", uuid("n1", 0));
+        let annotations = [named].into_iter().chain(of_pod.clone().map(|run| ("divvy.dev/gpu-test", run)));
+        let annotations = annotations.map(|(key, value)| (key.to_owned(), value)).collect();
+        let rules = GpuRules::from_annotations(&annotations).transpose();
+        let asked = Ask { rules: rules.map(Arc::new), ..ask(8) };
+        let expected = health == Health::Testing && of_node.as_deref().is_some_and(is_id) && of_pod.as_deref().map(str::trim) == of_node.as_deref();
+        prop_assert_eq!(ledger.fits("n1", &asked, "u").is_ok(), expected);
+        prop_assert_eq!(ledger.choose("n1", &asked).is_ok(), expected);
+    }
 }
 
 #[test]

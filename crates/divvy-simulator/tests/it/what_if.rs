@@ -32,6 +32,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         numa: None,
         health: Health::Ok,
         reason: None,
+        test: None,
         links: Vec::new(),
     };
     let inventory = Inventory {

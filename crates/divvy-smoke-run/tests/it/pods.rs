@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use divvy_smoke_run::{Ask, Seen, Settings};
+use divvy_smoke_run::{Ask, Mark, Seen, Settings};
 use serde_json::{Value, json};
 
 use crate::world::{planned, planned_with};
 
 fn settings() -> Settings {
     Settings {
-        run: "0123abcd".to_owned(),
+        run: divvy_model::TestRun::of(0x0123_abcd),
         namespace: "divvy-smoke".to_owned(),
         image: "divvy.dev/divvy:0.1.0".to_owned(),
         program_image: None,
@@ -29,7 +29,13 @@ fn the_manifest_has_what_pod_security_demands() {
     let again = settings().pod(3, &planned_with(1, &[0].into())[0].target, Ask::Units(2));
     assert_eq!(
         again["metadata"]["annotations"],
-        json!({"divvy.dev/gpu-uuid": "GPU-0", "divvy.dev/gpu-test": "true"})
+        json!({"divvy.dev/gpu-uuid": "GPU-0", "divvy.dev/gpu-test": "0123abcd"})
+    );
+    let opened = Mark::Testing.patch("GPU-0", settings().run.as_str());
+    assert_eq!(
+        opened["metadata"]["annotations"],
+        json!({"under-test.divvy.dev/GPU-0": "0123abcd"}),
+        "the GPU is open to this pod"
     );
     let with_class = Settings {
         priority_class: Some("divvy-smoke".to_owned()),

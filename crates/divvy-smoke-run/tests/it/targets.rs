@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use divvy_model::out_of_service::{GpusOutOfService, out_of_service_key};
 use divvy_model::{Gpu, Health, Inventory, MemoryUnit, MiB, Node, Partition, Vendor, WholeKind};
 use divvy_placement::Ledger;
 use divvy_smoke_run::{Ask, Choice, Error, Planned, Verdict, plan};
@@ -136,6 +137,41 @@ fn a_gpu_that_is_out_of_service_is_tried_again_only_with_report_and_only_if_a_te
     };
     insta::assert_snapshot!(with(false));
     insta::assert_snapshot!(with(true));
+}
+
+/// The annotation of the GPU would stay, whatever a test of its part finds.
+#[test]
+fn a_part_of_a_gpu_that_is_out_of_service_is_not_tried_again() {
+    let annotations = BTreeMap::from([(out_of_service_key("GPU-00"), "divvy smoke: S03 memory: wrong".to_owned())]);
+    let out = GpusOutOfService::read(&annotations)
+        .get("MIG-1", Some("GPU-00"))
+        .expect("out of service");
+    let part = Gpu {
+        uuid: "MIG-1".to_owned(),
+        partition: Some(Partition {
+            parent: "GPU-00".to_owned(),
+            profile: "3g.20gb".to_owned(),
+        }),
+        health: Health::Failed,
+        reason: Some(out.text()),
+        ..gpu(100)
+    };
+    let snapshot = snapshot(&[node("n1", vec![part])], |_| {});
+    for report in [false, true] {
+        let choice = Choice {
+            report,
+            ..Choice::default()
+        };
+        let planned = plan(&snapshot, &choice).expect("a plan");
+        assert_eq!(
+            shown(&planned),
+            [
+                "n1 GPU 100 (MIG-1): SKIP out of service: GPU GPU-00, of which it is a part: divvy smoke: S03 memory: wrong; kubectl annotate node n1 \
+              out-of-service.divvy.dev/GPU-00- puts it back into service"
+            ]
+        );
+        assert_eq!(planned[0].target.failed_before, None);
+    }
 }
 
 #[test]

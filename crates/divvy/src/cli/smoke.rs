@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
+use divvy_model::limits::TEST_TIMEOUT;
 use divvy_program::values::{duration, object_name};
 
 use super::ClusterArgs;
@@ -132,7 +133,7 @@ pub enum SmokeOutput {
 
 fn limit(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
-    match (1..=3600).contains(&time.as_secs()) {
+    match (1..=TEST_TIMEOUT.as_secs()).contains(&time.as_secs()) {
         true => Ok(time),
         false => Err("write a time from 1s to 60m".to_owned()),
     }

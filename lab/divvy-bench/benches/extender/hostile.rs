@@ -72,6 +72,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
             numa: None,
             health: Health::Ok,
             reason: None,
+            test: None,
             links: Vec::new(),
         };
         each(at, &mut gpu);

@@ -1,6 +1,6 @@
 //! MIG devices, each of which is offered like a GPU (`--mig-strategy`).
 
-use divvy_model::{Health, MemoryUnit, MigParts};
+use divvy_model::{Gpu, Health, MemoryUnit, MigParts};
 
 use std::collections::BTreeSet;
 
@@ -121,6 +121,45 @@ async fn a_container_gets_the_device_nodes_of_its_mig_device_and_no_more_than_th
     assert!(
         bed.api.until(LIMIT, refused).await.is_some(),
         "refused with the name of the GPU"
+    );
+    bed.stop_agent().await;
+}
+
+#[tokio::test]
+async fn a_gpu_that_is_divided_stays_out_of_service_as_its_mig_devices() {
+    let mut bed = bed().await;
+    let (out, test) = (out_of_service_key("GPU-1"), under_test_key("GPU-1"));
+    annotate(&bed, &json!({ &out: "fan is broken" }));
+    bed.memory_is(56, 16).await;
+    divide(&bed, &[device(0, 7), device(1, 8)]);
+    let reason = "out of service: GPU GPU-1, of which it is a part: fan is broken";
+    let are_out = |inventory: &Inventory| {
+        let [_, parts @ ..] = &inventory.gpus[..] else { return false };
+        let is_out = |gpu: &Gpu| gpu.health == Health::Failed && gpu.reason.as_deref() == Some(reason);
+        parts.len() == 2 && parts.iter().all(is_out)
+    };
+    bed.inventory(are_out).await;
+    bed.memory_is(24, 16).await;
+    // A test of one part would not show that the GPU works.
+    annotate(
+        &bed,
+        &json!({ test: "run", under_test_key("MIG-7"): "run", out_of_service_key("MIG-8"): "x" }),
+    );
+    annotate(&bed, &json!({ out_of_service_key("GPU-0"): "x" }));
+    let now = bed.inventory(|inventory| inventory.gpus[0].health == Health::Failed).await;
+    assert!(are_out(&now), "{now:?}");
+    // One of them is out of service itself.
+    annotate(&bed, &json!({ &out: null, out_of_service_key("GPU-0"): null }));
+    let healths = |inventory: &Inventory| inventory.gpus.iter().map(|gpu| gpu.health).collect::<Vec<_>>();
+    bed.inventory(|inventory| healths(inventory) == [Health::Ok, Health::Ok, Health::Failed])
+        .await;
+    // A GPU that is divided already goes out of service as well.
+    annotate(&bed, &json!({ &out: "fan is broken" }));
+    bed.inventory(are_out).await;
+    let events = bed.api.list("events", "default").expect("listed");
+    assert!(
+        events.iter().all(|event| event["reason"] != "NoSuchGpuOutOfService"),
+        "{events:?}"
     );
     bed.stop_agent().await;
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use divvy_explainer::read_cluster::read_without_waiting;
 use divvy_kube::client;
-use divvy_model::MemoryUnit;
+use divvy_model::limits::{TEST_LASTS, TEST_TIMEOUT};
+use divvy_model::{MemoryUnit, TestRun};
 use divvy_smoke_run::{Action, Choice, Event, Limits, Planned, RUN_LABEL, Run, Settings, Summary, plan};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
@@ -41,6 +42,8 @@ const PENDING: Duration = Duration::from_secs(15);
 const LEAST_WITH_REPORT: Duration = Duration::from_secs(60);
 /// How long a pod may exist in addition to the program's own time limit.
 const START: Duration = Duration::from_secs(45);
+// A GPU under test is open from the request to open it until its pod is given up.
+const _: () = assert!(TEST_TIMEOUT.as_secs() + START.as_secs() + 3 * pods::ANSWER.as_secs() <= TEST_LASTS.as_secs());
 
 /// Try the chosen GPUs, print the results, and return the exit status.
 pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
@@ -104,7 +107,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
             (None, Err(error)) => anyhow::bail!("the agent's image could not be read: {error}; name Divvy's image with --image"),
         };
         let settings = Settings {
-            run: format!("{:08x}", RandomState::new().build_hasher().finish() & 0xffff_ffff),
+            run: TestRun::of((RandomState::new().build_hasher().finish() >> 32) as u32),
             namespace: args.namespace.clone(),
             image,
             program_image,
@@ -116,7 +119,7 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         let cleaner = if args.keep {
             None
         } else {
-            cleaner(args, &settings.run, &planned).await?
+            cleaner(args, settings.run.as_str(), &planned).await?
         };
         let namespace = Namespace::ensure(&client, &args.namespace).await?;
         let pods = Pods::new(client.clone(), settings, planned, args.keep);

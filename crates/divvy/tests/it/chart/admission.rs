@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use divvy_model::limits::{ALLOCATION_BYTES, DEVICE_TEXT_BYTES, INVENTORY_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
-use divvy_model::{ContainerKind, ContainerRequest, GpuRules, PodRequest, quantity_value};
+use divvy_model::limits::{
+    ALLOCATION_BYTES, DEVICE_TEXT_BYTES, INVENTORY_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS, TEST_RUN_BYTES,
+};
+use divvy_model::{ContainerKind, ContainerRequest, GpuRules, PodRequest, Vendor, WholeKind, quantity_value};
 use serde_json::{Value, json};
 
 use super::{default_objects, parse, with};
@@ -57,8 +59,13 @@ impl Policy {
     }
 
     /// Return the messages with which the policy refuses a user's request to create `object`, or to replace `old` by `object`. An
-    /// empty list means that the policy allows the request.
+    /// empty list means that the policy allows the request. Only [`ADMIN`] may patch nodes.
     pub(crate) fn refusals(&self, object: &Value, old: &Value, user: &str) -> Vec<String> {
+        self.refusals_with(object, old, user, &Value::Null)
+    }
+
+    /// Do what [`Policy::refusals`] does with a parameter of the policy.
+    fn refusals_with(&self, object: &Value, old: &Value, user: &str, params: &Value) -> Vec<String> {
         let mut context = cel::Context::with_env(self.env.clone());
         let number = |cel::extractors::This(text): cel::extractors::This<Arc<String>>| quantity_value(&text).unwrap_or(0) as i64;
         context.add_function("quantity", |text: Arc<String>| text).expect("new");
@@ -69,6 +76,16 @@ impl Policy {
             )
             .expect("new");
         context.add_function("asInteger", number).expect("new");
+        // The API server's authorizer, as a text that grows with each call.
+        for step in ["group", "resource", "check"] {
+            let and =
+                |cel::extractors::This(text): cel::extractors::This<Arc<String>>, more: Arc<String>| format!("{text}/{more}");
+            context.add_function(step, and).expect("new");
+        }
+        let allowed = |cel::extractors::This(text): cel::extractors::This<Arc<String>>| *text == format!("{ADMIN}//nodes/patch");
+        context.add_function("allowed", allowed).expect("new");
+        context.add_variable("authorizer", user).expect("a value");
+        context.add_variable("params", params).expect("a value");
         context
             .add_function(
                 "isLessThan",
@@ -79,7 +96,8 @@ impl Policy {
             .expect("new");
         context.add_variable("object", object).expect("a value");
         context.add_variable("oldObject", old).expect("a value");
-        let request = json!({"userInfo": {"username": user, "extra": {"authentication.kubernetes.io/node-name": ["n1"]}}});
+        let extra = json!({"authentication.kubernetes.io/node-name": ["n1"]});
+        let request = json!({"name": object["metadata"]["name"], "userInfo": {"username": user, "extra": extra}});
         context.add_variable("request", request).expect("a value");
         let mut known: HashMap<String, cel::Value> = HashMap::new();
         context.add_variable_from_value("variables", known.clone());
@@ -102,6 +120,9 @@ impl Policy {
         told.collect()
     }
 }
+
+/// A user who may patch nodes.
+const ADMIN: &str = "admin";
 
 fn pod(annotations: &Value, units: Option<u64>) -> Value {
     let limits = units.map_or(json!({}), |units| json!({"aliyun.com/gpu-mem": units.to_string()}));
@@ -212,7 +233,15 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
         ("divvy.dev/gpu-vendor", "matrox".to_owned()),
         ("divvy.dev/gpu-vendor", "AMD".to_owned()),
         ("divvy.dev/gpu-vendor", "x".repeat(HUGE)),
-        ("divvy.dev/gpu-test", " true ".to_owned()),
+        ("divvy.dev/gpu-test", " 1a2b ".to_owned()),
+        ("divvy.dev/gpu-test", "z".repeat(TEST_RUN_BYTES)),
+        ("divvy.dev/gpu-test", "z".repeat(TEST_RUN_BYTES + 1)),
+        ("divvy.dev/gpu-test", String::new()),
+        ("divvy.dev/gpu-test", " ".to_owned()),
+        ("divvy.dev/gpu-test", "1-2".to_owned()),
+        ("divvy.dev/gpu-test", "Ab".to_owned()),
+        ("divvy.dev/gpu-test", "ä".to_owned()),
+        ("divvy.dev/gpu-test", "x".repeat(HUGE)),
         ("divvy.dev/isolation", "x".repeat(HUGE)),
         ("divvy.dev/gpus", "2".to_owned()),
         ("divvy.dev/gpus", "3".to_owned()),
@@ -228,19 +257,19 @@ fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_se
     cases.push((&unknown, String::new()));
     for (key, value) in &cases {
         let annotations = json!({*key: value});
-        let refusals = policy.refusals(&pod(&annotations, Some(4)), &Value::Null, "anybody");
+        let refusals = policy.refusals(&pod(&annotations, Some(4)), &Value::Null, ADMIN);
         let shown: String = value.chars().take(40).collect();
         assert_eq!(refusals.is_empty(), is_read(&annotations, 4), "{key} {shown}: {refusals:?}");
         assert!(refusals.iter().all(|text| text.len() < 1_500), "{key} {shown}");
         let_through += usize::from(refusals.is_empty());
         // The same holds for a pod that requests no memory.
-        let idle = policy.refusals(&pod(&annotations, None), &Value::Null, "anybody");
+        let idle = policy.refusals(&pod(&annotations, None), &Value::Null, ADMIN);
         assert!(idle == refusals || key.ends_with("gpus"), "{key} {shown}: {idle:?}");
         // A value that is older than the limit may stay. Otherwise, the owner could not change anything in the pod.
         let pod = pod(&annotations, Some(4));
         assert_eq!(policy.refusals(&pod, &pod, "anybody"), Vec::<String>::new(), "{key} {shown}");
     }
-    assert!((10..19).contains(&let_through), "{let_through}");
+    assert!((10..20).contains(&let_through), "{let_through}");
     let long = policy.refusals(
         &pod(&json!({"divvy.dev/gpu-model": list(HUGE / 2, "a")}), Some(4)),
         &Value::Null,
@@ -369,7 +398,7 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
         ("divvy.dev/gpu-prefer", "quickest"),
         ("divvy.dev/isolation", "strong"),
         ("divvy.dev/gpu-vendor", "matrox"),
-        ("divvy.dev/gpu-test", "false"),
+        ("divvy.dev/gpu-test", "No id"),
         ("divvy.dev/gpu-cores", "0"),
         ("divvy.dev/gpu-cores", "30 %"),
         ("divvy.dev/gpus", "two"),
@@ -378,9 +407,123 @@ fn policy_and_extender_refuse_a_wrong_value_in_the_same_words() {
         let annotations = json!({key: value});
         let extender = rules(&annotations).expect_err(key).to_string();
         assert_eq!(
-            policy.refusals(&pod(&annotations, Some(4)), &Value::Null, "ann"),
+            policy.refusals(&pod(&annotations, Some(4)), &Value::Null, ADMIN),
             [extender],
             "{key}: {value}"
+        );
+    }
+}
+
+#[test]
+fn only_users_who_may_patch_nodes_say_that_a_pod_tests_a_gpu() {
+    let policy = Policy::of_chart("divvy-request");
+    let with = |test: Option<&str>| pod(&test.map_or(json!({}), |test| json!({"divvy.dev/gpu-test": test})), Some(4));
+    let refusal = |user: &str| {
+        format!(
+            "the annotation divvy.dev/gpu-test opens a GPU that is out of service, and only users who may patch nodes may write it; {user} may not"
+        )
+    };
+    let stale = with(Some("1a2c"));
+    for (was, now, is_free) in [
+        (Value::Null, Some("1a2b"), false),
+        (with(None), Some("1a2b"), false),
+        (stale.clone(), Some("1a2b"), false),
+        // Of a pod that has it, everyone may change something else.
+        (stale.clone(), Some("1a2c"), true),
+        (stale, None, true),
+        (Value::Null, None, true),
+    ] {
+        let told = |user: &str| policy.refusals(&with(now), &was, user);
+        let expected = |user: &str| if is_free { vec![] } else { vec![refusal(user)] };
+        for user in ["ann", "system:serviceaccount:kube-system:replicaset-controller", ""] {
+            assert_eq!(told(user), expected(user), "{was} {now:?}");
+        }
+        assert_eq!(told(ADMIN), Vec::<String>::new(), "{was} {now:?}");
+    }
+    let binding = Policy::of_chart("divvy-binding");
+    let told = binding.refusals(
+        &json!({"metadata": {"annotations": {"divvy.dev/gpu-test": "1a2b"}}}),
+        &Value::Null,
+        "scheduler",
+    );
+    assert!(
+        matches!(&told[..], [one] if one.starts_with("this binding carries divvy.dev/gpu-test")),
+        "{told:?}"
+    );
+}
+
+/// The API server evaluates the policy once for each pod of the namespace.
+#[test]
+fn the_extender_evicts_only_pods_with_gpus_and_by_their_uids() {
+    let Some(text) = with(&[json!({"agent": {"onEscape": "evict", "guard": "shadow"}})]) else {
+        return;
+    };
+    let policy = Policy::of(&parse(&text), "divvy-eviction");
+    let named = |name: &str, limits: &Value, node: Option<&str>| {
+        let mut spec = json!({"containers": [{"name": "other"}, {"name": "main", "resources": {"limits": limits}}]});
+        if let Some(node) = node {
+            spec["nodeName"] = node.into();
+        }
+        json!({"metadata": {"name": name, "uid": format!("uid-{name}")}, "spec": spec})
+    };
+    let resources = Vendor::ALL.map(|vendor| WholeKind::Gpu(vendor).resource().to_string());
+    let part = WholeKind::of_resource("nvidia.com/mig-1g.5gb")
+        .expect("a MIG device")
+        .resource()
+        .to_string();
+    let mut cases: Vec<(Value, bool)> = resources
+        .into_iter()
+        .chain([part, "aliyun.com/gpu-mem".to_owned()])
+        .map(|resource| (named("p", &json!({resource: "1"}), Some("n1")), true))
+        .collect();
+    let mut of_init = named("p", &json!({"cpu": "1"}), Some("n1"));
+    of_init["spec"]["initContainers"] = named("p", &json!({"aliyun.com/gpu-mem": "1"}), None)["spec"]["containers"].clone();
+    let mut another = named("p", &json!({"aliyun.com/gpu-mem": "1"}), Some("n1"));
+    another["metadata"]["uid"] = "uid-before".into();
+    cases.extend([
+        (of_init, true),
+        (another, false),
+        (named("p", &json!({"cpu": "1"}), Some("n1")), false),
+        (named("p", &json!({"rdma/hca": "1"}), Some("n1")), false),
+        (named("p", &json!({"aliyun.com/gpu-mem": "1"}), None), false),
+        (named("beside", &json!({"cpu": "1"}), Some("n1")), true),
+    ]);
+    let extender = "system:serviceaccount:divvy-system:divvy-extender";
+    let key = divvy_model::PodKey {
+        namespace: "team".to_owned(),
+        name: "p".to_owned(),
+    };
+    let asked = divvy_extender::core::eviction(&key, "uid-p");
+    for (pod, is_evicted) in &cases {
+        let told = policy.refusals_with(&asked, &Value::Null, extender, pod);
+        assert_eq!(told.is_empty(), *is_evicted, "{pod}: {told:?}");
+    }
+    let gpu = &cases[0].0;
+    for options in [
+        Value::Null,
+        json!({}),
+        json!({"preconditions": {}}),
+        json!({"preconditions": {"uid": "uid-p"}, "gracePeriodSeconds": 0}),
+    ] {
+        let mut asked = asked.clone();
+        match &options {
+            Value::Null => drop(asked.as_object_mut().expect("an object").remove("deleteOptions")),
+            options => asked["deleteOptions"] = options.clone(),
+        }
+        let told = policy.refusals_with(&asked, &Value::Null, extender, gpu);
+        assert!(
+            told.iter().any(|one| one.contains("evicts a pod by its UID")),
+            "{options}: {told:?}"
+        );
+    }
+    // The policy exists wherever the right does.
+    let has = |text: &str, kind: &str| text.contains(kind);
+    for (reaction, expected) in [("event", false), ("evict", true)] {
+        let text = with(&[json!({"agent": {"onEscape": reaction, "guard": "shadow"}})]).expect("as before");
+        assert_eq!(
+            (has(&text, "pods/eviction"), has(&text, "name: divvy-eviction")),
+            (expected, expected),
+            "{reaction}"
         );
     }
 }

@@ -153,26 +153,80 @@ fn the_extender_may_read_its_own_secret_and_lease_and_no_others() {
     assert!(DEFAULT.contains("- --tls-server-name=divvy-extender.divvy-system.svc\n"));
 }
 
+/// Return the rules of all roles that are bound to a subject.
+fn rules_of(objects: &[Value], subject: &str) -> Vec<Value> {
+    let bound = objects.iter().filter(move |object| {
+        let subjects = object["subjects"].as_array().into_iter().flatten();
+        subjects.into_iter().any(|one| one["name"] == subject)
+    });
+    let of = |binding: &Value| {
+        let is_it = |role: &&Value| {
+            role["kind"] == binding["roleRef"]["kind"]
+                && role["metadata"]["name"] == binding["roleRef"]["name"]
+                && (role["kind"] == "ClusterRole" || role["metadata"]["namespace"] == binding["metadata"]["namespace"])
+        };
+        let role = objects.iter().find(is_it).expect("its role");
+        role["rules"].as_array().cloned().unwrap_or_default()
+    };
+    bound.flat_map(of).collect()
+}
+
+#[test]
+fn the_extender_has_exactly_the_rights_that_the_threat_model_names() {
+    let all = json!({"agent": {"onEscape": "evict", "guard": "shadow"}, "extender": {"web": {"enabled": true}, "unhealthyGpuConfigMaps": true}});
+    let Some(text) = with(&[all]) else { return };
+    let list = |rule: &Value, field: &str| -> Vec<String> {
+        let values = rule[field].as_array().into_iter().flatten();
+        values.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let mut rights: Vec<String> = rules_of(&parse(&text), "divvy-extender")
+        .iter()
+        .flat_map(|rule| {
+            let (verbs, names) = (list(rule, "verbs").join(","), list(rule, "resourceNames").join(","));
+            let resources = list(rule, "resources").into_iter();
+            resources.map(move |resource| format!("{resource} {verbs} {names}").trim_end().to_owned())
+        })
+        .collect();
+    rights.sort_unstable();
+    rights.dedup();
+    insta::assert_snapshot!(rights.join("\n"), @r"
+    configmaps get,list,watch
+    daemonsets list
+    events create,patch
+    leases create
+    leases get,update divvy-extender
+    namespaces get,list,watch
+    nodes get,list,watch
+    persistentvolumeclaims get
+    persistentvolumes get
+    pods get,list,watch
+    pods/binding create
+    pods/eviction create
+    pods/proxy get
+    secrets get,update divvy-extender-tls
+    storageclasses get
+    subjectaccessreviews create
+    tokenreviews create
+    ");
+    let text = std::fs::read_to_string(root().join("docs/threat-model.md")).expect("readable");
+    let (_, section) = text
+        .split_once("## An attacker with the extender's token")
+        .expect("the section");
+    let (section, _) = section.split_once("\n## ").expect("another section");
+    for right in rights
+        .iter()
+        .filter_map(|right| right.split(' ').next())
+        .filter(|right| right.contains('/') || right.contains("review"))
+    {
+        assert!(section.contains(&format!("`{right}`")), "{right}");
+    }
+}
+
 /// Every user can connect to the explainer.
 #[test]
 fn the_explainer_may_change_nothing_but_its_configmap_and_every_user_reaches_nothing_else() {
     let objects = default_objects();
-    let rules = |subject: &str| {
-        let bound = objects.iter().filter(move |object| {
-            let subjects = object["subjects"].as_array().into_iter().flatten();
-            subjects.into_iter().any(|one| one["name"] == subject)
-        });
-        let of = |binding: &Value| {
-            let is_it = |role: &&Value| {
-                role["kind"] == binding["roleRef"]["kind"]
-                    && role["metadata"]["name"] == binding["roleRef"]["name"]
-                    && (role["kind"] == "ClusterRole" || role["metadata"]["namespace"] == binding["metadata"]["namespace"])
-            };
-            let role = objects.iter().find(is_it).expect("its role");
-            role["rules"].as_array().cloned().unwrap_or_default()
-        };
-        bound.flat_map(of).collect::<Vec<Value>>()
-    };
+    let rules = |subject: &str| rules_of(&objects, subject);
     let writes: Vec<Value> = rules("divvy-explainer")
         .into_iter()
         .filter(|rule| {

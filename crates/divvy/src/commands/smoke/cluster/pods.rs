@@ -22,7 +22,7 @@ use crate::printer;
 use crate::why::{self, Style};
 
 /// The time limit for one request.
-const ANSWER: Duration = Duration::from_secs(15);
+pub(super) const ANSWER: Duration = Duration::from_secs(15);
 /// The time limit for reading the cluster.
 const READ: Duration = Duration::from_secs(120);
 /// The age of the pods that a run left behind when it was killed. A run that is still at work has younger ones.
@@ -68,7 +68,7 @@ impl Pods {
     }
 
     pub(super) fn run(&self) -> &str {
-        &self.settings.run
+        self.settings.run.as_str()
     }
 
     /// Read a pod's object.
@@ -157,7 +157,9 @@ impl Pods {
             let text = node.and_then(|node| node.metadata.annotations.as_ref()?.get(names::INVENTORY));
             let inventory = text.and_then(|text| Inventory::parse(text).ok());
             let mut gpus = inventory.iter().flat_map(|inventory| &inventory.gpus);
-            gpus.any(|gpu| gpu.uuid == target.uuid && gpu.health == Health::Testing)
+            gpus.any(|gpu| {
+                gpu.uuid == target.uuid && gpu.health == Health::Testing && gpu.test.as_ref() == Some(&self.settings.run)
+            })
         };
         match tokio::time::timeout(ANSWER, await_condition(nodes, &target.node, is_open)).await {
             Ok(Ok(_)) => Ok(()),
@@ -173,7 +175,7 @@ impl Pods {
     /// Write a mark on the node of a GPU.
     async fn write(&self, target: &Target, mark: &Mark) -> Result<(), String> {
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
-        let (params, patch) = (PatchParams::default(), mark.patch(&target.uuid, &self.settings.run));
+        let (params, patch) = (PatchParams::default(), mark.patch(&target.uuid, self.run()));
         let patch = Patch::Merge(&patch);
         match tokio::time::timeout(ANSWER, nodes.patch_metadata(&target.node, &params, &patch)).await {
             Ok(Ok(_)) => Ok(()),
