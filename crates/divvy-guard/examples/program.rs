@@ -8,6 +8,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::io::Write as _;
+use std::os::fd::IntoRawFd as _;
 use std::ptr::null_mut;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -309,6 +310,15 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             );
             assert_eq!(call!(copy, b"cuCtxSetCurrent"(context => u64)), 0);
             call!(copy, b"cuMemAlloc_v2"(one => *mut u64, first => u64))
+        }
+        // Take a lease on a file, and do not give it up when it is broken.
+        "lease" => {
+            let file = std::fs::File::open(words[0]).expect("a file");
+            // SAFETY: to ignore a signal runs no code.
+            unsafe { nix::libc::signal(nix::libc::SIGIO, nix::libc::SIG_IGN) };
+            // SAFETY: the descriptor is open, and the call touches no memory.
+            let result = unsafe { nix::libc::fcntl(file.into_raw_fd(), nix::libc::F_SETLEASE, nix::libc::F_WRLCK) };
+            u64::from(result.unsigned_abs())
         }
         // A child that has what its parent had, until it is killed.
         "fork" => fork(|| {

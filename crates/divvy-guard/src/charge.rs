@@ -2,7 +2,7 @@
 
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
-use crate::gpu::{Allowed, Gpu, PAGE, Reserved, Share, pages};
+use crate::gpu::{Allowed, Gpu, PAGE, Refused, Share, pages};
 use crate::ledger::{Entry, Kind, NoRoom, Table};
 use crate::process::{Process, process};
 
@@ -65,10 +65,8 @@ impl Held {
     ) -> Code {
         let is_small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
         let size = if is_small { SHARED } else { pages(bytes) };
-        match self.reserve(size) {
-            Reserved::Refused => return OUT_OF_MEMORY,
-            Reserved::Free => return call(),
-            Reserved::Charged => {}
+        if self.reserve(size).is_err() {
+            return OUT_OF_MEMORY;
         }
         let code = call();
         let key = if code == SUCCESS { key() } else { 0 };
@@ -78,11 +76,9 @@ impl Held {
 
     // This and the next one are not part of the function above, of which there is one for each function of the driver.
     #[inline(never)]
-    fn reserve(&self, size: u64) -> Reserved {
-        match self.process.ledger.room() {
-            Ok(()) => self.gpu.reserve(charge_of(size), &self.allowed),
-            Err(NoRoom) => Reserved::Refused,
-        }
+    fn reserve(&self, size: u64) -> Result<(), Refused> {
+        self.process.ledger.room().map_err(|NoRoom| Refused)?;
+        self.gpu.reserve(charge_of(size), &self.allowed)
     }
 
     /// Record what the driver has allocated, or that it has not.

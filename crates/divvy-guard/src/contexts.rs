@@ -5,7 +5,7 @@ use core::sync::atomic::Ordering;
 use crate::charge::{self, Held};
 use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
 use crate::driver;
-use crate::gpu::{Gpu, Reserved};
+use crate::gpu::Gpu;
 use crate::ledger::{Entry, Kind};
 use crate::pools;
 use crate::process::process;
@@ -52,12 +52,13 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code) -> Code {
         Err(None) => return call(),
     };
     let is_first = first(held.gpu);
-    let reserved = coming(&held, is_first);
-    if matches!(reserved, Reserved::Refused) {
+    if is_first && !coming(&held) {
         return OUT_OF_MEMORY;
     }
     let code = call();
-    came(held.gpu, is_first, &reserved, code);
+    if is_first {
+        came(held.gpu, code);
+    }
     code
 }
 
@@ -83,34 +84,26 @@ pub(crate) fn destroy_green(context: u64, call: impl FnOnce() -> Code) -> Code {
     code
 }
 
-/// Reserve the memory of the primary context if this thread has to make it.
+/// Reserve the memory of the primary context, which this thread has to make. `false`: it was refused.
 #[inline(never)]
-fn coming(held: &Held, is_first: bool) -> Reserved {
-    if !is_first {
-        return Reserved::Free;
-    }
-    let reserved = held.gpu.reserve(held.gpu.context(), &held.allowed);
-    if matches!(reserved, Reserved::Refused) {
+fn coming(held: &Held) -> bool {
+    let fits = held.gpu.reserve(held.gpu.context(), &held.allowed).is_ok();
+    if !fits {
         held.gpu.primary.store(ABSENT, Ordering::Release);
     }
-    reserved
+    fits
 }
 
 /// The driver has made the primary context, or not.
 #[inline(never)]
-fn came(gpu: &Gpu, is_first: bool, reserved: &Reserved, code: Code) {
+fn came(gpu: &Gpu, code: Code) {
     let charge = gpu.context();
-    match reserved {
-        Reserved::Charged if code == SUCCESS => {
-            gpu.commit(charge);
-            gpu.primary.store(CHARGED, Ordering::Release);
-        }
-        Reserved::Charged => {
-            gpu.cancel(charge);
-            gpu.primary.store(ABSENT, Ordering::Release);
-        }
-        _ if is_first => gpu.primary.store(ABSENT, Ordering::Release),
-        _ => {}
+    if code == SUCCESS {
+        gpu.commit(charge);
+        gpu.primary.store(CHARGED, Ordering::Release);
+    } else {
+        gpu.cancel(charge);
+        gpu.primary.store(ABSENT, Ordering::Release);
     }
 }
 

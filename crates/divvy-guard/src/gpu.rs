@@ -7,13 +7,13 @@ use divvy_share::compute::{self, Turn};
 use divvy_share::limits::{self, Limits, Mark, Unreadable};
 use divvy_share::reserve::{self, Table, Word as _};
 use divvy_share::usage::{self, Usage};
-use linux_raw_sys::errno::{EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
+use linux_raw_sys::errno::{EAGAIN, EINTR, EMFILE, ENFILE, ENOENT, ENOMEM};
 
 use crate::cuda::Uuid;
 use crate::path::{Path, ROOT};
 use crate::sys::{self, Errno, File, FileLocks, Mutex};
 
-/// The state of a GPU or of a slot: nothing is known yet.
+/// The state of a GPU, or of the slot: nothing is known yet, and there is no slot.
 const UNKNOWN: u32 = 0;
 /// The process is not limited.
 const FREE: u32 = 1;
@@ -92,15 +92,8 @@ pub(crate) enum Share {
     Held(Allowed),
 }
 
-/// The result of a request.
-pub(crate) enum Reserved {
-    /// The driver may be called. [`Gpu::commit`] or [`Gpu::cancel`] must follow.
-    Charged,
-    /// The driver may be called, and nothing is charged.
-    Free,
-    /// The request exceeds the share.
-    Refused,
-}
+/// The request exceeds the share, or the process has no slot in which it could be counted.
+pub(crate) struct Refused;
 
 /// Return the memory that the driver uses for an allocation with its own pages.
 pub(crate) fn pages(bytes: u64) -> u64 {
@@ -157,7 +150,8 @@ impl Gpu {
             },
             // The pod has shares, but none of this GPU.
             Err(ENOENT) if sys::exists(Path::from(&[&ROOT.get()]).as_c_str()) => NOTHING,
-            Err(EMFILE | ENFILE | ENOMEM | EINTR) => UNKNOWN,
+            // EAGAIN: a program in the pod has a lease on the file, which this attempt breaks.
+            Err(EMFILE | ENFILE | ENOMEM | EINTR | EAGAIN) => UNKNOWN,
             Err(_) => FREE,
         };
         self.state.store(state, Ordering::Release);
@@ -284,32 +278,28 @@ impl Gpu {
         self.context.load(Ordering::Relaxed)
     }
 
-    /// Reserve memory, in whole pages, or count that it was refused.
-    pub(crate) fn reserve(&self, charge: u64, allowed: &Allowed) -> Reserved {
+    /// Reserve memory, in whole pages, or count that it was refused. After success, the driver may be called, and [`Gpu::commit`] or [`Gpu::cancel`] must
+    /// follow.
+    pub(crate) fn reserve(&self, charge: u64, allowed: &Allowed) -> Result<(), Refused> {
         self.request(charge, allowed, true)
     }
 
     /// Reserve memory for a request that is made once more if it is refused.
-    pub(crate) fn try_reserve(&self, charge: u64, allowed: &Allowed) -> Reserved {
+    pub(crate) fn try_reserve(&self, charge: u64, allowed: &Allowed) -> Result<(), Refused> {
         self.request(charge, allowed, false)
     }
 
-    fn request(&self, charge: u64, allowed: &Allowed, counts: bool) -> Reserved {
+    fn request(&self, charge: u64, allowed: &Allowed, counts: bool) -> Result<(), Refused> {
         let _locked = self.lock.lock();
-        let Some((usage, slot)) = (match self.sit() {
-            FREE => return Reserved::Free,
-            HELD => self.seated(),
-            _ => None,
-        }) else {
-            return Reserved::Refused;
-        };
+        self.sit();
+        let (usage, slot) = self.seated().ok_or(Refused)?;
         if charge > 0 && reserve::reserve(&mut Slots::new(self, usage, slot), slot, charge, allowed.charges).is_err() {
             if counts {
                 usage.deny(slot, charge);
             }
-            return Reserved::Refused;
+            return Err(Refused);
         }
-        Reserved::Charged
+        Ok(())
     }
 
     /// The driver has allocated the reserved memory.
@@ -369,33 +359,24 @@ impl Gpu {
     }
 
     /// Take a slot, if this process has none. The lock must be held.
-    fn sit(&self) -> u32 {
-        let seat = self.seat.load(Ordering::Acquire);
-        if seat != UNKNOWN {
-            return seat;
+    ///
+    /// Without a usable file there is no slot, and so no memory: only programs in the pod can have made the file unusable, because the agent made both files,
+    /// and the limits are readable. The next request tries again.
+    fn sit(&self) {
+        if self.seated().is_some() {
+            return;
         }
-        let opened = match self.usage_file() {
-            Ok(file) => sys::map::<Usage>(&file, true).map(|usage| (file, usage)),
-            Err(error) => Err(error),
-        };
-        let (file, usage) = match opened {
-            Ok(opened) => opened,
-            Err(EMFILE | ENFILE | ENOMEM | EINTR) => return UNKNOWN,
-            Err(_) => {
-                self.seat.store(FREE, Ordering::Release);
-                return FREE;
-            }
-        };
+        let Ok(file) = self.usage_file() else { return };
+        let Ok(usage) = sys::map::<Usage>(&file, true) else { return };
         if usage.check().is_err() {
-            self.seat.store(FREE, Ordering::Release);
-            return FREE;
+            // As below.
+            return sys::unmap(usage);
         }
         let pid = sys::pid();
         let Some(slot) = claim(&FileLocks(&file), usage, pid) else {
             usage.crowded.fetch_add(1, Ordering::Relaxed);
             // The next allocation tries again, and must not leave one mapping more each time.
-            sys::unmap(usage);
-            return UNKNOWN;
+            return sys::unmap(usage);
         };
         if let Some(slot) = usage.slots.get(slot) {
             slot.root.store(sys::directory(c"/"), Ordering::Relaxed);
@@ -406,7 +387,6 @@ impl Gpu {
         self.seat.store(HELD, Ordering::Release);
         // The mapping keeps the description open, and with it the lock: the program may close all its descriptors.
         drop(file);
-        HELD
     }
 
     fn usage_file(&self) -> Result<File, Errno> {
@@ -421,8 +401,10 @@ pub(crate) fn any_holds_launches() -> bool {
     let root = ROOT.get();
     sys::any_in(Path::from(&[&root]).as_c_str(), |name| {
         let path = Path::from(&[&root, b"/", name, b"/limits"]);
-        let Ok(file) = sys::open(path.as_c_str(), false, limits::SIZE) else {
-            return false;
+        let file = match sys::open(path.as_c_str(), false, limits::SIZE) {
+            Ok(file) => file,
+            // A program in the pod has a lease on the file, which this attempt breaks. Whether there is a limit is looked at again before launches.
+            Err(error) => return error == EAGAIN,
         };
         let mut words = [0; limits::WORDS];
         // The agent may be writing: of two readings one is complete.

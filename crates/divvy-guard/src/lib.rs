@@ -4,9 +4,10 @@
 //! much there is, or launch kernels. It needs one library: the real one, by its absolute path. The loader finds every other name there, including
 //! names that this library does not know, and a name that the driver lacks is still missing.
 //!
-//! The pod's share is in the files that `divvy-share` describes. If these files are missing, have a later version, or were damaged by a program in the
-//! pod, the process runs as if this library did not exist. The agent sees memory in use without a slot, and reports it. Launches are also held if only the
-//! file of usage was damaged, because the pod's balance of compute time is in the other file.
+//! The pod's share is in the files that `divvy-share` describes. If the file of limits is missing or has a later version, the process runs as if this
+//! library did not exist. The agent sees memory in use without a slot, and reports it. If the limits can be read, and only the file of usage cannot be used,
+//! a program in the pod has damaged it: then the process gets no memory until the file is whole again, as if the share were full. Launches are held all the
+//! same, because the pod's balance of compute time is in the file of limits.
 //!
 //! Launches are held only where the pod has a limit of compute time (`launches`). Elsewhere `cuGetProcAddress`, which CUDA's runtime library uses, gives the
 //! driver's own functions. The functions that `dlsym` finds test whether the driver's function is known, which is one predictable branch.

@@ -9,7 +9,7 @@ use crate::charge::{self, Held, give_back, held, note};
 use crate::cuda::{ALLOCATION_NODE, AllocationNode, AllocationProp, Code, DEVICE, Device, Node, OUT_OF_MEMORY, SUCCESS};
 use crate::current;
 use crate::driver::{self, PoolBytes};
-use crate::gpu::{Reserved, pages};
+use crate::gpu::pages;
 use crate::ledger::{Entry, Kind};
 use crate::process::{Process, process};
 
@@ -77,21 +77,18 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &dyn Fn() -> Code
         } else {
             held.gpu.try_reserve(growth, &held.allowed)
         };
-        match answer {
-            Reserved::Free => return call(),
-            Reserved::Refused if settled => return OUT_OF_MEMORY,
-            // Pools may have returned memory with which they are still charged.
-            Reserved::Refused => {
-                settle_all(held.process);
-                settled = true;
-            }
-            Reserved::Charged => {
-                let code = call();
-                settle(held.process, Kind::Pool, pool);
-                held.gpu.cancel(growth);
-                return code;
-            }
+        if answer.is_ok() {
+            let code = call();
+            settle(held.process, Kind::Pool, pool);
+            held.gpu.cancel(growth);
+            return code;
         }
+        if settled {
+            return OUT_OF_MEMORY;
+        }
+        // Pools may have returned memory with which they are still charged.
+        settle_all(held.process);
+        settled = true;
     }
 }
 
@@ -139,11 +136,10 @@ fn refused(node: &AllocationNode) -> Option<Code> {
     if know_graphs(&held).is_err() {
         return Some(OUT_OF_MEMORY);
     }
-    match held.gpu.reserve(pages(node.bytes), &held.allowed) {
-        Reserved::Refused => return Some(OUT_OF_MEMORY),
-        Reserved::Charged => held.gpu.cancel(pages(node.bytes)),
-        Reserved::Free => {}
+    if held.gpu.reserve(pages(node.bytes), &held.allowed).is_err() {
+        return Some(OUT_OF_MEMORY);
     }
+    held.gpu.cancel(pages(node.bytes));
     None
 }
 

@@ -1,4 +1,4 @@
-//! Files that are not as the agent made them: no program may end by them, and the agent finds a process without a slot.
+//! Files that are not as the agent made them: no program may end by them, and none may get more than the share by what programs of its pod can change.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -16,16 +16,31 @@ fn passes(sandbox: &Sandbox) -> (bool, bool) {
     (gets, program.call("total 0")[1] == sandbox.memory())
 }
 
+/// A file of usage of a version of the layout.
+fn with_version(version: u8) -> [u8; usage::SIZE] {
+    let mut file = usage::file();
+    file[8] = version;
+    file
+}
+
+/// The limits are readable, so only a program in the pod can have done this. Nothing is remembered: as soon as the file is whole, programs get memory, and are
+/// charged.
 #[test]
-fn usage_that_somebody_broke_denies_nothing() {
+fn usage_that_somebody_broke_refuses_memory_until_it_is_whole() {
     type Break = fn(&Sandbox);
-    let cases: [(&str, Break); 6] = [
+    let cases: [(&str, Break); 8] = [
         ("truncated", |sandbox| {
             fs::write(sandbox.file(0, "usage"), &usage::file()[..4096]).unwrap()
         }),
         ("empty", |sandbox| fs::write(sandbox.file(0, "usage"), []).unwrap()),
         ("all ones", |sandbox| {
             fs::write(sandbox.file(0, "usage"), [0xff; usage::SIZE]).unwrap()
+        }),
+        ("a later version", |sandbox| {
+            fs::write(sandbox.file(0, "usage"), with_version(9)).unwrap()
+        }),
+        ("no version", |sandbox| {
+            fs::write(sandbox.file(0, "usage"), with_version(0)).unwrap()
         }),
         ("removed", |sandbox| fs::remove_file(sandbox.file(0, "usage")).unwrap()),
         ("a link to a good file", |sandbox| {
@@ -40,8 +55,35 @@ fn usage_that_somebody_broke_denies_nothing() {
     for (name, break_it) in cases {
         let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
         break_it(&sandbox);
+        let mut program = sandbox.start();
+        assert_eq!((program.code("init"), program.code("retain 0")), (0, OUT_OF_MEMORY), "{name}");
+        let mapped = program.mapped("/usage");
+        assert_eq!(
+            (program.code("retain 0"), program.mapped("/usage")),
+            (OUT_OF_MEMORY, mapped),
+            "{name}"
+        );
         // The limits are known all the same.
-        assert_eq!(passes(&sandbox), (true, false), "{name}");
+        assert_eq!(program.call("total 0")[1], SHARE, "{name}");
+        sandbox.replace_usage();
+        assert_eq!(program.code("retain 0"), 0, "{name}");
+        assert_eq!(program.code(&format!("alloc {SHARE}")), OUT_OF_MEMORY, "{name}");
+        assert_eq!(sandbox.charged(&program), CONTEXT, "{name}");
+    }
+}
+
+/// UID 0 of a container may take a lease on either file, also on the one that it can only read. Each attempt to open the file breaks it.
+#[test]
+fn a_lease_on_a_file_of_the_share_frees_no_program() {
+    for file in ["usage", "limits"] {
+        let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
+        let mut holder = sandbox.start();
+        assert_eq!(holder.code(&format!("lease {}", sandbox.file(0, file).display())), 0);
+        let mut program = sandbox.start();
+        assert_eq!((program.code("init"), program.code("retain 0")), (0, OUT_OF_MEMORY), "{file}");
+        holder.kill();
+        assert_eq!(program.code("retain 0"), 0, "{file}");
+        assert_eq!(program.code(&format!("alloc {SHARE}")), OUT_OF_MEMORY, "{file}");
     }
 }
 

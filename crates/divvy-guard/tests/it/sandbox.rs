@@ -169,6 +169,15 @@ impl Sandbox {
         generation + 1
     }
 
+    /// Put a whole file of usage in the place of whatever is there.
+    pub(crate) fn replace_usage(&self) {
+        let path = self.file(0, "usage");
+        // It may be missing, or be a directory.
+        let _ = fs::remove_dir(&path);
+        let _ = fs::remove_file(&path);
+        fs::write(path, usage::file()).unwrap();
+    }
+
     pub(crate) fn start(&self) -> Program {
         self.start_with(&[])
     }
@@ -302,6 +311,12 @@ impl Program {
         let [code, pointer, _] = self.call(&format!("alloc {bytes}"));
         assert_eq!(code, 0, "{bytes} bytes");
         pointer
+    }
+
+    /// How many mappings it has of files whose name ends like this.
+    pub(crate) fn mapped(&self, end: &str) -> usize {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap();
+        maps.lines().filter(|line| line.ends_with(end)).count()
     }
 
     /// End it in the middle of a call.
