@@ -15,3 +15,5 @@ mod share;
 mod symbols;
 mod vmm;
 mod work;
+
+pub(crate) use vmm::Location;

@@ -2,6 +2,9 @@
 
 use divvy_model::machine::MachineGpu;
 
+/// How many threads can run on a multiprocessor at the same time.
+pub(crate) const THREADS_PER_SM: u64 = 2048;
+
 /// One GPU, or one MIG device.
 #[derive(Debug, Clone)]
 pub(crate) struct Card {

@@ -5,7 +5,7 @@ use std::ptr::from_mut;
 use std::sync::OnceLock;
 
 use crate::codes::{Code, INVALID_CONTEXT};
-use crate::slab::Slabs;
+use crate::slab::{Slabs, pages};
 
 /// The key under which each thread has its stack of contexts, by handle. It is a key of pthread and not a `thread_local`, because glibc's loader makes no
 /// thread-local variables for a library that a statically linked program loads.
@@ -20,8 +20,33 @@ pub(crate) struct Context {
     pub(crate) api_version: u32,
     /// The pages that its small allocations share.
     pub(crate) slabs: Slabs,
+    /// What cuCtxSetLimit has set.
+    pub(crate) limits: Limits,
     /// With what a kernel has failed. Each later call returns it, until the context is destroyed.
     pub(crate) fault: Option<Code>,
+}
+
+/// The limits that take memory: CU_LIMIT_STACK_SIZE, CU_LIMIT_PRINTF_FIFO_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits(pub(crate) [u64; 3]);
+
+/// What contexts are made with.
+const USUAL: [u64; 3] = [1 << 10, 1 << 20, 8 << 20];
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits(USUAL)
+    }
+}
+
+impl Limits {
+    /// Return what they take in addition to what each context has: a stack for each thread that can run at the same time.
+    pub(crate) fn extra(self, threads: u64) -> u64 {
+        let counts = [threads, 1, 1];
+        let all = self.0.iter().zip(USUAL).zip(counts);
+        all.map(|((limit, usual), count)| pages(limit.saturating_sub(usual).saturating_mul(count)).unwrap_or(u64::MAX / 4))
+            .fold(0, u64::saturating_add)
+    }
 }
 
 /// Free the stack of a thread that ends.

@@ -23,6 +23,7 @@ use crate::machine::Machine;
 use crate::memory::Memory;
 use crate::objects::Objects;
 use crate::pool::Pools;
+use crate::share::Common;
 use crate::trace;
 use crate::vmm::Vmm;
 use crate::work::{Work, wait_until};
@@ -43,6 +44,8 @@ pub(crate) struct Driver {
     pub(crate) graphs: Graphs,
     pub(crate) work: Work,
     pub(crate) objects: Objects,
+    /// Memory that this process does not have any more, but others: its device, its size, and what tells when they have not.
+    pub(crate) left: Vec<(usize, u64, Common)>,
     last_handle: usize,
 }
 
@@ -76,7 +79,11 @@ fn with<T>(body: impl FnOnce(&mut Driver) -> Result<T, Code>) -> Result<T, Code>
     }
     // After a panic in one call the values are still consistent: what a call takes is in the ledger before it is in a table.
     let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
-    body(driver.as_mut().ok_or(NOT_INITIALIZED)?)
+    let driver = driver.as_mut().ok_or(NOT_INITIALIZED)?;
+    driver.settle_common()?;
+    let result = body(driver);
+    driver.settle_common()?;
+    result
 }
 
 /// Handle cuInit. A child of a process that has called it cannot use CUDA before it calls exec, as with the real driver.
@@ -128,6 +135,7 @@ impl Driver {
             graphs: Graphs::default(),
             work: Work::default(),
             objects: Objects::default(),
+            left: Vec::new(),
             last_handle: 0x1000,
         }
     }

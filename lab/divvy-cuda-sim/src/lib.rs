@@ -27,7 +27,7 @@
 //! `cuGetProcAddress` finds the functions of the driver's version, in the variant of the program's version. `dlsym` finds all symbols, because one
 //! file has one set of them. The program `divvy-cuda-sim` writes a copy of the library that has only the symbols of a version, for `dlsym` as well, and
 //! of these not the ones that its last arguments name.
-//! The library has 208 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there.
+//! The library has 213 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there.
 //! It has no `cuGetExportTable`, whose tables are undocumented, so NVIDIA's runtime library does not start on it. Programs that use the driver's library
 //! directly do: numba launches kernels on it.
 //!
@@ -58,7 +58,9 @@
 //!   says, is time that passes afterwards. A kernel that is executed cannot be a node of a graph, and a kernel of a library is compiled when the library
 //!   is loaded.
 //! - Managed memory counts as the GPU's as soon as it is allocated, and cannot be more than the GPU has.
-//! - Memory that another process imports ends with the process that made it. The real driver keeps it for the importer.
+//! - Memory lives until its last handle, mapping, descriptor, and import is gone, and is in the ledger of one of the processes that have it. When others have given it
+//!   up, or have ended, is seen in the next call. Without a directory of ledgers, and for allocations that share a page, memory of `cuIpcGetMemHandle` ends with the
+//!   process that made it.
 //! - What `cuImportExternalMemory` imports counts as this process's, because no library simulates Vulkan.
 //! - What is freed in a stream is free at once, and stream-ordered memory needs no order. Nodes of graphs run in the order in which they were added.
 //! - All launches on a GPU run one after the other, in the order in which the processes made them. NVML's

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::share::Common;
 
 /// Where the addresses of device memory begin, as with the real driver.
 const FIRST_ADDRESS: u64 = 0x3_0200_0000;
@@ -32,6 +33,8 @@ pub(crate) struct Allocation {
     /// The size that was asked for.
     pub(crate) bytes: u64,
     pub(crate) kind: Kind,
+    /// If other processes may have it, too.
+    pub(crate) common: Option<Common>,
     /// What is in it, since something was first written there.
     pub(crate) contents: Option<Mapping>,
 }
@@ -43,6 +46,7 @@ impl Allocation {
             context,
             bytes,
             kind,
+            common: None,
             contents: None,
         }
     }
@@ -110,17 +114,17 @@ impl Memory {
         (address - start < allocation.bytes).then_some((*start, allocation))
     }
 
-    /// Remove what ends with a context. Return how much of it had pages of its own.
-    pub(crate) fn forget_context(&mut self, handle: usize) -> u64 {
+    /// Remove what ends with a context. Return what of it had pages of its own.
+    pub(crate) fn forget_context(&mut self, handle: usize) -> Vec<(u64, Option<Common>)> {
         let ended = self
             .allocations
             .extract_if(.., |_, allocation| allocation.context == Some(handle));
         ended
-            .map(|(_, allocation)| match allocation.kind {
-                Kind::Pages(bytes) | Kind::Managed(_, bytes) => bytes,
-                Kind::Small | Kind::Pool(_) | Kind::Graph | Kind::Borrowed | Kind::Host(_) => 0,
+            .filter_map(|(_, allocation)| match allocation.kind {
+                Kind::Pages(bytes) | Kind::Managed(_, bytes) => Some((bytes, allocation.common)),
+                Kind::Small | Kind::Pool(_) | Kind::Graph | Kind::Borrowed | Kind::Host(_) => None,
             })
-            .sum()
+            .collect()
     }
 }
 

@@ -4,7 +4,7 @@
 /// the default stream of its thread. From cudaTypedefs.h of CUDA 11.7 to 13.5, whose types have the names `PFN_<function>_v<version>`, and for
 /// cuGraphInstantiate of 11.4 from what NVIDIA's cuda-python asks for (cydriver.pyx).
 #[rustfmt::skip]
-pub(crate) const TABLE: [(&str, i32, &str, bool); 209] = [
+pub(crate) const TABLE: [(&str, i32, &str, bool); 214] = [
     ("cuArray3DCreate", 2000, "cuArray3DCreate", false),
     ("cuArray3DCreate", 3020, "cuArray3DCreate_v2", false),
     ("cuArrayCreate", 2000, "cuArrayCreate", false),
@@ -22,11 +22,13 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 209] = [
     ("cuCtxGetDevice", 2000, "cuCtxGetDevice", false),
     ("cuCtxGetDevice", 13000, "cuCtxGetDevice_v2", false),
     ("cuCtxGetFlags", 7000, "cuCtxGetFlags", false),
+    ("cuCtxGetLimit", 3010, "cuCtxGetLimit", false),
     ("cuCtxPopCurrent", 2000, "cuCtxPopCurrent", false),
     ("cuCtxPopCurrent", 4000, "cuCtxPopCurrent_v2", false),
     ("cuCtxPushCurrent", 2000, "cuCtxPushCurrent", false),
     ("cuCtxPushCurrent", 4000, "cuCtxPushCurrent_v2", false),
     ("cuCtxSetCurrent", 4000, "cuCtxSetCurrent", false),
+    ("cuCtxSetLimit", 3010, "cuCtxSetLimit", false),
     ("cuCtxSynchronize", 2000, "cuCtxSynchronize", false),
     ("cuCtxSynchronize", 13000, "cuCtxSynchronize_v2", false),
     ("cuDestroyExternalMemory", 10000, "cuDestroyExternalMemory", false),
@@ -84,6 +86,7 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 209] = [
     ("cuGraphAddMemFreeNode", 11040, "cuGraphAddMemFreeNode", false),
     ("cuGraphAddNode", 12020, "cuGraphAddNode", false),
     ("cuGraphAddNode", 12030, "cuGraphAddNode_v2", false),
+    ("cuGraphAddNode", 13040, "cuGraphAddNode_v3", false),
     ("cuGraphCreate", 10000, "cuGraphCreate", false),
     ("cuGraphDestroy", 10000, "cuGraphDestroy", false),
     ("cuGraphExecDestroy", 10000, "cuGraphExecDestroy", false),
@@ -145,8 +148,10 @@ pub(crate) const TABLE: [(&str, i32, &str, bool); 209] = [
     ("cuMemGetAddressRange", 3020, "cuMemGetAddressRange_v2", false),
     ("cuMemGetAllocationGranularity", 10020, "cuMemGetAllocationGranularity", false),
     ("cuMemGetAllocationPropertiesFromHandle", 10020, "cuMemGetAllocationPropertiesFromHandle", false),
+    ("cuMemGetDefaultMemPool", 13000, "cuMemGetDefaultMemPool", false),
     ("cuMemGetInfo", 2000, "cuMemGetInfo", false),
     ("cuMemGetInfo", 3020, "cuMemGetInfo_v2", false),
+    ("cuMemGetMemPool", 13000, "cuMemGetMemPool", false),
     ("cuMemHostAlloc", 2020, "cuMemHostAlloc", false),
     ("cuMemHostGetDevicePointer", 3020, "cuMemHostGetDevicePointer_v2", false),
     ("cuMemImportFromShareableHandle", 10020, "cuMemImportFromShareableHandle", false),

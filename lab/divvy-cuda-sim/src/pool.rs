@@ -21,6 +21,8 @@ pub(crate) struct Pool {
     pub(crate) device: usize,
     /// Whether it is the default pool of its device, which cannot be destroyed.
     pub(crate) default: bool,
+    /// Whether it is a default pool of managed memory.
+    pub(crate) managed: bool,
     /// Whether another process pays for it.
     pub(crate) imported: bool,
     /// Whether the program has destroyed it. It lasts until its last allocation is freed.
@@ -64,6 +66,7 @@ impl Pool {
         Pool {
             device,
             default: false,
+            managed: false,
             imported: false,
             destroyed: false,
             max,

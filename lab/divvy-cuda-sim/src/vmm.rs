@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::codes::{Code, INVALID_VALUE};
 use crate::memory::Mapping;
+use crate::share::Common;
 use crate::slab::PAGE;
 
 /// Physical memory, ranges, and mappings of this process.
@@ -21,8 +22,8 @@ pub(crate) struct Vmm {
 pub(crate) struct Physical {
     pub(crate) place: Place,
     pub(crate) bytes: u64,
-    /// Whether another process pays for it.
-    pub(crate) imported: bool,
+    /// If other processes may have it, too.
+    pub(crate) common: Option<Common>,
     pub(crate) handles: u64,
     pub(crate) mappings: u64,
     /// What is in it, since something was first written there.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use super::pointer::{In, Out};
 use super::symbols::symbols;
-use crate::codes::{Code, INVALID_VALUE};
+use crate::codes::{Code, INVALID_VALUE, UNSUPPORTED_LIMIT};
 use crate::context::{pop, push, set, top};
 use crate::driver::Driver;
 
@@ -91,6 +91,15 @@ symbols! {
 
     // The symbol of CUDA 13.0.
     call cuCtxGetDevice_v2(device: Out<c_int>, context: usize) |driver| device.put(driver.context_or_current(context)?.device as c_int);
+
+    call cuCtxSetLimit(which: c_int, value: usize) |driver| driver.set_limit(usize::try_from(which).unwrap_or(usize::MAX), value as u64);
+
+    call cuCtxGetLimit(value: Out<usize>, which: c_int) |driver| {
+        let current = driver.current()?;
+        let limits = driver.contexts[&current].limits.0;
+        let limit = usize::try_from(which).ok().and_then(|which| limits.get(which));
+        value.put(*limit.ok_or(UNSUPPORTED_LIMIT)? as usize)
+    };
 
     call cuCtxGetFlags(flags: Out<c_uint>) |driver| {
         let current = driver.current()?;

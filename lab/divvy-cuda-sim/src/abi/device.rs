@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use super::pointer::{Out, Text};
 use super::symbols::symbols;
+use crate::card::THREADS_PER_SM;
 use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE};
 use crate::device::Device;
 use crate::driver::Driver;
@@ -130,7 +131,7 @@ fn attribute_of(device: &Device, attribute: c_int) -> Result<c_int, Code> {
         // GLOBAL_MEMORY_BUS_WIDTH
         37 => c_int::try_from(card.memory_bus_bits.unwrap_or(0)).unwrap_or(c_int::MAX),
         // MAX_THREADS_PER_MULTIPROCESSOR
-        39 => 2048,
+        39 => THREADS_PER_SM as c_int,
         // UNIFIED_ADDRESSING, COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR, MANAGED_MEMORY
         41 => 1,
         75 => capability(device).0,

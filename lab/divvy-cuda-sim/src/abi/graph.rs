@@ -86,6 +86,11 @@ symbols! {
         node.put(add(driver, graph, parameters)?)
     };
 
+    call cuGraphAddNode_v3(node: Out<usize>, graph: usize, _from: usize, _edges: usize, _count: u64, parameters: InOut<Node>) |driver| {
+        node.present()?;
+        node.put(add(driver, graph, parameters)?)
+    };
+
     call cuGraphAddNode_v2(node: Out<usize>, graph: usize, _from: usize, _edges: usize, _count: u64, parameters: InOut<Node>) |driver| {
         node.present()?;
         node.put(add(driver, graph, parameters)?)
@@ -108,8 +113,8 @@ symbols! {
     };
 
     call [cuGraphUpload, cuGraphUpload_ptsz](executable: usize, stream: usize) |driver| {
-        driver.executable(executable)?;
-        driver.stream(stream).map(drop)
+        driver.stream(stream)?;
+        driver.upload_graph(executable)
     };
 
     call [cuGraphLaunch, cuGraphLaunch_ptsz](executable: usize, stream: usize) |driver| driver.launch_graph(executable, stream);

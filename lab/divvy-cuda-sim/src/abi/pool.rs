@@ -10,7 +10,7 @@ use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED};
 use crate::driver::Driver;
 use crate::memory::Kind;
 use crate::pool::Bytes;
-use crate::share::{Shared, Thing};
+use crate::share::{Common, Shared, Thing};
 use crate::vmm::Place;
 
 /// `CUmemPoolProps`. Before CUDA 12.2 `max` was reserved, and zero.
@@ -63,6 +63,10 @@ symbols! {
     call cuMemPoolCreate(pool: Out<usize>, properties: In<Properties>) |driver| {
         pool.present()?;
         let properties = properties.get()?;
+        if properties.kind == MANAGED && driver.version >= 13000 {
+            let device = driver.device_of_managed(properties.location)?;
+            return pool.put(driver.create_pool(device, 0, false));
+        }
         if properties.kind != 1 {
             return Err(INVALID_VALUE);
         }
@@ -125,6 +129,18 @@ symbols! {
         pool.put(driver.current_pool(device))
     };
 
+    call cuMemGetDefaultMemPool(pool: Out<usize>, location: In<Location>, kind: c_int) |driver| {
+        pool.present()?;
+        let handle = pool_of(driver, location.get()?, kind, Driver::default_pool)?;
+        pool.put(handle)
+    };
+
+    call cuMemGetMemPool(pool: Out<usize>, location: In<Location>, kind: c_int) |driver| {
+        pool.present()?;
+        let handle = pool_of(driver, location.get()?, kind, Driver::current_pool)?;
+        pool.put(handle)
+    };
+
     call cuDeviceSetMemPool(device: c_int, pool: usize) |driver| {
         let device = driver.device(device)?;
         let of = driver.pool(pool)?;
@@ -139,7 +155,7 @@ symbols! {
         descriptor.present()?;
         let device = driver.pool(pool)?.device;
         match (kind, flags) {
-            (DESCRIPTOR, 0) => descriptor.put(driver.share(Thing::Pool, device, 0).descriptor()?),
+            (DESCRIPTOR, 0) => descriptor.put(Common::begin(driver.share(Thing::Pool, device, 0))?.descriptor()?),
             _ => Err(INVALID_VALUE),
         }
     };
@@ -149,7 +165,7 @@ symbols! {
         if kind != DESCRIPTOR {
             return Err(INVALID_VALUE);
         }
-        let shared = Shared::of_descriptor(descriptor, Thing::Pool)?;
+        let shared = Common::of_descriptor(descriptor, Thing::Pool)?.shared();
         let device = driver.device_of(&shared)?;
         pool.put(driver.create_pool(device, 0, true))
     };
@@ -157,7 +173,7 @@ symbols! {
     call cuMemPoolExportPointer(data: Out<[u8; 64]>, pointer: u64) |driver| {
         let allocation = driver.memory.allocations.get(&pointer).ok_or(INVALID_VALUE)?;
         match allocation.kind {
-            Kind::Pool(_) => data.put(driver.share(Thing::Pointer, allocation.device, allocation.bytes).encode()),
+            Kind::Pool(_) => data.put(driver.share_memory(pointer)?.encode()),
             _ => Err(INVALID_VALUE),
         }
     };
@@ -169,6 +185,27 @@ symbols! {
     };
 }
 
+/// CU_MEM_ALLOCATION_TYPE_MANAGED.
+const MANAGED: c_int = 2;
+
+/// Return the default or the current pool of a place. A device has one of managed memory, too, which is never replaced.
+fn pool_of(
+    driver: &mut Driver,
+    location: Location,
+    kind: c_int,
+    of_device: fn(&mut Driver, usize) -> usize,
+) -> Result<usize, Code> {
+    if kind == MANAGED {
+        let device = driver.device_of_managed(location)?;
+        return Ok(driver.default_managed_pool(device));
+    }
+    match driver.place_of(location.kind, location.id)? {
+        Place::Device(device) if kind == 1 => Ok(of_device(driver, device)),
+        Place::Device(_) => Err(INVALID_VALUE),
+        Place::Host => Err(NOT_SUPPORTED),
+    }
+}
+
 /// Give a pointer of another process's pool an address.
 fn import(driver: &mut Driver, pool: usize, shared: &Shared) -> Result<u64, Code> {
     let pool = driver.pool(pool)?;
@@ -176,5 +213,5 @@ fn import(driver: &mut Driver, pool: usize, shared: &Shared) -> Result<u64, Code
     if !pool.imported || driver.device_of(shared)? != device {
         return Err(INVALID_VALUE);
     }
-    driver.borrow(device, shared.bytes)
+    driver.borrow(device, shared.bytes, Common::named(*shared)?)
 }

@@ -7,8 +7,8 @@ use super::pointer::{In, Out};
 use super::symbols::symbols;
 use crate::codes::{Code, INVALID_CONTEXT, INVALID_VALUE};
 use crate::driver::Driver;
-use crate::memory::Kind;
-use crate::share::{Shared, Thing};
+use crate::memory::{Allocation, Kind};
+use crate::share::{Common, Shared, Thing};
 
 /// `CUipcMemHandle`, which is passed by value.
 #[repr(C)]
@@ -42,9 +42,11 @@ const _: () = assert!(size_of::<External>() == 104 && offset_of!(External, bytes
 symbols! {
     call cuIpcGetMemHandle(handle: Out<Handle>, pointer: u64) |driver| {
         handle.present()?;
-        let (_, allocation) = driver.memory.containing(pointer).ok_or(INVALID_VALUE)?;
+        let (start, allocation) = driver.memory.containing(pointer).ok_or(INVALID_VALUE)?;
         match allocation.kind {
-            Kind::Pages(_) | Kind::Small => handle.put(Handle(driver.share(Thing::Pointer, allocation.device, allocation.bytes).encode())),
+            // A page with other memory ends with the process.
+            Kind::Small => handle.put(Handle(driver.share(Thing::Pointer, allocation.device, allocation.bytes).encode())),
+            Kind::Pages(_) => handle.put(Handle(driver.share_memory(start)?.encode())),
             _ => Err(INVALID_VALUE),
         }
     };
@@ -61,8 +63,12 @@ symbols! {
 
     call cuIpcCloseMemHandle(pointer: u64) |driver| {
         driver.current()?;
-        match driver.memory.allocations.get(&pointer).map(|allocation| &allocation.kind) {
-            Some(Kind::Borrowed) => driver.release(pointer),
+        match driver.memory.allocations.get_mut(&pointer) {
+            Some(Allocation { kind: Kind::Borrowed, common: Some(common), .. }) if common.opened > 1 => {
+                common.opened -= 1;
+                Ok(())
+            }
+            Some(Allocation { kind: Kind::Borrowed, .. }) => driver.release(pointer),
             _ => Err(INVALID_VALUE),
         }
     };
@@ -134,5 +140,13 @@ fn open(driver: &mut Driver, handle: Handle) -> Result<u64, Code> {
         return Err(INVALID_CONTEXT);
     }
     let device = driver.device_of(&shared)?;
-    driver.borrow(device, shared.bytes)
+    // "If the memory handle has already been opened by the current context, the reference count on the handle is incremented by 1 and the existing device pointer
+    // is returned" (cuda.h, cuIpcOpenMemHandle).
+    let known = driver.memory.allocations.iter_mut();
+    let mut known = known.filter_map(|(address, allocation)| Some((*address, allocation.common.as_mut()?)));
+    if let Some((address, common)) = known.find(|(_, common)| common.is(&shared)) {
+        common.opened += 1;
+        return Ok(address);
+    }
+    driver.borrow(device, shared.bytes, Common::named(shared)?)
 }

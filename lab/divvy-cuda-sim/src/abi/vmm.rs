@@ -6,7 +6,7 @@ use super::pointer::{In, Out};
 use super::symbols::symbols;
 use crate::codes::{Code, INVALID_VALUE, NOT_SUPPORTED};
 use crate::driver::Driver;
-use crate::share::{Shared, Thing};
+use crate::share::{Common, Thing};
 use crate::slab::PAGE;
 use crate::vmm::Place;
 
@@ -16,9 +16,9 @@ pub(super) const DESCRIPTOR: c_int = 1;
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Location {
-    pub(super) kind: c_int,
-    pub(super) id: c_int,
+pub(crate) struct Location {
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
 }
 
 /// `CUmemAccessDesc`.
@@ -54,7 +54,7 @@ symbols! {
         handle.present()?;
         let place = place(driver, properties)?;
         match flags {
-            0 => handle.put(driver.create_physical(place, bytes, false)? as u64),
+            0 => handle.put(driver.create_physical(place, bytes, None)? as u64),
             _ => Err(INVALID_VALUE),
         }
     };
@@ -122,7 +122,12 @@ symbols! {
         descriptor.present()?;
         let (place, bytes) = driver.vmm.of(handle as usize)?;
         match (place, kind, flags) {
-            (Place::Device(device), DESCRIPTOR, 0) => descriptor.put(driver.share(Thing::Physical, device, bytes).descriptor()?),
+            (Place::Device(device), DESCRIPTOR, 0) => {
+                let shared = driver.share(Thing::Physical, device, bytes);
+                let physical = driver.vmm.known(handle as usize)?;
+                let common = physical.common.take().map_or_else(|| Common::begin(shared), Ok)?;
+                descriptor.put(physical.common.insert(common).descriptor()?)
+            }
             (_, DESCRIPTOR, 0) => Err(NOT_SUPPORTED),
             _ => Err(INVALID_VALUE),
         }
@@ -133,9 +138,10 @@ symbols! {
         if kind != DESCRIPTOR {
             return Err(INVALID_VALUE);
         }
-        let shared = Shared::of_descriptor(descriptor, Thing::Physical)?;
+        let common = Common::of_descriptor(descriptor, Thing::Physical)?;
+        let shared = common.shared();
         let place = Place::Device(driver.device_of(&shared)?);
-        handle.put(driver.create_physical(place, shared.bytes, true)? as u64)
+        handle.put(driver.create_physical(place, shared.bytes, Some(common))? as u64)
     };
 }
 

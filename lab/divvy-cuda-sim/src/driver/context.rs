@@ -1,8 +1,9 @@
 //! Contexts of the driver.
 
 use super::Driver;
-use crate::codes::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, PRIMARY_CONTEXT_ACTIVE};
-use crate::context::{Context, pop, top};
+use crate::card::{Card, THREADS_PER_SM};
+use crate::codes::{CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, PRIMARY_CONTEXT_ACTIVE, UNSUPPORTED_LIMIT};
+use crate::context::{Context, Limits, pop, top};
 use crate::memory::{Allocation, Kind};
 use crate::slab::Slabs;
 
@@ -22,6 +23,7 @@ impl Driver {
             flags,
             api_version,
             slabs: Slabs::default(),
+            limits: Limits::default(),
             fault: None,
         };
         self.contexts.insert(handle, context);
@@ -57,7 +59,10 @@ impl Driver {
         };
         let freed = self.memory.forget_context(handle);
         let device = &mut self.devices[context.device];
-        device.give(device.card.context + context.slabs.bytes() + freed)?;
+        device.give(device.card.context + context.slabs.bytes() + context.limits.extra(threads(&device.card)))?;
+        freed
+            .into_iter()
+            .try_for_each(|(bytes, common)| self.give_common(context.device, bytes, common))?;
         match self.contexts.values().any(|other| other.device == context.device) {
             true => Ok(()),
             false => self.end_of_device(context.device),
@@ -116,6 +121,22 @@ impl Driver {
         Ok(())
     }
 
+    /// Set a limit of the current context.
+    pub(crate) fn set_limit(&mut self, which: usize, value: u64) -> Result<(), Code> {
+        let handle = self.current()?;
+        let Context { device, limits, .. } = self.contexts[&handle];
+        let mut new = limits;
+        *new.0.get_mut(which).ok_or(UNSUPPORTED_LIMIT)? = value;
+        let threads = threads(&self.devices[device].card);
+        let (before, now) = (limits.extra(threads), new.extra(threads));
+        self.take(device, now.saturating_sub(before))?;
+        self.devices[device].give(before.saturating_sub(now))?;
+        if let Some(context) = self.contexts.get_mut(&handle) {
+            context.limits = new;
+        }
+        Ok(())
+    }
+
     /// Return the context with this handle, or the current one for 0.
     pub(crate) fn context_or_current(&self, handle: usize) -> Result<&Context, Code> {
         let handle = match handle {
@@ -124,4 +145,9 @@ impl Driver {
         };
         self.contexts.get(&handle).ok_or(CONTEXT_IS_DESTROYED)
     }
+}
+
+/// Return how many threads can run on a GPU at the same time.
+fn threads(card: &Card) -> u64 {
+    u64::from(card.described.sms) * THREADS_PER_SM
 }

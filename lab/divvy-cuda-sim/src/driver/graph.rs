@@ -71,9 +71,19 @@ impl Driver {
         self.graphs.executables.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
     }
 
-    /// Check that a graph can be launched.
-    pub(crate) fn executable(&self, handle: usize) -> Result<(), Code> {
-        self.graphs.executables.get(&handle).map(drop).ok_or(INVALID_HANDLE)
+    /// Reserve what a launch of a graph will allocate.
+    pub(crate) fn upload_graph(&mut self, handle: usize) -> Result<(), Code> {
+        let Executable { nodes, .. } = self.graphs.executables.get(&handle).ok_or(INVALID_HANDLE)?.clone();
+        for node in nodes {
+            let Node::Allocate { device, bytes, .. } = node else {
+                continue;
+            };
+            let GraphMemory { used, reserved, .. } = self.devices[device].graphs;
+            let missing = (used + bytes).saturating_sub(reserved);
+            self.take(device, missing)?;
+            self.devices[device].graphs.reserved += missing;
+        }
+        Ok(())
     }
 
     /// Launch a graph in a stream.

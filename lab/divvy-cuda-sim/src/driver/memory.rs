@@ -3,6 +3,7 @@
 use super::Driver;
 use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::memory::{Allocation, Kind, Mapping, rows};
+use crate::share::Common;
 use crate::slab::{LARGE, PAGE, pages};
 
 impl Driver {
@@ -99,7 +100,7 @@ impl Driver {
         let allocation = self.memory.allocations.remove(&address).ok_or(INVALID_VALUE)?;
         let device = &mut self.devices[allocation.device];
         match allocation.kind {
-            Kind::Pages(bytes) | Kind::Managed(_, bytes) => device.give(bytes),
+            Kind::Pages(bytes) | Kind::Managed(_, bytes) => self.give_common(allocation.device, bytes, allocation.common),
             Kind::Small => {
                 let context = allocation.context.and_then(|handle| self.contexts.get_mut(&handle));
                 match context.is_some_and(|context| context.slabs.free(address)) {
@@ -112,17 +113,26 @@ impl Driver {
                 device.graphs.used -= allocation.bytes;
                 Ok(())
             }
-            Kind::Borrowed | Kind::Host(_) => Ok(()),
+            Kind::Borrowed => match (allocation.common, pages(allocation.bytes)) {
+                (Some(common), Some(bytes)) => self.give_common(allocation.device, bytes, Some(common)),
+                _ => Ok(()),
+            },
+            Kind::Host(_) => Ok(()),
         }
     }
 
-    /// Give memory an address that another process or another handle pays for.
-    pub(crate) fn borrow(&mut self, device: usize, bytes: u64) -> Result<u64, Code> {
+    /// Give memory an address that another process or another handle has, too.
+    pub(crate) fn borrow(&mut self, device: usize, bytes: u64, common: Option<Common>) -> Result<u64, Code> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        let address = self.memory.addresses(pages(bytes).ok_or(OUT_OF_MEMORY)?, PAGE)?;
-        let allocation = Allocation::new(device, None, bytes, Kind::Borrowed);
+        let taken = pages(bytes).ok_or(OUT_OF_MEMORY)?;
+        let address = self.memory.addresses(taken, PAGE)?;
+        if common.as_ref().is_some_and(|common| common.pays) {
+            self.take(device, taken)?;
+        }
+        let mut allocation = Allocation::new(device, None, bytes, Kind::Borrowed);
+        allocation.common = common;
         self.memory.allocations.insert(address, allocation);
         Ok(address)
     }

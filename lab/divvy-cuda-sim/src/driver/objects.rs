@@ -60,7 +60,7 @@ impl Driver {
             return Err(INVALID_VALUE);
         }
         let device = self.memory.allocations.get(&address).ok_or(INVALID_HANDLE)?.device;
-        self.borrow(device, bytes)
+        self.borrow(device, bytes, None)
     }
 
     /// Make a green context. It is a part of the device's primary context, which it retains.

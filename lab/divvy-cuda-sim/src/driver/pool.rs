@@ -1,6 +1,7 @@
 //! Pools of the driver.
 
 use super::Driver;
+use crate::abi::Location;
 use crate::codes::{Code, INVALID_VALUE, OUT_OF_MEMORY};
 use crate::memory::{Allocation, Kind};
 use crate::pool::{CHUNK, Pool, used_by};
@@ -24,15 +25,34 @@ impl Driver {
 
     /// Return the default pool of a device.
     pub(crate) fn default_pool(&mut self, device: usize) -> usize {
-        let found = self.pools.all.iter().find(|(_, pool)| pool.default && pool.device == device);
+        self.default_pool_of(device, false)
+    }
+
+    /// Return its default pool of managed memory.
+    pub(crate) fn default_managed_pool(&mut self, device: usize) -> usize {
+        self.default_pool_of(device, true)
+    }
+
+    fn default_pool_of(&mut self, device: usize, managed: bool) -> usize {
+        let is_it = |pool: &Pool| pool.default && pool.device == device && pool.managed == managed;
+        let found = self.pools.all.iter().find(|(_, pool)| is_it(pool));
         if let Some((handle, _)) = found {
             return *handle;
         }
         let handle = self.create_pool(device, 0, false);
         if let Some(pool) = self.pools.all.get_mut(&handle) {
-            pool.default = true;
+            (pool.default, pool.managed) = (true, managed);
         }
         handle
+    }
+
+    /// Return the device on which managed memory is: the one that it prefers, or the current one.
+    pub(crate) fn device_of_managed(&self, location: Location) -> Result<usize, Code> {
+        match location.kind {
+            1 => self.device(location.id),
+            0 | 2..=4 => Ok(self.current_device().unwrap_or(0)),
+            _ => Err(INVALID_VALUE),
+        }
     }
 
     /// Return the pool from which a device's allocations come that name none.

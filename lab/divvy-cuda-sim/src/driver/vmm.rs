@@ -2,6 +2,7 @@
 
 use super::Driver;
 use crate::codes::{Code, INVALID_DEVICE, INVALID_VALUE, OUT_OF_MEMORY};
+use crate::share::Common;
 use crate::slab::PAGE;
 use crate::vmm::{Physical, Place, granular};
 
@@ -10,23 +11,25 @@ impl Driver {
     pub(crate) fn place_of(&self, kind: i32, id: i32) -> Result<Place, Code> {
         match kind {
             1 => self.device(id).map(Place::Device).map_err(|_| INVALID_DEVICE),
+            // CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN of CUDA 13.5: the lowest byte is the device.
+            6 if self.version >= 13050 => self.device(id & 0xff).map(Place::Device).map_err(|_| INVALID_DEVICE),
             // CU_MEM_LOCATION_TYPE_HOST, HOST_NUMA, and HOST_NUMA_CURRENT appeared in CUDA 12.2.
             2..=4 if self.version >= 12020 => Ok(Place::Host),
             _ => Err(INVALID_VALUE),
         }
     }
 
-    /// Create physical memory; another process pays if it is imported.
-    pub(crate) fn create_physical(&mut self, place: Place, bytes: u64, imported: bool) -> Result<usize, Code> {
+    /// Create physical memory, or have what another process has created.
+    pub(crate) fn create_physical(&mut self, place: Place, bytes: u64, common: Option<Common>) -> Result<usize, Code> {
         granular(bytes)?;
-        if let (Place::Device(device), false) = (place, imported) {
+        if let (Place::Device(device), true) = (place, common.as_ref().is_none_or(|common| common.pays)) {
             self.take(device, bytes)?;
         }
         let handle = self.new_handle();
         let physical = Physical {
             place,
             bytes,
-            imported,
+            common,
             handles: 1,
             mappings: 0,
             contents: None,
@@ -51,9 +54,9 @@ impl Driver {
             Some(Physical {
                 place: Place::Device(device),
                 bytes,
-                imported: false,
+                common,
                 ..
-            }) => self.devices[device].give(bytes),
+            }) => self.give_common(device, bytes, common),
             _ => Ok(()),
         }
     }

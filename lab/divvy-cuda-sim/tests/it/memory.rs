@@ -357,17 +357,27 @@ fn while_a_stream_is_captured_nothing_is_allocated() {
 }
 
 #[test]
-fn memory_that_is_shared_costs_only_the_process_that_made_it() {
+fn exported_memory_lives_until_its_last_handle_and_descriptor_are_gone() {
     let bed = Bed::new();
     let mut process = bed.user();
     let handle = process.ok("cuMemCreate", &[Out, Num(PAGE), pinned(0), Num(0)]);
     let descriptor = process.ok("cuMemExportToShareableHandle", &[Out, Num(handle), Num(1), Num(0)]);
     let imported = process.ok("cuMemImportFromShareableHandle", &[Out, Num(descriptor), Num(1)]);
-    assert_eq!(bed.used(), CONTEXT + PAGE);
+    assert_eq!(bed.used(), CONTEXT + PAGE, "it is the same memory");
     process.ok("cuMemRelease", &[Num(handle)]);
-    assert_eq!(bed.used(), CONTEXT);
+    assert_eq!(bed.used(), CONTEXT + PAGE, "the import and the descriptor");
     process.ok("cuMemRelease", &[Num(imported)]);
+    assert_eq!(bed.used(), CONTEXT + PAGE, "the descriptor");
+    // The C library's.
+    process.ok("close", &[Num(descriptor)]);
+    process.ok("cuCtxSynchronize", &[]);
     assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn imported_memory_of_another_interface_costs_the_process() {
+    let bed = Bed::new();
+    let mut process = bed.user();
     let description = [vec![1, 0, 0, 3 * MIB], vec![0; 9]].concat();
     let external = process.ok("cuImportExternalMemory", &[Out, Words(description)]);
     assert_eq!(bed.used(), CONTEXT + 2 * PAGE, "no library simulates Vulkan");
@@ -408,6 +418,52 @@ fn another_process_can_open_memory_and_pays_nothing() {
     guest.ok("cuMemFreeAsync", &[Num(pointer), Num(0)]);
     guest.ok("cuIpcCloseMemHandle", &[Num(opened)]);
     assert_eq!(bed.usage(0), usage);
+}
+
+/// The memory counts as the process's that still has it.
+#[test]
+fn opened_memory_outlives_the_process_that_made_it_and_what_that_process_frees() {
+    let bed = Bed::new();
+    let (mut owner, mut guest) = (bed.user(), bed.user());
+    let mut made = [0; 2];
+    let opened = [0, 1].map(|index: usize| {
+        made[index] = owner.ok("cuMemAlloc_v2", &[Out, Num(5 * MIB)]);
+        let handle = owner.call("cuIpcGetMemHandle", &[Words(vec![0; 8]), Num(made[index])]).words;
+        let address = guest.ok("open", &[Words(handle.clone())]);
+        assert_eq!(guest.ok("open", &[Words(handle)]), address, "once more");
+        guest.ok("cuIpcCloseMemHandle", &[Num(address)]);
+        address
+    });
+    owner.ok("cuMemFree_v2", &[Num(made[0])]);
+    assert_eq!(bed.used(), 2 * CONTEXT + 6 * PAGE);
+    drop(owner);
+    guest.ok("cuCtxSynchronize", &[]);
+    assert_eq!(bed.used(), CONTEXT + 6 * PAGE);
+    for address in opened {
+        guest.ok("cuIpcCloseMemHandle", &[Num(address)]);
+    }
+    assert_eq!(bed.used(), CONTEXT);
+}
+
+#[test]
+fn limits_of_a_context_take_memory_until_its_end() {
+    let bed = Bed::new();
+    let mut process = bed.user();
+    assert_eq!(process.ok("cuCtxGetLimit", &[Out, Num(2)]), 8 * MIB);
+    process.ok("cuCtxSetLimit", &[Num(2), Num(108 * MIB)]);
+    assert_eq!(bed.used(), CONTEXT + 100 * MIB);
+    process.ok("cuCtxSetLimit", &[Num(1), Num(3 * MIB)]);
+    assert_eq!(bed.used(), CONTEXT + 102 * MIB);
+    process.ok("cuCtxSetLimit", &[Num(2), Num(MIB)]);
+    assert_eq!(bed.used(), CONTEXT + 2 * MIB);
+    assert_eq!(process.code("cuCtxSetLimit", &[Num(2), Num(1 << 40)]), OUT_OF_MEMORY);
+    assert_eq!(
+        process.code("cuCtxSetLimit", &[Num(9), Num(1)]),
+        215,
+        "CUDA_ERROR_UNSUPPORTED_LIMIT"
+    );
+    process.ok("cuDevicePrimaryCtxReset_v2", &[Num(0)]);
+    assert_eq!(bed.used(), 0);
 }
 
 /// What a process of the property does.
