@@ -15,8 +15,8 @@ const VERSION: usize = 80;
 ///
 /// It is asked in every call. A handle may mean another GPU after `nvmlShutdown`, so a copy here could be that of a wrong GPU.
 pub(crate) fn uuid(device: Device) -> Option<[u8; 16]> {
-    static FUNCTION: Function = Function::new(c_name!(nvmlDeviceGetUUID));
-    let found = FUNCTION.get()?;
+    static FUNCTION: Function = Function::new();
+    let found = FUNCTION.get(c_name!(nvmlDeviceGetUUID))?;
     // SAFETY: the driver's function of this name has these arguments, by nvml.h.
     let function: unsafe extern "C" fn(Device, *mut c_char, Uint) -> Code = unsafe { core::mem::transmute(found) };
     let mut text = [0_u8; UUID];
@@ -45,8 +45,10 @@ fn parse(text: &[u8]) -> Option<[u8; 16]> {
 /// Whether `…_v3` of the functions for processes has a larger structure than before and after: drivers from 535.43 to 535.86
 /// (<https://github.com/XuehaiPan/nvitop/pull/89>).
 pub(crate) fn has_large_processes() -> bool {
-    static FUNCTION: Function = Function::new(c_name!(nvmlSystemGetDriverVersion));
-    let Some(found) = FUNCTION.get() else { return false };
+    static FUNCTION: Function = Function::new();
+    let Some(found) = FUNCTION.get(c_name!(nvmlSystemGetDriverVersion)) else {
+        return false;
+    };
     // SAFETY: the driver's function of this name has these arguments, by nvml.h.
     let function: unsafe extern "C" fn(*mut c_char, Uint) -> Code = unsafe { core::mem::transmute(found) };
     let mut text = [0_u8; VERSION];

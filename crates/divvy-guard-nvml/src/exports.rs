@@ -12,8 +12,8 @@ macro_rules! replace {
     ($(fn $name:ident($($argument:ident: $type:ty),*): |$driver:ident| $rule:expr;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name($($argument: $type),*) -> Code {
-            static FUNCTION: divvy_shadow::Function = divvy_shadow::Function::new(divvy_shadow::c_name!($name));
-            let Some(found) = FUNCTION.get() else { return FUNCTION_NOT_FOUND };
+            static FUNCTION: divvy_shadow::Function = divvy_shadow::Function::new();
+            let Some(found) = FUNCTION.get(divvy_shadow::c_name!($name)) else { return FUNCTION_NOT_FOUND };
             // SAFETY: the driver's function of this name has these arguments, by nvml.h.
             let $driver: unsafe extern "C" fn($($type),*) -> Code = unsafe { core::mem::transmute(found) };
             $rule

@@ -8,7 +8,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::io::Write as _;
-use std::os::fd::IntoRawFd as _;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd};
 use std::ptr::null_mut;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -79,6 +79,15 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
                 code
             }
         }
+        // Past the guard.
+        "bare-retain" => {
+            let code = call!(real, b"cuDevicePrimaryCtxRetain"(one => *mut u64, device => c_int));
+            if code == 0 {
+                call!(real, b"cuCtxSetCurrent"(*one => u64))
+            } else {
+                code
+            }
+        }
         "release" => call!(cuda, b"cuDevicePrimaryCtxRelease_v2"(device => c_int)),
         "reset" => call!(cuda, b"cuDevicePrimaryCtxReset_v2"(device => c_int)),
         "context" => call!(cuda, b"cuCtxCreate_v2"(one => *mut u64, 0 => c_uint, device => c_int)),
@@ -124,6 +133,52 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             };
             call!(cuda, b"cuMemCreate"(one => *mut u64, first => u64, &prop => *const Prop, 0 => u64))
         }
+        // CUmemLocationType, its id, and the size.
+        "create-at" => {
+            let prop = Prop {
+                kind: 1,
+                location_type: first as c_int,
+                location_id: second as c_int,
+                ..Prop::default()
+            };
+            call!(cuda, b"cuMemCreate"(one => *mut u64, number(2) => u64, &prop => *const Prop, 0 => u64))
+        }
+        // Descriptors are file descriptors. Those of other processes are found in /proc.
+        "export" => call!(cuda, b"cuMemExportToShareableHandle"(one => *mut u64, first => u64, 1 => c_int, 0 => u64)),
+        "import-from" => {
+            let file = theirs(first, second);
+            call!(cuda, b"cuMemImportFromShareableHandle"(one => *mut u64, file.as_raw_fd() as u64 => u64, 1 => c_int))
+        }
+        "close" => {
+            // SAFETY: the driver has given the descriptor to this program.
+            drop(unsafe { OwnedFd::from_raw_fd(device) });
+            0
+        }
+        "pool-export" => call!(cuda, b"cuMemPoolExportToShareableHandle"(one => *mut u64, first => u64, 1 => c_int, 0 => u64)),
+        "pool-import-from" => {
+            let file = theirs(first, second);
+            call!(cuda, b"cuMemPoolImportFromShareableHandle"(one => *mut u64, file.as_raw_fd() as u64 => u64, 1 => c_int, 0 => u64))
+        }
+        // What names memory goes through files.
+        "pool-share" | "ipc-share" => {
+            let mut handle = [0_u8; 64];
+            let to = &mut handle;
+            let code = if name == "ipc-share" {
+                call!(cuda, b"cuIpcGetMemHandle"(to => *mut [u8; 64], first => u64))
+            } else {
+                call!(cuda, b"cuMemPoolExportPointer"(to => *mut [u8; 64], first => u64))
+            };
+            std::fs::write(words[1], handle).expect("a file");
+            code
+        }
+        "pool-open" => {
+            let mut handle = named(words[1]);
+            call!(cuda, b"cuMemPoolImportPointer"(one => *mut u64, first => u64, &mut handle => *mut Named))
+        }
+        "ipc-open" => call!(cuda, b"cuIpcOpenMemHandle_v2"(one => *mut u64, named(words[0]) => Named, 1 => c_uint)),
+        "ipc-open-v1" => call!(cuda, b"cuIpcOpenMemHandle"(one => *mut u64, named(words[0]) => Named, 1 => c_uint)),
+        "ipc-close" => call!(cuda, b"cuIpcCloseMemHandle"(first => u64)),
+        "limit" => call!(cuda, b"cuCtxSetLimit"(first as c_int => c_int, second => u64)),
         "reserve" => call!(cuda, b"cuMemAddressReserve"(one => *mut u64, first => u64, 0 => u64, 0 => u64, 0 => u64)),
         "map" => call!(cuda, b"cuMemMap"(first => u64, second => u64, 0 => u64, number(2) => u64, 0 => u64)),
         "unmap" => call!(cuda, b"cuMemUnmap"(first => u64, second => u64)),
@@ -140,6 +195,18 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             // CU_MEM_ALLOCATION_TYPE_PINNED on a GPU.
             (prop[0], prop[1]) = (1, 1 | first << 32);
             call!(cuda, b"cuMemPoolCreate"(one => *mut u64, prop.as_ptr() => *const u64))
+        }
+        // CUmemLocationType and its id.
+        "pool-managed" => {
+            let mut prop = [0_u64; 11];
+            (prop[0], prop[1]) = (2, first | second << 32);
+            call!(cuda, b"cuMemPoolCreate"(one => *mut u64, prop.as_ptr() => *const u64))
+        }
+        "pool-default" => {
+            call!(cuda, b"cuMemGetDefaultMemPool"(one => *mut u64, &(first | second << 32) => *const u64, number(2) as c_int => c_int))
+        }
+        "pool-current" => {
+            call!(cuda, b"cuMemGetMemPool"(one => *mut u64, &(first | second << 32) => *const u64, number(2) as c_int => c_int))
         }
         "pool-of" => call!(cuda, b"cuDeviceGetMemPool"(one => *mut u64, device => c_int)),
         "pool-destroy" => call!(cuda, b"cuMemPoolDestroy"(first => u64)),
@@ -166,6 +233,10 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
                 1 => {
                     call!(cuda, b"cuGraphAddNode"(one => *mut u64, first => u64, null() => *mut u64, 0 => u64, node.as_mut_ptr() => *mut u64))
                 }
+                3 => {
+                    call!(cuda, b"cuGraphAddNode_v3"(one => *mut u64, first => u64, null() => *mut u64, null() => *mut u64, 0 => u64,
+                    node.as_mut_ptr() => *mut u64))
+                }
                 _ => {
                     call!(cuda, b"cuGraphAddNode_v2"(one => *mut u64, first => u64, null() => *mut u64, null() => *mut u64, 0 => u64,
                     node.as_mut_ptr() => *mut u64))
@@ -173,6 +244,9 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             }
         }
         "graph-make" => call!(cuda, b"cuGraphInstantiateWithFlags"(one => *mut u64, first => u64, 1 => u64)),
+        "graph-upload" => call!(cuda, b"cuGraphUpload"(first => u64, 0 => u64)),
+        "graph-upload-ptsz" => call!(cuda, b"cuGraphUpload_ptsz"(first => u64, 0 => u64)),
+        "async-free-ptsz" => call!(cuda, b"cuMemFreeAsync_ptsz"(first => u64, 0 => u64)),
         "graph-launch" => call!(cuda, b"cuGraphLaunch"(first => u64, 0 => u64)),
         "graph-kernel" => {
             // CUDA_KERNEL_NODE_PARAMS: the function is first.
@@ -342,6 +416,25 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
         other => panic!("{other}: no such call"),
     };
     [vec![code], out.to_vec()].concat()
+}
+
+/// `CUipcMemHandle`, `CUmemPoolPtrExportData`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Named([u8; 64]);
+
+fn named(path: &str) -> Named {
+    Named(std::fs::read(path).expect("a file").try_into().expect("64 bytes"))
+}
+
+/// A descriptor of another process.
+fn theirs(pid: u64, descriptor: u64) -> std::fs::File {
+    let mut options = std::fs::File::options();
+    options
+        .read(true)
+        .write(true)
+        .open(format!("/proc/{pid}/fd/{descriptor}"))
+        .expect("a descriptor")
 }
 
 /// Launch on the default stream.

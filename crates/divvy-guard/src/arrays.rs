@@ -1,7 +1,7 @@
 //! Arrays, which textures and surfaces read.
 
 use crate::charge;
-use crate::cuda::{Code, Uint};
+use crate::cuda::{Call, Code, Out, Uint};
 use crate::current;
 use crate::ledger::Kind;
 
@@ -107,14 +107,15 @@ impl Shape {
 }
 
 /// `cuArrayCreate`, `cuArray3DCreate`, `cuMipmappedArrayCreate`. The driver says what is wrong with a missing shape.
-pub(crate) fn create(shape: Option<Shape>, levels: u32, call: impl FnOnce() -> Code, array: impl FnOnce() -> u64) -> Code {
+#[inline(never)]
+pub(crate) fn create(shape: Option<Shape>, levels: u32, call: &Call, array: Out) -> Code {
     match (shape.map_or(0, |shape| shape.bytes(levels)), current::context()) {
-        (0, _) | (_, None) => call(),
+        (0, _) | (_, None) => call.run(),
         (bytes, Some((device, context))) => charge::allocate(device, Kind::Array, context, bytes, call, array),
     }
 }
 
 /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`.
-pub(crate) fn destroy(array: u64, call: impl FnOnce() -> Code) -> Code {
+pub(crate) fn destroy(array: u64, call: &Call) -> Code {
     charge::free(Kind::Array, array, call)
 }

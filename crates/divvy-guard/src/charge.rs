@@ -1,6 +1,6 @@
 //! The steps of every allocation: reserve the memory, call the driver, and record the allocation.
 
-use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{Call, Code, Device, OUT_OF_MEMORY, Out, SUCCESS};
 use crate::driver;
 use crate::gpu::{Allowed, Gpu, PAGE, Refused, Share, pages};
 use crate::ledger::{Entry, Kind, NoRoom, Table};
@@ -38,38 +38,24 @@ pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
 }
 
 /// Charge an allocation: call the driver with `call`, and record the result under `key`.
-pub(crate) fn allocate(
-    device: Device,
-    kind: Kind,
-    of: u64,
-    bytes: u64,
-    call: impl FnOnce() -> Code,
-    key: impl FnOnce() -> u64,
-) -> Code {
+pub(crate) fn allocate(device: Device, kind: Kind, of: u64, bytes: u64, call: &Call, key: Out) -> Code {
     let held = match held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
-        Err(None) => return call(),
+        Err(None) => return call.run(),
     };
     held.allocate(kind, of, bytes, call, key)
 }
 
 impl Held {
-    pub(crate) fn allocate(
-        &self,
-        kind: Kind,
-        of: u64,
-        bytes: u64,
-        call: impl FnOnce() -> Code,
-        key: impl FnOnce() -> u64,
-    ) -> Code {
+    pub(crate) fn allocate(&self, kind: Kind, of: u64, bytes: u64, call: &Call, key: Out) -> Code {
         let is_small = kind == Kind::Linear && (1..LARGE).contains(&bytes);
         let size = if is_small { SHARED } else { pages(bytes) };
         if self.reserve(size).is_err() {
             return OUT_OF_MEMORY;
         }
-        let code = call();
-        let key = if code == SUCCESS { key() } else { 0 };
+        let code = call.run();
+        let key = if code == SUCCESS { key.get() } else { 0 };
         self.end(code, Entry::new(kind, key, self.device.unsigned_abs(), size, of));
         code
     }
@@ -133,7 +119,7 @@ pub(crate) fn note(process: &Process, entry: Entry) {
 
 /// Return the charge of a handle.
 pub(crate) fn give_back(process: &Process, entry: &Entry) {
-    let was_last = shared_page(entry).is_some_and(|page| process.ledger.leave(page));
+    let was_last = shared_page(entry).is_some_and(|page| process.ledger.leave(Kind::Slab, page));
     return_charge(process, entry, was_last);
 }
 
@@ -150,12 +136,18 @@ fn return_charge(process: &Process, entry: &Entry, was_last: bool) {
     }
 }
 
-fn gpu_of<'a>(process: &'a Process, entry: &Entry) -> Option<&'a Gpu> {
+pub(crate) fn gpu_of<'a>(process: &'a Process, entry: &Entry) -> Option<&'a Gpu> {
     process.gpu(Device::try_from(entry.gpu).ok()?)
 }
 
 /// Free something: call the driver with `call`, and return the charge that was recorded under `key`. An allocation without a record was not charged.
-pub(crate) fn free(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
+#[inline(never)]
+pub(crate) fn free(kind: Kind, key: u64, call: &Call) -> Code {
+    free_by(kind, key, || call.run())
+}
+
+/// The same for a call by the guard.
+pub(crate) fn free_by(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
     // Removed before the driver is called, because another thread can get the same handle right afterwards.
     let Some((entry, was_last)) = process.ledger.take_from_page(kind, key, shared_page) else {
@@ -199,12 +191,13 @@ fn keep(process: &Process, entry: Entry, was_last: bool) {
 }
 
 /// Return the charges of the memory for which `has_ended` returns true, because it ended with its context.
-pub(crate) fn sweep(process: &Process, has_ended: impl Fn(&Entry, &Table<'_>) -> bool) {
-    let is_memory = |entry: &Entry| entry.is(Kind::Linear) || entry.is(Kind::Array);
+#[inline(never)]
+pub(crate) fn sweep(process: &Process, has_ended: &dyn Fn(&Entry, &Table<'_>) -> bool) {
+    let is_memory = |entry: &Entry| [Kind::Linear, Kind::Array, Kind::Limit].iter().any(|kind| entry.is(*kind));
     let mut place = 0;
     while let Some((next, entry)) = process
         .ledger
-        .take_from(place, |entry, table| is_memory(entry) && has_ended(entry, table))
+        .take_from(place, &|entry, table| is_memory(entry) && has_ended(entry, table))
     {
         place = next;
         give_back(process, &entry);

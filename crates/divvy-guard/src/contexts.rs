@@ -1,11 +1,13 @@
 //! Contexts: each takes memory that no other call accounts for.
 
+use core::ffi::c_int;
 use core::sync::atomic::Ordering;
 
 use crate::charge::{self, Held};
-use crate::cuda::{Code, Device, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{Call, Code, Device, OUT_OF_MEMORY, Out, SUCCESS};
+use crate::current;
 use crate::driver;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, pages};
 use crate::ledger::{Entry, Kind};
 use crate::pools;
 use crate::process::process;
@@ -19,16 +21,17 @@ const COMING: u32 = 1;
 const CHARGED: u32 = 2;
 
 /// `cuCtxCreate`.
-pub(crate) fn create(device: Device, call: impl FnOnce() -> Code, context: impl FnOnce() -> u64) -> Code {
+#[inline(never)]
+pub(crate) fn create(device: Device, call: &Call, context: Out) -> Code {
     match charge::held(device) {
         Ok(held) => held.allocate(Kind::Context, 0, held.gpu.context(), call, context),
         Err(Some(code)) => code,
-        Err(None) => call(),
+        Err(None) => call.run(),
     }
 }
 
 /// `cuCtxDestroy`: memory of a context dies with it.
-pub(crate) fn destroy(context: u64, call: impl FnOnce() -> Code) -> Code {
+pub(crate) fn destroy(context: u64, call: &Call) -> Code {
     let code = charge::free(Kind::Context, context, call);
     if code == SUCCESS {
         destroyed(context);
@@ -39,23 +42,24 @@ pub(crate) fn destroy(context: u64, call: impl FnOnce() -> Code) -> Code {
 #[inline(never)]
 fn destroyed(context: u64) {
     if let Some(process) = process() {
-        charge::sweep(process, |entry, _| entry.of == context);
+        charge::sweep(process, &|entry, _| entry.of == context);
         pools::settle_all(process);
     }
 }
 
 /// `cuDevicePrimaryCtxRetain`: the first one makes the context.
-pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code) -> Code {
+#[inline(never)]
+pub(crate) fn retain(device: Device, call: &Call) -> Code {
     let held = match charge::held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
-        Err(None) => return call(),
+        Err(None) => return call.run(),
     };
     let is_first = first(held.gpu);
     if is_first && !coming(&held) {
         return OUT_OF_MEMORY;
     }
-    let code = call();
+    let code = call.run();
     if is_first {
         came(held.gpu, code);
     }
@@ -63,24 +67,73 @@ pub(crate) fn retain(device: Device, call: impl FnOnce() -> Code) -> Code {
 }
 
 /// `cuGreenCtxCreate`: a green context is a part of the primary context, which it retains.
-pub(crate) fn create_green(device: Device, call: impl FnOnce() -> Code, context: impl FnOnce() -> u64) -> Code {
+pub(crate) fn create_green(device: Device, call: &Call, context: Out) -> Code {
     let code = retain(device, call);
     if code == SUCCESS
         && let Some(process) = process()
     {
-        charge::note(process, Entry::new(Kind::Green, context(), device.unsigned_abs(), 0, 0));
+        charge::note(process, Entry::new(Kind::Green, context.get(), device.unsigned_abs(), 0, 0));
     }
     code
 }
 
 /// `cuGreenCtxDestroy`.
-pub(crate) fn destroy_green(context: u64, call: impl FnOnce() -> Code) -> Code {
+pub(crate) fn destroy_green(context: u64, call: &Call) -> Code {
     let green = process().and_then(|process| process.ledger.get(Kind::Green, context));
     let code = charge::free(Kind::Green, context, call);
     match green.map(|green| Device::try_from(green.gpu)) {
         Some(Ok(device)) if code == SUCCESS => released(device),
         _ => {}
     }
+    code
+}
+
+/// `cuCtxSetLimit`: charge what the context takes in addition to CUDA's usual limits. With those it is made, so they are in what a context is charged with.
+#[inline(never)]
+pub(crate) fn limit(which: c_int, value: u64, call: &Call) -> Code {
+    let Some((device, context)) = current::context() else {
+        return call.run();
+    };
+    let (usual, count) = match which {
+        // CU_LIMIT_STACK_SIZE: the stack of each thread that can run at the same time.
+        0 => (1 << 10, driver::threads(device)),
+        // CU_LIMIT_PRINTF_FIFO_SIZE.
+        1 => (1 << 20, 1),
+        // CU_LIMIT_MALLOC_HEAP_SIZE.
+        2 => (8 << 20, 1),
+        // Other limits take nothing, or an amount that is not known.
+        _ => return call.run(),
+    };
+    let charge = |limit: u64| pages(limit.saturating_sub(usual).saturating_mul(count));
+    let held = match charge::held(device) {
+        Ok(held) => held,
+        Err(Some(code)) => return code,
+        Err(None) => return call.run(),
+    };
+    // Contexts are pointers, so no two of them differ in the lowest bits only.
+    let key = context | u64::from(which.unsigned_abs());
+    let ledger = &held.process.ledger;
+    let new = Entry::new(Kind::Limit, key, device.unsigned_abs(), 0, context);
+    if ledger.insert_new(new).is_err() {
+        return OUT_OF_MEMORY;
+    }
+    let before = ledger.get(Kind::Limit, key).map_or(0, |entry| entry.size);
+    let growth = charge(value).saturating_sub(before);
+    if held.gpu.reserve(growth, &held.allowed).is_err() {
+        return OUT_OF_MEMORY;
+    }
+    let code = call.run();
+    // Answers of the driver must be recorded in their order. This question does not call back into the program.
+    let locked = held.process.settling.lock();
+    let now = driver::limit(which).map_or(before, charge);
+    let mut before = now;
+    ledger.change(Kind::Limit, key, &mut |entry| {
+        before = core::mem::replace(&mut entry.size, now);
+        false
+    });
+    held.gpu.adjust(before, now);
+    drop(locked);
+    held.gpu.cancel(growth);
     code
 }
 
@@ -128,8 +181,7 @@ fn first(gpu: &Gpu) -> bool {
 const WAITS: u32 = 10_000;
 
 /// `cuDevicePrimaryCtxRelease`, `cuDevicePrimaryCtxReset`. A reset ends the context although it is retained.
-pub(crate) fn release(device: Device, call: impl FnOnce() -> Code) -> Code {
-    let code = call();
+pub(crate) fn release(device: Device, code: Code) -> Code {
     if code == SUCCESS {
         released(device);
     }
@@ -156,7 +208,7 @@ fn released(device: Device) {
     }
     // The memory of green contexts, which have handles of their own, belongs to the primary context, too.
     let device = device.unsigned_abs();
-    charge::sweep(process, |entry, table| {
+    charge::sweep(process, &|entry, table| {
         entry.gpu == device && !table.has(Kind::Context, entry.of)
     });
     pools::settle_all(process);

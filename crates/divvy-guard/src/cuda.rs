@@ -10,16 +10,147 @@ pub(crate) const OUT_OF_MEMORY: Code = 2;
 pub(crate) const NOT_FOUND: Code = 500;
 pub(crate) const NOT_SUPPORTED: Code = 801;
 
+/// `CU_MEM_ALLOCATION_TYPE_MANAGED`.
+pub(crate) const MANAGED: c_int = 2;
+
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 pub(crate) const DEVICE: c_int = 1;
+/// `CU_MEM_LOCATION_TYPE_HOST`.
+pub(crate) const HOST: c_int = 2;
+/// `CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT`. `CU_MEM_LOCATION_TYPE_HOST_NUMA` is between the two.
+pub(crate) const HOST_NUMA_CURRENT: c_int = 4;
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Location {
+    pub(crate) kind: c_int,
+    pub(crate) id: c_int,
+}
 
 /// `CUmemAllocationProp` and `CUmemPoolProps`, up to what the guard reads: they begin alike.
 #[repr(C)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct AllocationProp {
-    kind: c_int,
+    pub(crate) kind: c_int,
     handle_types: c_int,
-    pub(crate) location_type: c_int,
-    pub(crate) location_id: c_int,
+    pub(crate) location: Location,
+}
+
+impl AllocationProp {
+    pub(crate) fn new(kind: c_int, location: Location) -> Self {
+        Self {
+            kind,
+            location,
+            ..Self::default()
+        }
+    }
+}
+
+/// The driver's function with the program's arguments. One for all functions, so that each rule is in the library once, and not once for each function.
+pub(crate) struct Call {
+    function: *mut c_void,
+    arguments: [u64; Self::MOST],
+}
+
+impl Call {
+    /// No function with a rule has more arguments, so on 64-bit machines all of them are in registers.
+    const MOST: usize = 6;
+
+    /// # Safety
+    ///
+    /// The function is the driver's, and has these arguments: integers of up to 64 bits, and pointers. The program vouches for what they point to.
+    pub(crate) unsafe fn new<const N: usize>(function: *mut c_void, given: [u64; N]) -> Self {
+        const { assert!(N <= Self::MOST, "more arguments than are passed in registers") };
+        let mut arguments = [0; Self::MOST];
+        for (to, from) in arguments.iter_mut().zip(given) {
+            *to = from;
+        }
+        Self { function, arguments }
+    }
+
+    /// Call it.
+    #[inline(never)]
+    pub(crate) fn run(&self) -> Code {
+        let [a, b, c, d, e, f] = self.arguments;
+        // SAFETY: by the promise of `new`, and the C ABI of x86-64 and AArch64: each of the first six arguments is in a register of its own, whatever its size,
+        // and a function does not see the registers of arguments that it does not have.
+        let function: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> Code = unsafe { core::mem::transmute(self.function) };
+        // SAFETY: as above.
+        unsafe { function(a, b, c, d, e, f) }
+    }
+}
+
+/// An argument of one of the driver's functions, as [`Call`] has it.
+pub(crate) trait Argument {
+    fn bits(self) -> u64;
+}
+
+impl<T> Argument for *mut T {
+    fn bits(self) -> u64 {
+        self.expose_provenance() as u64
+    }
+}
+
+impl<T> Argument for *const T {
+    fn bits(self) -> u64 {
+        self.expose_provenance() as u64
+    }
+}
+
+impl Argument for u64 {
+    fn bits(self) -> u64 {
+        self
+    }
+}
+
+impl Argument for usize {
+    fn bits(self) -> u64 {
+        self as u64
+    }
+}
+
+impl Argument for u32 {
+    fn bits(self) -> u64 {
+        self.into()
+    }
+}
+
+impl Argument for i32 {
+    fn bits(self) -> u64 {
+        self.cast_unsigned().into()
+    }
+}
+
+/// Where the driver writes a number for the program: a handle, or an address.
+#[derive(Clone, Copy)]
+pub(crate) struct Out {
+    pointer: *const c_void,
+    is_wide: bool,
+}
+
+impl Out {
+    /// # Safety
+    ///
+    /// `T` has 32 or 64 bits, all values of which are valid. [`Out::get`] is called only after the driver has succeeded with this pointer.
+    pub(crate) unsafe fn new<T>(pointer: *const T) -> Self {
+        Self {
+            pointer: pointer.cast(),
+            is_wide: size_of::<T>() == size_of::<u64>(),
+        }
+    }
+
+    /// What the driver has written.
+    pub(crate) fn get(self) -> u64 {
+        // A program may have given an unaligned pointer.
+        if self.is_wide {
+            // SAFETY: by the promise of `new`.
+            unsafe { self.pointer.cast::<u64>().read_unaligned() }
+        } else {
+            // SAFETY: by the promise of `new`.
+            unsafe { self.pointer.cast::<u32>().read_unaligned() }.into()
+        }
+    }
 }
 
 /// `CUuuid`.
@@ -37,6 +168,11 @@ pub(crate) type Pointer = u64;
 pub(crate) type Handle = u64;
 /// `unsigned int`.
 pub(crate) type Uint = c_uint;
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct IpcHandle([u8; 64]);
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`, up to what the guard reads.
 #[repr(C)]

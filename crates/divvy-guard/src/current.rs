@@ -3,7 +3,7 @@
 //! If it sees several, the driver is asked each time. An answer cannot be kept by the handle of a context or a stream, because the driver reuses handles, nor by
 //! thread, because the current context of a thread also changes in ways that the guard does not see.
 
-use crate::cuda::Device;
+use crate::cuda::{DEVICE, Device, HOST, HOST_NUMA_CURRENT, Location};
 use crate::driver;
 use crate::gpu::Gpu;
 use crate::process::process;
@@ -18,6 +18,16 @@ pub(crate) fn device() -> Option<Device> {
     match only_gpu() {
         Some(_) => Some(0),
         None => driver::device(),
+    }
+}
+
+/// The GPU in whose memory a location is; `None` for the host's. Later versions of CUDA have locations of other types, such as a part of a GPU: all that are not
+/// known to be the host's count as the current GPU's.
+pub(crate) fn device_at(location: Location) -> Option<Device> {
+    match location.kind {
+        DEVICE => Some(location.id),
+        HOST..=HOST_NUMA_CURRENT => None,
+        _ => device(),
     }
 }
 

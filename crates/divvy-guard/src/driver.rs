@@ -5,13 +5,13 @@ use core::ptr::null_mut;
 
 pub(crate) use divvy_shadow::Function;
 
-use crate::cuda::{Code, Context, Device, NOT_FOUND, SUCCESS, Uuid};
+use crate::cuda::{AllocationProp, Code, Context, Device, Location, NOT_FOUND, SUCCESS, Uuid};
 
 /// Call a function of the real library that the guard does not replace. It is `NOT_FOUND` when this driver does not have it.
 macro_rules! ask {
     ($name:ident($($argument:expr => $type:ty),*)) => {{
-        static FUNCTION: Function = Function::new(divvy_shadow::c_name!($name));
-        match FUNCTION.get() {
+        static FUNCTION: Function = Function::new();
+        match FUNCTION.get(divvy_shadow::c_name!($name)) {
             Some(found) => {
                 // SAFETY: the driver's function of this name has these arguments, by cuda.h.
                 let function: unsafe extern "C" fn($($type),*) -> Code = unsafe { core::mem::transmute(found) };
@@ -58,6 +58,52 @@ pub(crate) fn primary_exists(device: Device) -> Option<bool> {
 /// Free linear memory.
 pub(crate) fn free(pointer: u64) -> Code {
     ask!(cuMemFree_v2(pointer => u64))
+}
+
+/// Close memory of another process.
+pub(crate) fn close(pointer: u64) -> Code {
+    ask!(cuIpcCloseMemHandle(pointer => u64))
+}
+
+/// How many bytes the allocation at an address has.
+pub(crate) fn bytes_at(pointer: u64) -> Option<u64> {
+    let (mut start, mut bytes): (u64, u64) = (0, 0);
+    let code = ask!(cuMemGetAddressRange_v2(&mut start => &mut u64, &mut bytes => &mut u64, pointer => u64));
+    (code == SUCCESS).then_some(bytes)
+}
+
+/// The GPU that has the memory at an address.
+pub(crate) fn device_of_pointer(pointer: u64) -> Option<Device> {
+    /// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
+    const ORDINAL: c_int = 9;
+    let mut device: Device = 0;
+    let code = ask!(cuPointerGetAttribute(&mut device => &mut Device, ORDINAL => c_int, pointer => u64));
+    (code == SUCCESS).then_some(device)
+}
+
+/// Where physical memory is.
+pub(crate) fn location_of(handle: u64) -> Option<Location> {
+    // With room for what later versions add.
+    let mut prop = [AllocationProp::default(); 8];
+    let code = ask!(cuMemGetAllocationPropertiesFromHandle(&mut prop => &mut [AllocationProp; 8], handle => u64));
+    prop.first().filter(|_| code == SUCCESS).map(|prop| prop.location)
+}
+
+/// A limit of the current context (`CUlimit`).
+pub(crate) fn limit(which: c_int) -> Option<u64> {
+    let mut value: u64 = 0;
+    (ask!(cuCtxGetLimit(&mut value => &mut u64, which => c_int)) == SUCCESS).then_some(value)
+}
+
+/// How many threads can run on a GPU at the same time.
+pub(crate) fn threads(device: Device) -> u64 {
+    /// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`, `CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR`.
+    const COUNTS: [c_int; 2] = [16, 39];
+    COUNTS.iter().fold(1, |product, which| {
+        let mut count: c_int = 0;
+        ask!(cuDeviceGetAttribute(&mut count => &mut c_int, *which => c_int, device => Device));
+        u64::from(count.unsigned_abs()).max(1).saturating_mul(product)
+    })
 }
 
 /// The context of a stream; `None` for the streams that every context has.

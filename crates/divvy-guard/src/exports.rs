@@ -6,26 +6,16 @@ use core::sync::atomic::Ordering;
 use crate::arrays::{Deep, Flat};
 use crate::contexts;
 use crate::cuda::{
-    AllocationNode, AllocationProp, Code, Context, Device, ExternalMemory, Handle, NOT_FOUND, Node, Parameters, Pointer, SUCCESS,
-    Uint,
+    AllocationNode, AllocationProp, Call, Code, Context, Device, ExternalMemory, Handle, IpcHandle, Location, NOT_FOUND, Node,
+    Out, Parameters, Pointer, SUCCESS, Uint,
 };
 use crate::hook::{LONGEST, find};
-use crate::{arrays, external, launches, linear, mappings, pools, view};
-
-/// What the driver has just written for the program.
-///
-/// # Safety
-///
-/// The driver succeeded with this pointer.
-unsafe fn given<T: Copy>(pointer: *mut T) -> T {
-    // SAFETY: the driver has written to it. A program may have given an unaligned pointer.
-    unsafe { pointer.read_unaligned() }
-}
+use crate::{arrays, driver, external, launches, linear, mappings, pools, view};
 
 macro_rules! out {
     ($pointer:ident) => {
-        // SAFETY: the rules read what the driver has written only after it succeeded.
-        || unsafe { given($pointer) } as u64
+        // SAFETY: the driver gets the same pointer, and the rules read from it only after the driver succeeded.
+        unsafe { Out::new($pointer) }
     };
 }
 
@@ -37,13 +27,6 @@ macro_rules! shape {
 }
 
 hooks! {
-    // Entry.
-    fn cuGetProcAddress(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64) 11030: |call|
-        instead(name, address, call());
-    fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64,
-        status: *mut c_int) 12000: |call|
-        instead(name, address, call());
-
     // Linear memory. The functions without a suffix are those before CUDA 3.2, with 32-bit numbers.
     fn cuMemAlloc(pointer: *mut Uint, bytes: Uint) 2000: |call|
         linear::allocate(bytes.into(), call, out!(pointer));
@@ -58,27 +41,9 @@ hooks! {
     fn cuMemFree(pointer: Uint) 2000: |call| linear::free(pointer.into(), call);
     fn cuMemFree_v2(pointer: Pointer) 3020: |call| linear::free(pointer, call);
 
-    // The view.
-    fn cuMemGetInfo(free: *mut Uint, total: *mut Uint) 2000: |call|
-        // SAFETY: the driver gets the same pointers.
-        unsafe { view::memory(free, total, call) };
-    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) 3020: |call|
-        // SAFETY: the driver gets the same pointers.
-        unsafe { view::memory(free, total, call) };
-    fn cuDeviceTotalMem(bytes: *mut Uint, device: Device) 2000: |call|
-        // SAFETY: the driver gets the same pointer.
-        unsafe { view::total(bytes, device, call) };
-    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) 3020: |call|
-        // SAFETY: the driver gets the same pointer.
-        unsafe { view::total(bytes, device, call) };
-
     // Contexts.
     fn cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) 7000: |call|
         contexts::retain(device, call);
-    fn cuDevicePrimaryCtxRelease(device: Device) 7000: |call| contexts::release(device, call);
-    fn cuDevicePrimaryCtxRelease_v2(device: Device) 11000: |call| contexts::release(device, call);
-    fn cuDevicePrimaryCtxReset(device: Device) 7000: |call| contexts::release(device, call);
-    fn cuDevicePrimaryCtxReset_v2(device: Device) 11000: |call| contexts::release(device, call);
     fn cuCtxCreate(context: *mut Context, flags: Uint, device: Device) 2000: |call|
         contexts::create(device, call, out!(context));
     fn cuCtxCreate_v2(context: *mut Context, flags: Uint, device: Device) 3020: |call|
@@ -90,6 +55,7 @@ hooks! {
     fn cuCtxDestroy(context: Context) 2000: |call| contexts::destroy(context.addr() as u64, call);
     fn cuCtxDestroy_v2(context: Context) 4000: |call| contexts::destroy(context.addr() as u64, call);
 
+    fn cuCtxSetLimit(which: c_int, value: usize) 3010: |call| contexts::limit(which, value as u64, call);
     fn cuGreenCtxCreate(context: *mut Context, resources: *mut c_void, device: Device, flags: Uint) 12040: |call|
         contexts::create_green(device, call, out!(context));
     fn cuGreenCtxDestroy(context: Context) 12040: |call| contexts::destroy_green(context.addr() as u64, call);
@@ -99,36 +65,31 @@ hooks! {
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         { let made = out!(handle); unsafe { mappings::create(bytes as u64, prop, call, made) } };
     fn cuMemRelease(handle: Handle) 10020: |call| mappings::release(handle, call);
-    fn cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) 11000: |call|
-        mappings::retain(call, out!(handle));
     fn cuMemMap(pointer: Pointer, size: usize, offset: usize, handle: Handle, flags: u64) 10020: |call|
         mappings::map(pointer, size as u64, handle, call);
     fn cuMemUnmap(pointer: Pointer, size: usize) 10020: |call| mappings::unmap(pointer, size as u64, call);
+    fn cuMemExportToShareableHandle(exported: *mut c_void, handle: Handle, kind: c_int, flags: u64) 10020: |call|
+        mappings::export(handle, call);
 
-    // Pools. The functions with the suffix are those for programs whose default stream is the thread's own. The rules get references to closures: each rule
-    // is long, and is in the library once.
+    // Pools. The functions with the suffix are those for programs whose default stream is the thread's own.
     fn cuMemAllocAsync(pointer: *mut Pointer, bytes: usize, stream: u64) 11020: |call|
-        pools::allocate(bytes as u64, stream, &call);
+        pools::allocate(bytes as u64, stream, call);
     fn cuMemAllocAsync_ptsz(pointer: *mut Pointer, bytes: usize, stream: u64) 11020: |call|
-        pools::allocate(bytes as u64, stream, &call);
+        pools::allocate(bytes as u64, stream, call);
     fn cuMemAllocFromPoolAsync(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) 11020: |call|
-        pools::allocate_from(pool, bytes as u64, &call);
+        pools::allocate_from(pool, bytes as u64, call);
     fn cuMemAllocFromPoolAsync_ptsz(pointer: *mut Pointer, bytes: usize, pool: u64, stream: u64) 11020: |call|
-        pools::allocate_from(pool, bytes as u64, &call);
+        pools::allocate_from(pool, bytes as u64, call);
     fn cuMemPoolCreate(pool: *mut u64, prop: *const AllocationProp) 11020: |call| {
         let made = out!(pool);
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         unsafe { pools::create(prop, call, made) }
     };
+    fn cuMemPoolExportToShareableHandle(exported: *mut c_void, pool: u64, kind: c_int, flags: u64) 11020: |call|
+        pools::export(pool, call);
+    fn cuMemFreeAsync(pointer: Pointer, stream: u64) 11020: |call| external::close(pointer, call);
+    fn cuMemFreeAsync_ptsz(pointer: Pointer, stream: u64) 11020: |call| external::close(pointer, call);
     fn cuMemPoolDestroy(pool: u64) 11020: |call| pools::destroy(pool, call);
-    fn cuMemPoolTrimTo(pool: u64, keep: usize) 11020: |call| pools::change(pool, call);
-    fn cuMemPoolSetAttribute(pool: u64, attribute: c_int, value: *mut c_void) 11020: |call|
-        pools::change(pool, call);
-    fn cuCtxSynchronize() 2000: |call| pools::synchronize(call);
-    fn cuCtxSynchronize_v2(context: Context) 13000: |call| pools::synchronize(call);
-    fn cuStreamSynchronize(stream: u64) 2000: |call| pools::synchronize(call);
-    fn cuStreamSynchronize_ptsz(stream: u64) 7000: |call| pools::synchronize(call);
-    fn cuEventSynchronize(event: u64) 2000: |call| pools::synchronize(call);
 
     // Arrays.
     fn cuArrayCreate(array: *mut u64, shape: *const Flat<u32>) 2000: |call|
@@ -154,18 +115,77 @@ hooks! {
     fn cuGraphAddNode_v2(node: *mut u64, graph: u64, from: *const u64, edges: *const c_void, count: usize, parameters: *mut Node) 12030: |call|
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         unsafe { pools::add_any_node(parameters, call) };
+    fn cuGraphAddNode_v3(node: *mut u64, graph: u64, from: *const u64, edges: *const c_void, count: usize, parameters: *mut Node) 13040: |call|
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        unsafe { pools::add_any_node(parameters, call) };
     fn cuGraphLaunch(graph: u64, stream: u64) 10000: |call| launch_graph(call);
     fn cuGraphLaunch_ptsz(graph: u64, stream: u64) 10000: |call| launch_graph(call);
-    fn cuGraphExecDestroy(graph: u64) 10000: |call| pools::synchronize(call);
-    fn cuDeviceGraphMemTrim(device: Device) 11040: |call| pools::synchronize(call);
 
-    // Imports. What other processes have allocated with CUDA is charged to them.
+    // Imports.
+    fn cuIpcCloseMemHandle(pointer: Pointer) 4010: |call| external::close(pointer, call);
     fn cuImportExternalMemory(memory: *mut u64, description: *const ExternalMemory) 10000: |call| {
         let made = out!(memory);
         // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
         unsafe { external::import(description, call, made) }
     };
     fn cuDestroyExternalMemory(memory: u64) 10000: |call| external::destroy(memory, call);
+
+    afterwards:
+    fn cuGetProcAddress(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64) 11030: |code|
+        instead(name, address, code);
+    fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64,
+        status: *mut c_int) 12000: |code|
+        instead(name, address, code);
+
+    // The view.
+    fn cuMemGetInfo(free: *mut Uint, total: *mut Uint) 2000: |code|
+        // SAFETY: the driver gets the same pointers.
+        unsafe { view::memory(free, total, code) };
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) 3020: |code|
+        // SAFETY: the driver gets the same pointers.
+        unsafe { view::memory(free, total, code) };
+    fn cuDeviceTotalMem(bytes: *mut Uint, device: Device) 2000: |code|
+        // SAFETY: the driver gets the same pointer.
+        unsafe { view::total(bytes, device, code) };
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: Device) 3020: |code|
+        // SAFETY: the driver gets the same pointer.
+        unsafe { view::total(bytes, device, code) };
+
+    // Contexts, memory, and pools.
+    fn cuDevicePrimaryCtxRelease(device: Device) 7000: |code| contexts::release(device, code);
+    fn cuDevicePrimaryCtxRelease_v2(device: Device) 11000: |code| contexts::release(device, code);
+    fn cuDevicePrimaryCtxReset(device: Device) 7000: |code| contexts::release(device, code);
+    fn cuDevicePrimaryCtxReset_v2(device: Device) 11000: |code| contexts::release(device, code);
+    fn cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) 11000: |code|
+        mappings::retain(code, out!(handle));
+    fn cuMemImportFromShareableHandle(handle: *mut Handle, exported: *mut c_void, kind: c_int) 10020: |code|
+        mappings::import(code, out!(handle));
+    fn cuMemGetDefaultMemPool(pool: *mut u64, location: *const Location, kind: c_int) 13000: |code|
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        { let known = out!(pool); unsafe { pools::get(location, kind, code, known) } };
+    fn cuMemGetMemPool(pool: *mut u64, location: *const Location, kind: c_int) 13000: |code|
+        // SAFETY: the driver gets the same pointer, and demands that it is null or valid.
+        { let known = out!(pool); unsafe { pools::get(location, kind, code, known) } };
+    fn cuMemPoolTrimTo(pool: u64, keep: usize) 11020: |code| pools::change(pool, code);
+    fn cuMemPoolSetAttribute(pool: u64, attribute: c_int, value: *mut c_void) 11020: |code|
+        pools::change(pool, code);
+    fn cuCtxSynchronize() 2000: |code| pools::synchronize(code);
+    fn cuCtxSynchronize_v2(context: Context) 13000: |code| pools::synchronize(code);
+    fn cuStreamSynchronize(stream: u64) 2000: |code| pools::synchronize(code);
+    fn cuStreamSynchronize_ptsz(stream: u64) 7000: |code| pools::synchronize(code);
+    fn cuEventSynchronize(event: u64) 2000: |code| pools::synchronize(code);
+    fn cuGraphUpload(graph: u64, stream: u64) 11010: |code| pools::synchronize(code);
+    fn cuGraphUpload_ptsz(graph: u64, stream: u64) 11010: |code| pools::synchronize(code);
+    fn cuGraphExecDestroy(graph: u64) 10000: |code| pools::synchronize(code);
+    fn cuDeviceGraphMemTrim(device: Device) 11040: |code| pools::synchronize(code);
+
+    // Memory of other processes.
+    fn cuIpcOpenMemHandle(pointer: *mut Pointer, handle: IpcHandle, flags: Uint) 4010: |code|
+        external::open(code, out!(pointer), driver::close);
+    fn cuIpcOpenMemHandle_v2(pointer: *mut Pointer, handle: IpcHandle, flags: Uint) 11000: |code|
+        external::open(code, out!(pointer), driver::close);
+    fn cuMemPoolImportPointer(pointer: *mut Pointer, pool: u64, exported: *mut c_void) 11020: |code|
+        external::open(code, out!(pointer), driver::free);
 
     launches:
     fn cuLaunchKernel(function: u64, gx: Uint, gy: Uint, gz: Uint, bx: Uint, by: Uint, bz: Uint, shared: Uint, stream: u64,
@@ -187,9 +207,9 @@ hooks! {
 }
 
 /// A launch of a graph may take memory, and it takes compute time.
-fn launch_graph(call: impl FnOnce() -> Code) -> Code {
+fn launch_graph(call: &Call) -> Code {
     launches::graph();
-    pools::synchronize(call)
+    pools::synchronize(call.run())
 }
 
 /// Give the program the guard's function, if the driver gave it exactly one that the guard replaces.
@@ -197,8 +217,8 @@ fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
     if code != SUCCESS || address.is_null() || name.is_null() {
         return code;
     }
-    // SAFETY: the driver succeeded with this pointer.
-    let found = unsafe { given(address) };
+    // SAFETY: the driver succeeded with this pointer. A program may have given an unaligned one.
+    let found = unsafe { address.read_unaligned() };
     if found.is_null() {
         // A driver may succeed and tell by the status that it has no such function.
         return code;
@@ -210,7 +230,7 @@ fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
     }
     // SAFETY: the bytes were just read.
     let name = unsafe { core::slice::from_raw_parts(name.cast(), length) };
-    let place = find(&HOOKS, &BASES, name, found, ask).filter(|place| *place < LAUNCHES || launches::held());
+    let place = find(&HOOKS, NAMES, &BASES, name, found, ask).filter(|place| *place < LAUNCHES || launches::held());
     if let Some(hook) = place.and_then(|place| HOOKS.get(place)) {
         // SAFETY: as above.
         unsafe { address.write_unaligned(hook.ours()) };
@@ -222,14 +242,14 @@ fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
 fn ask(name: &CStr, address: &mut *mut c_void, version: i32, flags: u64) -> Code {
     type First = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> Code;
     type Second = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> Code;
-    if let Some(found) = HOOKS[At::cuGetProcAddress_v2 as usize].driver.get() {
+    if let Some(found) = real(At::cuGetProcAddress_v2) {
         // SAFETY: the function has these arguments, by cuda.h.
         let function: Second = unsafe { core::mem::transmute(found) };
         let mut status = 0;
         // SAFETY: the pointers are valid.
         return unsafe { function(name.as_ptr(), address, version, flags, &mut status) };
     }
-    let Some(found) = HOOKS[At::cuGetProcAddress as usize].driver.get() else {
+    let Some(found) = real(At::cuGetProcAddress) else {
         return NOT_FOUND;
     };
     // SAFETY: the function has these arguments, by cuda.h.

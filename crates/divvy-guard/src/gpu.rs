@@ -273,6 +273,11 @@ impl Gpu {
         })
     }
 
+    /// Whether this process has a slot, which it takes if it has none.
+    pub(crate) fn has_slot(&self) -> bool {
+        self.seat().is_some()
+    }
+
     /// What one context is charged with.
     pub(crate) fn context(&self) -> u64 {
         self.context.load(Ordering::Relaxed)

@@ -11,10 +11,12 @@ use crate::driver::Function;
 pub(crate) struct Hook {
     /// The driver's function of the same name.
     pub(crate) driver: Function,
-    /// The version of CUDA that brought this form (cudaTypedefs.h).
-    version: i32,
     /// The hash of the name by which programs ask for it.
     base: u32,
+    /// The version of CUDA that brought this form (cudaTypedefs.h).
+    version: u16,
+    /// Where its name begins in the text of all names.
+    name: u16,
     /// What `cuGetProcAddress` gives for it, which may be another address than that of the exported function. Null: the driver was not asked yet.
     address: AtomicPtr<c_void>,
     /// The guard's function.
@@ -39,6 +41,24 @@ const fn base(name: &[u8]) -> &[u8] {
     }
 }
 
+/// Where in a text of names that end with 0 one of them begins, and the name.
+const fn name(text: &[u8], mut place: usize) -> (usize, &[u8]) {
+    let mut rest = text;
+    while place > 0 {
+        if let [0, ..] = rest {
+            place -= 1;
+        }
+        if let [_, others @ ..] = rest {
+            rest = others;
+        }
+    }
+    let mut length = 0;
+    while rest[length] != 0 {
+        length += 1;
+    }
+    (text.len() - rest.len(), rest.split_at(length).0)
+}
+
 const fn hash(mut name: &[u8]) -> u32 {
     let mut hash: u32 = 0;
     while let [first, rest @ ..] = name {
@@ -54,23 +74,26 @@ const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
 impl Hook {
-    pub(crate) const fn new(name: &'static CStr, version: i32, ours: *mut c_void) -> Self {
+    /// The function with this place in the text of all names.
+    pub(crate) const fn new(names: &str, place: usize, version: u16, ours: *mut c_void) -> Self {
+        let (start, name) = name(names.as_bytes(), place);
         Self {
-            driver: Function::new(name),
+            driver: Function::new(),
+            base: hash(base(name)),
             version,
-            base: hash(base(name.to_bytes())),
+            name: start as u16,
             address: AtomicPtr::new(null_mut()),
             ours: AtomicPtr::new(ours),
         }
     }
 
     /// Return where `cuGetProcAddress` says that this function is. A driver without the function answers with an earlier form of it, so it is not asked.
-    fn address(&self, ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code) -> *mut c_void {
+    fn address(&self, names: &'static str, ask: impl Fn(&CStr, &mut *mut c_void, i32, u64) -> Code) -> *mut c_void {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
             return known;
         }
-        let name = self.driver.name().to_bytes();
+        let name = self.name(names).to_bytes();
         let flags = if name.ends_with(b"_ptsz") { PER_THREAD } else { LEGACY };
         let mut text = [0; LONGEST];
         for (to, from) in text.iter_mut().zip(base(name)) {
@@ -78,11 +101,22 @@ impl Hook {
         }
         let mut address = null_mut();
         let name = CStr::from_bytes_until_nul(&text).unwrap_or_default();
-        if self.driver.get().is_none() || ask(name, &mut address, self.version, flags) != SUCCESS || address.is_null() {
+        if self.real(names).is_none() || ask(name, &mut address, self.version.into(), flags) != SUCCESS || address.is_null() {
             address = NONE;
         }
         self.address.store(address, Ordering::Release);
         address
+    }
+
+    /// The driver's function. The text of all names is that of `new`.
+    pub(crate) fn real(&self, names: &'static str) -> Option<*mut c_void> {
+        self.driver.known().or_else(|| self.driver.get(self.name(names)))
+    }
+
+    fn name(&self, names: &'static str) -> &'static CStr {
+        let rest = names.as_bytes().get(usize::from(self.name)..);
+        rest.and_then(|rest| CStr::from_bytes_until_nul(rest).ok())
+            .unwrap_or_default()
     }
 
     pub(crate) fn ours(&self) -> *mut c_void {
@@ -94,6 +128,7 @@ impl Hook {
 /// depends on the version and the flags, and only the driver knows it. So the name only says which forms are compared: a program asks for hundreds of functions.
 pub(crate) fn find(
     hooks: &[Hook],
+    names: &'static str,
     bases: &Set,
     name: &[u8],
     address: *mut c_void,
@@ -105,7 +140,7 @@ pub(crate) fn find(
     }
     let place = |is: &dyn Fn(&Hook) -> bool| hooks.iter().position(|hook| hook.base == wanted && is(hook));
     // Look for an exported function first, because this answer is certain.
-    place(&|hook| hook.driver.get() == Some(address)).or_else(|| place(&|hook| hook.address(&ask) == address))
+    place(&|hook| hook.real(names) == Some(address)).or_else(|| place(&|hook| hook.address(names, &ask) == address))
 }
 
 /// A set of hashes by their lowest bits, which has all that were put in, and few others.
@@ -129,43 +164,70 @@ pub(crate) const fn bases(mut names: &[&[u8]]) -> Set {
 /// Define the replaced functions: name and arguments as in cuda.h, the version of CUDA that brought this form, and what happens. `call` asks the driver with
 /// the program's arguments; without a function of this name in the driver it is not run, and the program gets `CUDA_ERROR_NOT_FOUND`.
 ///
+/// Then the functions with rules for what the driver has done, which get its answer.
+///
 /// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known. Where they are held,
 /// most of them take one of the launches that were allowed earlier.
 macro_rules! hooks {
     (
         $(fn $name:ident($($argument:ident: $type:ty),*) $version:literal: |$call:ident| $rule:expr;)*
+        afterwards:
+        $(fn $after:ident($($passed:ident: $like:ty),*) $appeared:literal: |$code:ident| $then:expr;)*
         launches:
         $(fn $launch:ident($($given:ident: $kind:ty),*) $since:literal: $on:expr;)*
     ) => {
         #[allow(non_camel_case_types, reason = "the names are NVIDIA's")]
         enum At {
             $($name,)*
+            $($after,)*
             $($launch,)*
         }
 
         /// Where in the table the functions that launch begin.
-        const LAUNCHES: usize = [$(At::$name),*].len();
+        const LAUNCHES: usize = [$(At::$name,)* $(At::$after),*].len();
+
+        /// Their names, each with a 0 at its end.
+        static NAMES: &str = concat!($(stringify!($name), "\0",)* $(stringify!($after), "\0",)* $(stringify!($launch), "\0",)*);
 
         /// The names by which programs ask for them.
         static BASES: [u64; 4] = $crate::hook::bases(&[
             $(stringify!($name).as_bytes(),)*
+            $(stringify!($after).as_bytes(),)*
             $(stringify!($launch).as_bytes(),)*
         ]);
 
         static HOOKS: [$crate::hook::Hook; LAUNCHES + [$(At::$launch),*].len()] = [
-            $($crate::hook::Hook::new(divvy_shadow::c_name!($name), $version, $name as *mut c_void),)*
-            $($crate::hook::Hook::new(divvy_shadow::c_name!($launch), $since, $launch as *mut c_void),)*
+            $($crate::hook::Hook::new(NAMES, At::$name as usize, $version, $name as *mut c_void),)*
+            $($crate::hook::Hook::new(NAMES, At::$after as usize, $appeared, $after as *mut c_void),)*
+            $($crate::hook::Hook::new(NAMES, At::$launch as usize, $since, $launch as *mut c_void),)*
         ];
+
+        /// The driver's function that one of these replaces.
+        #[inline(never)]
+        fn real(place: At) -> Option<*mut c_void> {
+            HOOKS.get(place as usize)?.real(NAMES)
+        }
 
         $(
             #[unsafe(no_mangle)]
             unsafe extern "C" fn $name($($argument: $type),*) -> Code {
-                let Some(found) = HOOKS[At::$name as usize].driver.get() else { return NOT_FOUND };
-                // SAFETY: the driver's function of this name has these arguments, by cuda.h.
-                let function: unsafe extern "C" fn($($type),*) -> Code = unsafe { core::mem::transmute(found) };
-                // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
-                let $call = || unsafe { function($($argument),*) };
+                let Some(found) = real(At::$name) else { return NOT_FOUND };
+                // SAFETY: the driver's function of this name has these arguments, by cuda.h. The program called this one as if it were the driver's, with arguments
+                // that it vouches for.
+                let $call = &unsafe { $crate::cuda::Call::new(found, [$($crate::cuda::Argument::bits($argument)),*]) };
                 $rule
+            }
+        )*
+
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $after($($passed: $like),*) -> Code {
+                let Some(found) = real(At::$after) else { return NOT_FOUND };
+                // SAFETY: the driver's function of this name has these arguments, by cuda.h.
+                let function: unsafe extern "C" fn($($like),*) -> Code = unsafe { core::mem::transmute(found) };
+                // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
+                let $code = unsafe { function($($passed),*) };
+                $then
             }
         )*
 
@@ -181,7 +243,7 @@ macro_rules! hooks {
                 #[cold]
                 #[inline(never)]
                 unsafe extern "C" fn pass($($given: $kind),*) -> Code {
-                    let Some(found) = launches::pass(&HOOKS[At::$launch as usize], &DIRECT, $on) else { return NOT_FOUND };
+                    let Some(found) = launches::pass(real(At::$launch), &DIRECT, $on) else { return NOT_FOUND };
                     // SAFETY: the driver's function of this name has these arguments, by cuda.h.
                     let function: Function = unsafe { core::mem::transmute(found) };
                     // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
@@ -218,22 +280,18 @@ mod tests {
     #[test]
     fn a_function_with_two_addresses_is_found_by_both_and_only_its_own_forms_are_asked_for() {
         let ours = without_provenance_mut(8);
-        let hooks = [
-            Hook::new(c"strlen", 1, ours),
-            Hook::new(c"getpid", 2, ours),
-            Hook::new(c"getpid_v2", 3, ours),
-            Hook::new(c"getppid", 4, ours),
-        ];
+        const NAMES: &str = "strlen\0getpid\0getpid_v2\0getppid\0";
+        let hooks = [1, 2, 3, 4].map(|version| Hook::new(NAMES, usize::from(version) - 1, version, ours));
         let bases = bases(&[b"strlen", b"getpid", b"getpid_v2", b"getppid"]);
         let asked = RefCell::new(Vec::new());
         let find = |name: &[u8], address| {
-            find(&hooks, &bases, name, address, |name, address, version, flags| {
+            find(&hooks, NAMES, &bases, name, address, |name, address, version, flags| {
                 asked.borrow_mut().push((name.to_owned(), version, flags));
                 *address = OTHER;
                 SUCCESS
             })
         };
-        let exported = hooks[1].driver.get().expect("the C library has it");
+        let exported = hooks[1].real(NAMES).expect("the C library has it");
         assert_eq!(find(b"getpid", exported), Some(1));
         assert_eq!(asked.take(), []);
         assert_eq!(find(b"getpid", OTHER), Some(1));

@@ -20,13 +20,12 @@ use crate::cuda::{Device, Parameters, Uint};
 use crate::current;
 use crate::driver;
 use crate::gpu::{Credit, Gpu, any_holds_launches};
-use crate::hook::Hook;
 use crate::process::{Process, process};
 
 /// Return the driver's function when a launch may pass, or `None` if this driver does not have it. If launches are not held, note it in `direct`.
 #[cold]
-pub(crate) fn pass(hook: &Hook, direct: &AtomicPtr<c_void>, on: impl FnOnce()) -> Option<*mut c_void> {
-    let found = hook.driver.get()?;
+pub(crate) fn pass(found: Option<*mut c_void>, direct: &AtomicPtr<c_void>, on: impl FnOnce()) -> Option<*mut c_void> {
+    let found = found?;
     if held() {
         on();
     } else {

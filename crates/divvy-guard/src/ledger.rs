@@ -28,6 +28,10 @@ pub(crate) enum Kind {
     Graphs,
     /// Memory imported from another interface. `of` is unused.
     External,
+    /// Memory of another process, by its address here. `of` counts how often it was opened.
+    Opened,
+    /// What a limit of a context takes. `of` is the context.
+    Limit,
     /// A green context. Nothing is charged for it but its primary context, and `of` is unused.
     Green,
     /// A page that small allocations share. The key is its number, and `of` counts them.
@@ -184,7 +188,7 @@ impl Ledger {
 
     /// Return the record of a handle.
     pub(crate) fn get(&self, kind: Kind, key: u64) -> Option<Entry> {
-        self.change(kind, key, |_| false)
+        self.change(kind, key, &mut |_| false)
     }
 
     /// Return the first handle at or after a place, and its place. Handles that are added or removed meanwhile may be missed.
@@ -204,7 +208,7 @@ impl Ledger {
     /// Record small memory, and count it in its page. Return whether it is the first there, and the handle's earlier record as [`Ledger::insert`] does.
     pub(crate) fn insert_in_page(&self, entry: Entry, page: u64) -> Result<(bool, Option<Entry>), NoRoom> {
         self.with(|inner| {
-            let is_first = inner.enter(page, entry.gpu)?;
+            let is_first = inner.enter(Entry::new(Kind::Slab, page, entry.gpu, 0, 1))?;
             inner.insert(entry).map(|before| (is_first, before))
         })
     }
@@ -214,18 +218,24 @@ impl Ledger {
     pub(crate) fn take_from_page(&self, kind: Kind, key: u64, page: fn(&Entry) -> Option<u64>) -> Option<(Entry, bool)> {
         self.with(|inner| {
             let entry = inner.take(kind, key)?;
-            let was_last = page(&entry).is_some_and(|page| inner.leave(page));
+            let was_last = page(&entry).is_some_and(|page| inner.leave(Kind::Slab, page));
             Some((entry, was_last))
         })
     }
 
-    /// Remove small memory without a record from its page. Return whether it was the last there.
-    pub(crate) fn leave(&self, page: u64) -> bool {
-        self.with(|inner| inner.leave(page))
+    /// Count a handle once more, or record it. Return whether it is new.
+    pub(crate) fn enter(&self, new: Entry) -> Result<bool, NoRoom> {
+        self.with(|inner| inner.enter(new))
+    }
+
+    /// Count a handle once less. Return whether that was the last time.
+    pub(crate) fn leave(&self, kind: Kind, key: u64) -> bool {
+        self.with(|inner| inner.leave(kind, key))
     }
 
     /// Change a record. If `change` returns true, remove it afterwards.
-    pub(crate) fn change(&self, kind: Kind, key: u64, change: impl FnOnce(&mut Entry) -> bool) -> Option<Entry> {
+    #[inline(never)]
+    pub(crate) fn change(&self, kind: Kind, key: u64, change: &mut dyn FnMut(&mut Entry) -> bool) -> Option<Entry> {
         self.with(|inner| {
             let mut table = inner.table()?;
             let index = table.place(&Entry::new(kind, key, 0, 0, 0));
@@ -245,7 +255,8 @@ impl Ledger {
 
     /// Remove the first handle at or after a place for which `which` returns true. Return it, and the place from which to continue. Handles that are added
     /// meanwhile may be missed.
-    pub(crate) fn take_from(&self, from: usize, which: impl Fn(&Entry, &Table<'_>) -> bool) -> Option<(usize, Entry)> {
+    #[inline(never)]
+    pub(crate) fn take_from(&self, from: usize, which: &dyn Fn(&Entry, &Table<'_>) -> bool) -> Option<(usize, Entry)> {
         self.with(|inner| {
             let mut table = inner.table()?;
             let mut place = from;
@@ -319,9 +330,7 @@ impl Inner {
         Some(entry)
     }
 
-    /// Count one allocation in a page. Return whether it is the first there.
-    fn enter(&mut self, page: u64, gpu: u32) -> Result<bool, NoRoom> {
-        let new = Entry::new(Kind::Slab, page, gpu, 0, 1);
+    fn enter(&mut self, new: Entry) -> Result<bool, NoRoom> {
         if let Some(mut table) = self.table() {
             let index = table.place(&new);
             let mut known = table.at(index);
@@ -334,10 +343,9 @@ impl Inner {
         self.insert(new).map(|_| true)
     }
 
-    /// Remove one allocation from a page. Return whether it was the last there.
-    fn leave(&mut self, page: u64) -> bool {
+    fn leave(&mut self, kind: Kind, key: u64) -> bool {
         let Some(mut table) = self.table() else { return false };
-        let index = table.place(&Entry::new(Kind::Slab, page, 0, 0, 0));
+        let index = table.place(&Entry::new(kind, key, 0, 0, 0));
         let mut known = table.at(index);
         if known.kind == 0 {
             return false;
@@ -448,10 +456,10 @@ mod tests {
                         prop_assert_eq!(taken, gone.map(|entry| (entry, was_last)));
                     }
                     Call::Take(key) => prop_assert_eq!(ledger.take(Kind::Linear, key), linear.remove(&key)),
-                    Call::Change(key) => prop_assert_eq!(ledger.leave(page(key)), leave(&mut slabs, page(key))),
+                    Call::Change(key) => prop_assert_eq!(ledger.leave(Kind::Slab, page(key)), leave(&mut slabs, page(key))),
                     Call::Sweep(divisor) => {
                         let (mut place, mut gone) = (0, 0);
-                        while let Some((next, entry)) = ledger.take_from(place, |entry, _| entry.is(Kind::Linear) && entry.key % divisor == 0) {
+                        while let Some((next, entry)) = ledger.take_from(place, &|entry, _| entry.is(Kind::Linear) && entry.key % divisor == 0) {
                             (place, gone) = (next, gone + 1);
                             prop_assert_eq!(linear.remove(&entry.key), Some(entry));
                         }

@@ -1,17 +1,19 @@
 //! Linear and managed memory.
 
 use crate::charge;
-use crate::cuda::{Code, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{Call, Code, NOT_SUPPORTED, OUT_OF_MEMORY, Out, SUCCESS};
 use crate::current;
 use crate::driver;
+use crate::external;
 use crate::ledger::Kind;
 
 /// `cuMemAlloc`.
-pub(crate) fn allocate(bytes: u64, call: impl FnOnce() -> Code, pointer: impl FnOnce() -> u64) -> Code {
+#[inline(never)]
+pub(crate) fn allocate(bytes: u64, call: &Call, pointer: Out) -> Code {
     match current::context() {
         Some((device, context)) => charge::allocate(device, Kind::Linear, context, bytes, call, pointer),
         // The driver reports that there is no context.
-        None => call(),
+        None => call.run(),
     }
 }
 
@@ -20,45 +22,44 @@ const PITCH: u64 = 512;
 
 /// `cuMemAllocPitch`: the driver decides the distance between rows. If it is larger than expected, the memory is freed, and allocated again with the real size
 /// charged.
-pub(crate) fn allocate_rows(
-    width: u64,
-    height: u64,
-    call: impl Fn() -> Code,
-    pointer: impl Fn() -> u64,
-    pitch: impl Fn() -> u64,
-) -> Code {
+#[inline(never)]
+pub(crate) fn allocate_rows(width: u64, height: u64, call: &Call, pointer: Out, pitch: Out) -> Code {
     let row = width.checked_next_multiple_of(PITCH).unwrap_or(u64::MAX);
     let mut bytes = row.saturating_mul(height);
     for _ in 0..2 {
-        let code = allocate(bytes, &call, &pointer);
+        let code = allocate(bytes, call, pointer);
         if code != SUCCESS {
             return code;
         }
-        let real = pitch().saturating_mul(height);
+        let real = pitch.get().saturating_mul(height);
         if real <= bytes {
             return code;
         }
         bytes = real;
-        let unwanted = pointer();
-        free(unwanted, || driver::free(unwanted));
+        let unwanted = pointer.get();
+        charge::free_by(Kind::Linear, unwanted, || driver::free(unwanted));
     }
     OUT_OF_MEMORY
 }
 
 /// `cuMemFree`.
-pub(crate) fn free(pointer: u64, call: impl FnOnce() -> Code) -> Code {
-    charge::free(Kind::Linear, pointer, call)
+#[inline(never)]
+pub(crate) fn free(pointer: u64, call: &Call) -> Code {
+    match external::opened_at(pointer) {
+        Some(_) => external::close(pointer, call),
+        None => charge::free(Kind::Linear, pointer, call),
+    }
 }
 
 /// `cuMemAllocManaged`: charged as if all of it were on the GPU.
-pub(crate) fn allocate_managed(bytes: u64, call: impl FnOnce() -> Code, pointer: impl FnOnce() -> u64) -> Code {
+pub(crate) fn allocate_managed(bytes: u64, call: &Call, pointer: Out) -> Code {
     let Some((device, context)) = current::context() else {
-        return call();
+        return call.run();
     };
     match charge::held(device) {
         Ok(held) if held.allowed.refuse_managed => NOT_SUPPORTED,
         Ok(held) => held.allocate(Kind::Linear, context, bytes, call, pointer),
         Err(Some(code)) => code,
-        Err(None) => call(),
+        Err(None) => call.run(),
     }
 }

@@ -1,63 +1,123 @@
 //! Physical memory and its mappings (`cuMemCreate`, `cuMemMap`).
 //!
 //! Physical memory lives until its last handle and its last mapping are gone: programs release the handle as soon as they have mapped the memory.
+//!
+//! It also lives as long as a descriptor of it is open anywhere, or another process has it, and no process knows that of the others. So memory that was exported
+//! stays charged until the process ends, and memory that was imported is charged to each process that has mapped it, as far as it is mapped: its maker may have
+//! ended. Memory that two processes of a pod have is charged twice. To map it is never refused, because it takes no more memory of the GPU: what is charged then
+//! only leaves less for what the pod allocates.
 
 use crate::charge::{self, give_back, note};
-use crate::cuda::{AllocationProp, Code, DEVICE, SUCCESS};
+use crate::cuda::{AllocationProp, Call, Code, OUT_OF_MEMORY, Out, SUCCESS};
+use crate::current;
+use crate::driver;
+use crate::gpu::{Gpu, pages};
 use crate::ledger::{Entry, Kind, Table};
 use crate::process::{Process, process};
 
 /// In `Entry::of` of physical memory: one handle, and one mapping.
 const HANDLE: u64 = 1;
 const MAPPING: u64 = 1 << 32;
+/// In `Entry::of` of physical memory: it was imported, and is charged with the largest size that was mapped. A descriptor does not tell its size.
+const IMPORTED: u64 = 1 << 63;
 
 /// `cuMemCreate`.
 ///
 /// # Safety
 ///
 /// `prop` is null or valid, as the driver demands it.
-pub(crate) unsafe fn create(
-    bytes: u64,
-    prop: *const AllocationProp,
-    call: impl FnOnce() -> Code,
-    handle: impl FnOnce() -> u64,
-) -> Code {
+pub(crate) unsafe fn create(bytes: u64, prop: *const AllocationProp, call: &Call, handle: Out) -> Code {
     // SAFETY: the caller's promise.
-    match unsafe { prop.as_ref() } {
-        Some(prop) if prop.location_type == DEVICE => {
-            charge::allocate(prop.location_id, Kind::Physical, HANDLE, bytes, call, handle)
-        }
+    let prop = unsafe { prop.as_ref() };
+    match prop.and_then(|prop| current::device_at(prop.location)) {
+        Some(device) => charge::allocate(device, Kind::Physical, HANDLE, bytes, call, handle),
         // Memory of the host; or the driver says what is wrong.
-        _ => call(),
+        None => call.run(),
+    }
+}
+
+/// `cuMemExportToShareableHandle`.
+pub(crate) fn export(handle: u64, call: &Call) -> Code {
+    // Counted meanwhile, so that another thread cannot give the memory back after it was exported.
+    let is_charged = count(handle, HANDLE);
+    let code = call.run();
+    if is_charged {
+        if code == SUCCESS {
+            keep(handle);
+        }
+        forget(handle, HANDLE);
+    }
+    code
+}
+
+/// Have memory charged until the process ends: nothing is given back with its record.
+fn keep(handle: u64) {
+    let mut no_more = |entry: &mut Entry| {
+        (entry.size, entry.of) = (0, entry.of & !IMPORTED);
+        false
+    };
+    process().and_then(|process| process.ledger.change(Kind::Physical, handle, &mut no_more));
+}
+
+/// `cuMemImportFromShareableHandle`.
+pub(crate) fn import(code: Code, handle: Out) -> Code {
+    if code == SUCCESS {
+        imported(handle.get());
+    }
+    code
+}
+
+#[inline(never)]
+fn imported(handle: u64) {
+    // The process may have imported what it has itself. Without a location, it is no memory.
+    if count(handle, HANDLE) {
+        return;
+    }
+    if let Some(device) = driver::location_of(handle).and_then(current::device_at)
+        && let Ok(held) = charge::held(device)
+    {
+        let entry = Entry::new(Kind::Physical, handle, device.unsigned_abs(), 0, HANDLE | IMPORTED);
+        note(held.process, entry);
     }
 }
 
 /// Count one handle or mapping less, ask the driver, and give the memory back when it was the last one.
-fn drop_one(handle: u64, what: u64, call: impl FnOnce() -> Code) -> Code {
-    let Some(process) = process() else { return call() };
+#[inline(never)]
+fn drop_one(handle: u64, what: u64, call: &Call) -> Code {
+    let Some(process) = process() else { return call.run() };
     let Some(entry) = uncount(process, handle, what) else {
-        return call();
+        return call.run();
     };
-    let code = call();
+    let code = call.run();
     dropped(process, handle, what, entry, code);
     code
+}
+
+/// The same for what the driver has done already, or has not counted.
+#[inline(never)]
+fn forget(handle: u64, what: u64) {
+    if let Some(process) = process()
+        && let Some(entry) = uncount(process, handle, what)
+    {
+        dropped(process, handle, what, entry, SUCCESS);
+    }
 }
 
 /// Count one handle or mapping less. Return the record, which is removed if this was the last one. `None`: the memory was not charged.
 #[inline(never)]
 fn uncount(process: &Process, handle: u64, what: u64) -> Option<Entry> {
     let mut had = false;
-    let entry = process.ledger.change(Kind::Physical, handle, |entry| {
+    let entry = process.ledger.change(Kind::Physical, handle, &mut |entry| {
         let count = if what == HANDLE {
             entry.of & (MAPPING - 1)
         } else {
-            entry.of >> 32
+            (entry.of & !IMPORTED) >> 32
         };
         had = count > 0;
         if had {
             entry.of = entry.of.wrapping_sub(what);
         }
-        had && entry.of == 0
+        had && entry.of & !IMPORTED == 0
     });
     entry.filter(|_| had)
 }
@@ -65,11 +125,11 @@ fn uncount(process: &Process, handle: u64, what: u64) -> Option<Entry> {
 /// Give back what the driver has freed, or count it again if the driver has refused.
 #[inline(never)]
 fn dropped(process: &Process, handle: u64, what: u64, mut entry: Entry, code: Code) {
-    match (code, entry.of) {
+    match (code, entry.of & !IMPORTED) {
         (SUCCESS, 0) => give_back(process, &entry),
         (SUCCESS, _) => {}
         (_, 0) => {
-            entry.of = what;
+            entry.of |= what;
             note(process, entry);
         }
         _ => {
@@ -79,55 +139,83 @@ fn dropped(process: &Process, handle: u64, what: u64, mut entry: Entry, code: Co
 }
 
 /// Count one handle or mapping more. `false`: the memory was not charged.
+#[inline(never)]
 fn count(handle: u64, what: u64) -> bool {
-    let add = |entry: &mut Entry| {
+    let mut add = |entry: &mut Entry| {
         entry.of = entry.of.wrapping_add(what);
         false
     };
     process()
-        .and_then(|process| process.ledger.change(Kind::Physical, handle, add))
+        .and_then(|process| process.ledger.change(Kind::Physical, handle, &mut add))
         .is_some()
 }
 
 /// `cuMemRelease`.
-pub(crate) fn release(handle: u64, call: impl FnOnce() -> Code) -> Code {
+pub(crate) fn release(handle: u64, call: &Call) -> Code {
     drop_one(handle, HANDLE, call)
 }
 
 /// `cuMemRetainAllocationHandle`: the same handle once more.
-pub(crate) fn retain(call: impl FnOnce() -> Code, handle: impl FnOnce() -> u64) -> Code {
-    let code = call();
+pub(crate) fn retain(code: Code, handle: Out) -> Code {
     if code == SUCCESS {
         // What was not charged is not counted.
-        count(handle(), HANDLE);
+        count(handle.get(), HANDLE);
     }
     code
 }
 
 /// `cuMemMap`.
-pub(crate) fn map(pointer: u64, size: u64, handle: u64, call: impl FnOnce() -> Code) -> Code {
-    let Some(process) = process() else { return call() };
+pub(crate) fn map(pointer: u64, size: u64, handle: u64, call: &Call) -> Code {
+    let Some(process) = process() else { return call.run() };
     if !count(handle, MAPPING) {
-        return call();
+        return call.run();
     }
-    let code = call();
+    let code = if has_slot(process, handle) {
+        call.run()
+    } else {
+        OUT_OF_MEMORY
+    };
     if code == SUCCESS {
+        grow(process, handle, pages(size));
         note(process, Entry::new(Kind::Mapping, pointer, 0, size, handle));
     } else {
-        drop_one(handle, MAPPING, || SUCCESS);
+        forget(handle, MAPPING);
     }
     code
 }
 
+/// Whether what is mapped can be charged. What the process has made itself is.
+fn has_slot(process: &Process, handle: u64) -> bool {
+    let entry = process.ledger.get(Kind::Physical, handle);
+    entry.is_none_or(|entry| entry.of & IMPORTED == 0 || charge::gpu_of(process, &entry).is_some_and(Gpu::has_slot))
+}
+
+/// Charge imported memory of which more was mapped than before.
+fn grow(process: &Process, handle: u64, size: u64) {
+    let mut before = 0;
+    let entry = process.ledger.change(Kind::Physical, handle, &mut |entry| {
+        before = entry.size;
+        if entry.of & IMPORTED != 0 {
+            entry.size = entry.size.max(size);
+        }
+        false
+    });
+    if let Some(entry) = entry
+        && let Some(gpu) = charge::gpu_of(process, &entry)
+    {
+        gpu.adjust(before, entry.size);
+    }
+}
+
 /// `cuMemUnmap`: the range may have several mappings, one after the other.
-pub(crate) fn unmap(pointer: u64, size: u64, call: impl FnOnce() -> Code) -> Code {
-    let Some(process) = process() else { return call() };
+pub(crate) fn unmap(pointer: u64, size: u64, call: &Call) -> Code {
+    let Some(process) = process() else { return call.run() };
     // Forgotten before the driver is asked: after that, another thread can map something there.
     let first = process.ledger.take(Kind::Mapping, pointer);
-    let code = call();
+    let code = call.run();
     match first {
         Some(mapping) if code == SUCCESS => {
-            drop_one(mapping.of, MAPPING, || SUCCESS);
+            forget(mapping.of, MAPPING);
             if mapping.size < size {
                 unmap_rest(process, pointer, size);
             }
@@ -142,8 +230,8 @@ pub(crate) fn unmap(pointer: u64, size: u64, call: impl FnOnce() -> Code) -> Cod
 fn unmap_rest(process: &Process, pointer: u64, size: u64) {
     let inside = |entry: &Entry, _: &Table<'_>| entry.is(Kind::Mapping) && entry.key.wrapping_sub(pointer) < size;
     let mut place = 0;
-    while let Some((next, mapping)) = process.ledger.take_from(place, inside) {
+    while let Some((next, mapping)) = process.ledger.take_from(place, &inside) {
         place = next;
-        drop_one(mapping.of, MAPPING, || SUCCESS);
+        forget(mapping.of, MAPPING);
     }
 }

@@ -6,7 +6,10 @@
 use core::sync::atomic::Ordering;
 
 use crate::charge::{self, Held, give_back, held, note};
-use crate::cuda::{ALLOCATION_NODE, AllocationNode, AllocationProp, Code, DEVICE, Device, Node, OUT_OF_MEMORY, SUCCESS};
+use crate::cuda::{
+    ALLOCATION_NODE, AllocationNode, AllocationProp, Call, Code, DEVICE, Device, Location, MANAGED, NOT_SUPPORTED, Node,
+    OUT_OF_MEMORY, Out, SUCCESS,
+};
 use crate::current;
 use crate::driver::{self, PoolBytes};
 use crate::gpu::pages;
@@ -15,41 +18,40 @@ use crate::process::{Process, process};
 
 /// The least amount by which a pool grows.
 const CHUNK: u64 = 32 << 20;
+/// In `Entry::of` of a pool: it was exported.
+const EXPORTED: u64 = 1;
 /// The unit of allocations from a pool.
 const UNIT: u64 = 512;
 
 /// `cuMemAllocAsync`: from the current pool of the stream's GPU.
-pub(crate) fn allocate(bytes: u64, stream: u64, call: &dyn Fn() -> Code) -> Code {
+pub(crate) fn allocate(bytes: u64, stream: u64, call: &Call) -> Code {
     let Some(device) = current::device_of_stream(stream) else {
-        return call();
+        return call.run();
     };
     match driver::pool_of(device) {
         Some(pool) => from_pool(device, pool, bytes, call),
-        None => call(),
+        None => call.run(),
     }
 }
 
-/// `cuMemAllocFromPoolAsync`. Only pools that the program created on a GPU, and the default pools of GPUs, are charged. Other pools are in the host's memory, or
-/// are charged to another process.
-pub(crate) fn allocate_from(pool: u64, bytes: u64, call: &dyn Fn() -> Code) -> Code {
+/// `cuMemAllocFromPoolAsync`. Pools have a record since the program got them, except default pools of GPUs. Others are in the host's memory.
+pub(crate) fn allocate_from(pool: u64, bytes: u64, call: &Call) -> Code {
     let known = process().and_then(|process| process.reserves.get(Kind::Pool, pool));
     let device = match known {
         Some(entry) => Device::try_from(entry.gpu).ok(),
-        None => current::context()
-            .map(|(device, _)| device)
-            .filter(|device| driver::default_pool_of(*device) == Some(pool)),
+        None => (0..driver::gpus().unwrap_or(0).cast_signed()).find(|device| driver::default_pool_of(*device) == Some(pool)),
     };
     match device {
         Some(device) => from_pool(device, pool, bytes, call),
-        None => call(),
+        None => call.run(),
     }
 }
 
-fn from_pool(device: Device, pool: u64, bytes: u64, call: &dyn Fn() -> Code) -> Code {
+fn from_pool(device: Device, pool: u64, bytes: u64, call: &Call) -> Code {
     let held = match held(device) {
         Ok(held) => held,
         Err(Some(code)) => return code,
-        Err(None) => return call(),
+        Err(None) => return call.run(),
     };
     if know(&held, pool).is_err() {
         return OUT_OF_MEMORY;
@@ -62,7 +64,7 @@ fn from_pool(device: Device, pool: u64, bytes: u64, call: &dyn Fn() -> Code) -> 
     code
 }
 
-fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &dyn Fn() -> Code) -> Code {
+fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &Call) -> Code {
     let mut settled = false;
     loop {
         let reserved = driver::pool_bytes(pool, PoolBytes::Reserved).unwrap_or(0);
@@ -78,7 +80,7 @@ fn grow(held: &Held, pool: u64, bytes: u64, others: u64, call: &dyn Fn() -> Code
             held.gpu.try_reserve(growth, &held.allowed)
         };
         if answer.is_ok() {
-            let code = call();
+            let code = call.run();
             settle(held.process, Kind::Pool, pool);
             held.gpu.cancel(growth);
             return code;
@@ -115,21 +117,18 @@ fn know_graphs(held: &Held) -> Result<(), crate::ledger::NoRoom> {
 /// # Safety
 ///
 /// `node` is null or valid, as the driver demands it.
-pub(crate) unsafe fn add_node(node: *const AllocationNode, call: impl FnOnce() -> Code) -> Code {
+pub(crate) unsafe fn add_node(node: *const AllocationNode, call: &Call) -> Code {
     // SAFETY: the caller's promise.
     match unsafe { node.as_ref() }.and_then(refused) {
         Some(code) => code,
-        None => call(),
+        None => call.run(),
     }
 }
 
 /// The error for a node whose memory does not fit.
 #[inline(never)]
 fn refused(node: &AllocationNode) -> Option<Code> {
-    if node.pool.location_type != DEVICE {
-        return None;
-    }
-    let held = match held(node.pool.location_id) {
+    let held = match held_pool(&node.pool) {
         Ok(held) => held,
         Err(code) => return code,
     };
@@ -148,12 +147,12 @@ fn refused(node: &AllocationNode) -> Option<Code> {
 /// # Safety
 ///
 /// `node` is null or valid, as the driver demands it.
-pub(crate) unsafe fn add_any_node(node: *const Node, call: impl FnOnce() -> Code) -> Code {
+pub(crate) unsafe fn add_any_node(node: *const Node, call: &Call) -> Code {
     // SAFETY: the caller's promise.
     match unsafe { node.as_ref() } {
         // SAFETY: the reference is valid.
         Some(node) if node.kind == ALLOCATION_NODE => unsafe { add_node(&node.allocation, call) },
-        _ => call(),
+        _ => call.run(),
     }
 }
 
@@ -167,7 +166,7 @@ fn settle(process: &Process, kind: Kind, pool: u64) {
     };
     let Some(now) = now.map(pages) else { return };
     let mut before = 0;
-    let entry = process.reserves.change(kind, pool, |entry| {
+    let entry = process.reserves.change(kind, pool, &mut |entry| {
         before = entry.size;
         entry.size = now;
         false
@@ -191,8 +190,7 @@ pub(crate) fn settle_all(process: &Process) {
 }
 
 /// Handle a call that may change how much memory pools and graphs have: a synchronization, a launch, or the end of a graph.
-pub(crate) fn synchronize(call: impl FnOnce() -> Code) -> Code {
-    let code = call();
+pub(crate) fn synchronize(code: Code) -> Code {
     if let Some(process) = process()
         && process.pools.load(Ordering::Acquire) != 0
     {
@@ -201,43 +199,89 @@ pub(crate) fn synchronize(call: impl FnOnce() -> Code) -> Code {
     code
 }
 
+/// How the GPU is held to a share that has the memory of a pool. Managed memory moves to the GPU that uses it, wherever the pool prefers it to be. It is charged as if
+/// all of it were there.
+fn held_pool(prop: &AllocationProp) -> Result<Held, Option<Code>> {
+    let device = match (prop.kind, prop.location.kind) {
+        (MANAGED, place) if place != DEVICE => current::device().or(Some(0)),
+        _ => current::device_at(prop.location),
+    };
+    let held = held(device.ok_or(None)?)?;
+    if prop.kind == MANAGED && held.allowed.refuse_managed {
+        return Err(Some(NOT_SUPPORTED));
+    }
+    Ok(held)
+}
+
+/// `cuMemGetDefaultMemPool`, `cuMemGetMemPool`: the program gets a pool that it may not have created.
+///
+/// # Safety
+///
+/// `location` is null or valid, as the driver demands it.
+#[inline(never)]
+pub(crate) unsafe fn get(location: *const Location, kind: i32, code: Code, pool: Out) -> Code {
+    // SAFETY: the caller's promise.
+    let Some(location) = (unsafe { location.as_ref() }).filter(|_| code == SUCCESS) else {
+        return code;
+    };
+    match held_pool(&AllocationProp::new(kind, *location)) {
+        Ok(held) if know(&held, pool.get()).is_err() => OUT_OF_MEMORY,
+        Ok(_) | Err(None) => code,
+        Err(Some(code)) => code,
+    }
+}
+
+/// `cuMemPoolExportToShareableHandle`.
+pub(crate) fn export(pool: u64, call: &Call) -> Code {
+    let Some(process) = process() else { return call.run() };
+    // Before the driver is called, so that another thread cannot give the memory back in between. If the call fails, the pool is charged longer than needed.
+    process.reserves.change(Kind::Pool, pool, &mut |entry| {
+        entry.of = EXPORTED;
+        false
+    });
+    call.run()
+}
+
 /// `cuMemPoolCreate`: the pool has no memory yet, but its GPU is recorded.
 ///
 /// # Safety
 ///
 /// `prop` is null or valid, as the driver demands it.
-pub(crate) unsafe fn create(prop: *const AllocationProp, call: impl FnOnce() -> Code, pool: impl FnOnce() -> u64) -> Code {
+pub(crate) unsafe fn create(prop: *const AllocationProp, call: &Call, pool: Out) -> Code {
     // SAFETY: the caller's promise.
-    let device = match unsafe { prop.as_ref() } {
-        Some(prop) if prop.location_type == DEVICE => prop.location_id,
-        _ => return call(),
-    };
-    let held = match held(device) {
+    let held = match unsafe { prop.as_ref() }.map_or(Err(None), held_pool) {
         Ok(held) => held,
         Err(Some(code)) => return code,
-        Err(None) => return call(),
+        Err(None) => return call.run(),
     };
     if held.process.reserves.room().is_err() {
         return OUT_OF_MEMORY;
     }
-    let code = call();
+    let code = call.run();
     if code == SUCCESS {
         held.process.pools.store(1, Ordering::Release);
-        note(held.process, Entry::new(Kind::Pool, pool(), device.unsigned_abs(), 0, 0));
+        note(
+            held.process,
+            Entry::new(Kind::Pool, pool.get(), held.device.unsigned_abs(), 0, 0),
+        );
     }
     code
 }
 
 /// `cuMemPoolDestroy`: memory that is still allocated from the pool stays allocated, and the driver does not report when it is freed. It stays charged until
-/// the driver reuses the handle for another pool, or the process ends.
-pub(crate) fn destroy(pool: u64, call: impl FnOnce() -> Code) -> Code {
-    let Some(process) = process() else { return call() };
+/// the driver reuses the handle for another pool, or the process ends. Others may keep all that an exported pool has, so that stays charged until the process ends.
+pub(crate) fn destroy(pool: u64, call: &Call) -> Code {
+    let Some(process) = process() else { return call.run() };
+    settle(process, Kind::Pool, pool);
     let used = driver::pool_bytes(pool, PoolBytes::Used).map_or(0, pages);
     let Some(mut entry) = process.reserves.take(Kind::Pool, pool) else {
-        return call();
+        return call.run();
     };
-    let code = call();
+    let code = call.run();
     if code == SUCCESS {
+        if entry.of == EXPORTED {
+            return code;
+        }
         if used == 0 {
             give_back(process, &entry);
             return code;
@@ -252,8 +296,7 @@ pub(crate) fn destroy(pool: u64, call: impl FnOnce() -> Code) -> Code {
 }
 
 /// `cuMemPoolTrimTo`, `cuMemPoolSetAttribute`.
-pub(crate) fn change(pool: u64, call: impl FnOnce() -> Code) -> Code {
-    let code = call();
+pub(crate) fn change(pool: u64, code: Code) -> Code {
     if let Some(process) = process() {
         settle(process, Kind::Pool, pool);
     }

@@ -25,6 +25,8 @@ pub(crate) struct Process {
     count: AtomicU32,
     /// 1 when the process has pools.
     pub(crate) pools: AtomicU32,
+    /// 1 when the process has opened memory of another one.
+    pub(crate) opened: AtomicU32,
     /// How many launches pass on any GPU of a process that sees several.
     pub(crate) credit: Credit,
     /// Held while a pool is charged with what the driver says.

@@ -36,8 +36,7 @@ unsafe fn lower<T: Bytes>(number: *mut T, most: u64) {
 /// # Safety
 ///
 /// The pointers are those that `call` gives to the driver.
-pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, call: impl FnOnce() -> Code) -> Code {
-    let code = call();
+pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, code: Code) -> Code {
     if code != SUCCESS {
         return code;
     }
@@ -60,8 +59,7 @@ pub(crate) unsafe fn memory<T: Bytes>(free: *mut T, total: *mut T, call: impl Fn
 /// # Safety
 ///
 /// The pointer is the one that `call` gives to the driver.
-pub(crate) unsafe fn total<T: Bytes>(total: *mut T, device: Device, call: impl FnOnce() -> Code) -> Code {
-    let code = call();
+pub(crate) unsafe fn total<T: Bytes>(total: *mut T, device: Device, code: Code) -> Code {
     if code != SUCCESS {
         return code;
     }

@@ -13,43 +13,32 @@ const NEXT: *mut c_void = without_provenance_mut(usize::MAX);
 /// The real library has no function of this name.
 const MISSING: *mut c_void = without_provenance_mut(1);
 
-/// A function of the real library, which is looked up once.
-#[derive(Debug)]
-pub struct Function {
-    name: &'static CStr,
-    found: AtomicPtr<c_void>,
-}
+/// A function of the real library, which is looked up once. It does not have its own name: the loader would have to adjust a pointer to it.
+#[derive(Debug, Default)]
+pub struct Function(AtomicPtr<c_void>);
 
 impl Function {
-    /// The function of this name.
-    pub const fn new(name: &'static CStr) -> Self {
-        Self {
-            name,
-            found: AtomicPtr::new(null_mut()),
-        }
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &'static CStr {
-        self.name
+    /// A function that was not looked up yet.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
     }
 
     /// Where it is, if it was looked up before and the real library has it. This calls no other function.
     pub fn known(&self) -> Option<*mut c_void> {
-        let found = self.found.load(Ordering::Acquire);
+        let found = self.0.load(Ordering::Acquire);
         (!found.is_null() && found != MISSING).then_some(found)
     }
 
-    /// Where it is; `None` when the real library does not have it.
-    pub fn get(&self) -> Option<*mut c_void> {
-        let mut found = self.found.load(Ordering::Acquire);
+    /// Where it is; `None` when the real library does not have it. The name is the same each time.
+    pub fn get(&self, name: &CStr) -> Option<*mut c_void> {
+        let mut found = self.0.load(Ordering::Acquire);
         if found.is_null() {
             // SAFETY: the handle is a valid one, and the name ends with 0.
-            found = unsafe { dlsym(NEXT, self.name.as_ptr()) };
+            found = unsafe { dlsym(NEXT, name.as_ptr()) };
             if found.is_null() {
                 found = MISSING;
             }
-            self.found.store(found, Ordering::Release);
+            self.0.store(found, Ordering::Release);
         }
         (found != MISSING).then_some(found)
     }
@@ -59,9 +48,11 @@ impl Function {
 #[macro_export]
 macro_rules! c_name {
     ($name:ident) => {
-        match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
-            Ok(name) => name,
-            Err(_) => panic!("a name has no 0"),
+        const {
+            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no 0"),
+            }
         }
     };
 }

@@ -295,9 +295,9 @@ pub fn nap() {
 pub fn now() -> u64 {
     type Clock = unsafe extern "C" fn(c_int, *mut __kernel_timespec) -> c_int;
     /// The C library's, behind the driver: it makes no system call, which would take ten times as long.
-    static CLOCK: Function = Function::new(c"clock_gettime");
+    static CLOCK: Function = Function::new();
     let mut time = __kernel_timespec { tv_sec: 0, tv_nsec: 0 };
-    match CLOCK.get() {
+    match CLOCK.get(c"clock_gettime") {
         Some(found) => {
             // SAFETY: POSIX's function has these arguments; a C library for a 64-bit machine has the kernel's structure.
             let clock: Clock = unsafe { core::mem::transmute(found) };

@@ -31,6 +31,49 @@ fn what_is_charged_is_what_the_driver_gave() {
     check(&program, 0);
 }
 
+/// The heap and the buffer of printf of kernels, and a stack for each of the 108 x 2048 threads that can run at the same time.
+#[test]
+fn what_limits_of_a_context_take_is_charged_and_refused_until_the_context_ends() {
+    const THREADS: u64 = 108 * 2048;
+    let sandbox = Sandbox::with_share(64 << 30, 4096 * MIB);
+    let mut program = sandbox.ready();
+    let check = |program: &crate::sandbox::Program, expected: u64| {
+        assert_eq!(
+            (sandbox.charged(program), sandbox.driver_gave(0)),
+            (CONTEXT + expected, CONTEXT + expected)
+        );
+    };
+    for (which, usual, value, takes) in [
+        (2, 8 * MIB, 1032 * MIB, 1024 * MIB),
+        (1, MIB, 17 * MIB, 16 * MIB),
+        (0, 1024, 9216, THREADS * 8192),
+    ] {
+        assert_eq!(program.code(&format!("limit {which} {usual}")), 0);
+        check(&program, 0);
+        assert_eq!(program.code(&format!("limit {which} {value}")), 0);
+        check(&program, takes);
+        assert_eq!(
+            program.code(&format!("limit {which} {}", value * 1000)),
+            OUT_OF_MEMORY,
+            "{which}"
+        );
+        check(&program, takes);
+        assert_eq!(program.code(&format!("limit {which} {}", usual / 2)), 0);
+        check(&program, 0);
+    }
+    // Not one that takes memory; the driver knows it or not.
+    assert_eq!(program.code("limit 9 1"), 215);
+    let [code, context, _] = program.call("context 0");
+    assert_eq!((code, program.code(&format!("limit 2 {}", 108 * MIB))), (0, 0));
+    check(&program, CONTEXT + 100 * MIB);
+    assert_eq!(program.code(&format!("destroy {context}")), 0);
+    check(&program, 0);
+    assert_eq!(program.code("retain 0"), 0);
+    assert_eq!(program.code(&format!("limit 2 {}", 108 * MIB)), 0);
+    assert_eq!(program.code("reset 0"), 0);
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (0, 0));
+}
+
 #[test]
 fn the_share_ends_where_it_ends() {
     // The GPU has more, so only the guard refuses.

@@ -124,7 +124,7 @@ fn an_allocation_takes_no_system_call() {
             let (allocated, pointer) = bed.count(&format!("alloc {bytes}"));
             bed.count(&format!("free {kept}"));
             let (freed, _) = bed.count(&format!("free {pointer}"));
-            let (most, locked) = if bytes == 4096 { (730, 6) } else { (690, 8) };
+            let (most, locked) = if bytes == 4096 { (830, 6) } else { (790, 8) };
             assert_costs(
                 &format!("an allocation of {bytes} bytes, with {gpus} GPUs"),
                 &allocated,
@@ -139,7 +139,7 @@ fn an_allocation_takes_no_system_call() {
                 &format!("the end of {bytes} bytes"),
                 &freed,
                 &Most {
-                    instructions: 380,
+                    instructions: 450,
                     locked: 3,
                     driver_calls: 1,
                     other_calls: 0,
@@ -214,7 +214,7 @@ fn the_first_context_takes_16_system_calls() {
         BTreeMap::from(expected.map(|(call, count)| (call, count)))
     );
     assert_eq!(bed.start.system_calls.values().sum::<u64>(), 16);
-    assert!(bed.start.instructions <= 5000, "{:?}", bed.start);
+    assert!(bed.start.instructions <= 5100, "{:?}", bed.start);
 }
 /// In each of them the driver is asked what pools and graphs have, if there are any.
 #[test]
@@ -231,11 +231,11 @@ fn a_synchronization_looks_at_pools_and_graphs_and_not_at_allocations() {
     bed.count("async 1000000");
     bed.count("sync");
     let (before, _) = bed.count("sync");
-    assert_costs("with a pool", &before, &most(1450, 16, 3));
+    assert_costs("with a pool", &before, &most(1500, 16, 3));
     for _ in 0..300 {
         bed.program.alloc(4096);
     }
     assert_eq!(bed.count("sync").0, before);
     let (steps, _) = bed.count("async 1000000");
-    assert_costs("an allocation from the pool", &steps, &most(1000, 16, 5));
+    assert_costs("an allocation from the pool", &steps, &most(1050, 16, 5));
 }

@@ -10,9 +10,9 @@ fn ok(program: &mut Program, call: &str) -> u64 {
 
 #[test]
 fn what_graphs_have_is_charged_from_their_launch_on() {
-    let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB);
+    let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB).with_driver("13.4");
     let mut program = sandbox.ready();
-    for way in 0..3 {
+    for way in 0..4 {
         let graph = ok(&mut program, "graph");
         ok(&mut program, &format!("graph-alloc {graph} {} {way}", 100 * MIB));
         assert_eq!(
@@ -42,6 +42,22 @@ fn what_graphs_have_is_charged_from_their_launch_on() {
         // The driver keeps memory that a launch has left; the reset of the context frees it.
         ok(&mut program, "reset 0");
         ok(&mut program, "retain 0");
+    }
+}
+
+#[test]
+fn what_an_upload_takes_is_charged() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB);
+    let mut program = sandbox.ready();
+    for (upload, count) in [("graph-upload", 1), ("graph-upload-ptsz", 2)] {
+        let graph = ok(&mut program, "graph");
+        for _ in 0..count {
+            ok(&mut program, &format!("graph-alloc {graph} {}", 100 * MIB));
+        }
+        let executable = ok(&mut program, &format!("graph-make {graph}"));
+        ok(&mut program, &format!("{upload} {executable}"));
+        assert_eq!(sandbox.charged(&program), sandbox.driver_gave(0), "{upload}");
+        assert!(sandbox.charged(&program) > CONTEXT, "{upload}");
     }
 }
 

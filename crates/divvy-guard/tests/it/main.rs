@@ -19,6 +19,7 @@ mod pools;
 mod programs;
 mod sandbox;
 mod several;
+mod shared;
 #[cfg(target_arch = "x86_64")]
 mod steps;
 mod view;

@@ -119,3 +119,16 @@ fn failed_calls_change_nothing() {
         check(&sandbox, &program, 0);
     }
 }
+
+/// CUDA 13.5 has locations that are a part of a GPU.
+#[test]
+fn memory_at_a_location_that_is_not_known_is_the_current_gpus() {
+    let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT + 4 * PAGE).with_driver("13.5");
+    let mut program = sandbox.ready();
+    // CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN: domain 1 of the first GPU.
+    let handle = ok(&mut program, &format!("create-at 6 256 {}", 4 * PAGE));
+    check(&sandbox, &program, 4);
+    assert_eq!(program.code(&format!("create-at 6 256 {PAGE}")), OUT_OF_MEMORY);
+    ok(&mut program, &format!("drop {handle}"));
+    check(&sandbox, &program, 0);
+}

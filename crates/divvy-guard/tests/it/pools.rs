@@ -1,6 +1,8 @@
 //! Stream-ordered allocation.
 
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox};
+use divvy_share::limits::Limits;
+
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, limits};
 
 const CHUNK: u64 = 32 * MIB;
 
@@ -81,4 +83,55 @@ fn a_pool_of_the_program_is_charged_until_it_is_destroyed() {
     check(&sandbox, &program, 0);
     assert_ne!(program.code(&format!("pool-destroy {pool}")), 0);
     check(&sandbox, &program, 0);
+}
+
+/// RAPIDS allocates from such a pool. Managed memory counts as if all of it were on the GPU.
+#[test]
+fn pools_of_managed_memory_are_charged_or_refused() {
+    const NOT_SUPPORTED: u64 = 801;
+    // The location is none, the first GPU, or the host; 2 is CU_MEM_ALLOCATION_TYPE_MANAGED.
+    for location in ["0 0", "1 0", "2 0"] {
+        for call in [
+            format!("pool-managed {location}"),
+            format!("pool-default {location} 2"),
+            format!("pool-current {location} 2"),
+        ] {
+            let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT + 2 * CHUNK).with_driver("13.4");
+            let mut program = sandbox.ready();
+            let pool = ok(&mut program, &call);
+            ok(&mut program, &format!("async-from {} {pool}", 40 * MIB));
+            check(&sandbox, &program, 2 * CHUNK);
+            assert_eq!(
+                program.code(&format!("async-from {} {pool}", 40 * MIB)),
+                OUT_OF_MEMORY,
+                "{call}"
+            );
+            sandbox.change(&Limits {
+                refuse_managed: true,
+                ..limits(8192 * MIB)
+            });
+            assert_eq!(program.code(&call), NOT_SUPPORTED, "{call}");
+        }
+    }
+}
+
+#[test]
+fn the_default_pool_of_another_gpu_is_charged_to_that_gpu() {
+    let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT + CHUNK);
+    sandbox.give(1, &limits(CONTEXT + CHUNK));
+    let sandbox = sandbox.with_driver("13.4");
+    for get in ["pool-of 1", "pool-default 1 1 1"] {
+        let mut program = sandbox.start();
+        assert_eq!(program.code("init"), 0);
+        ok(&mut program, "retain 1");
+        ok(&mut program, "retain 0");
+        let pool = ok(&mut program, get);
+        ok(&mut program, &format!("async-from {} {pool}", 20 * MIB));
+        assert_eq!(sandbox.charged(&program), CONTEXT);
+        assert_eq!(
+            program.code(&format!("async-from {} {pool}", 20 * MIB)),
+            OUT_OF_MEMORY,
+            "{get}"
+        );
+    }
 }

@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::binary::REPLACED;
+use crate::binary::replaced;
 use crate::sandbox::{Program, Sandbox, driver, guard};
 
 /// What the guard did.
@@ -73,7 +73,7 @@ pub(crate) struct Counter {
 
 impl Counter {
     pub(crate) fn of(program: &mut Program, sandbox: &Sandbox) -> Counter {
-        let addresses: Vec<u64> = REPLACED
+        let addresses: Vec<u64> = replaced()
             .iter()
             .map(|name| program.call(&format!("symbol {name}"))[1])
             .collect();
