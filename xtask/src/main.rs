@@ -8,6 +8,7 @@ mod compat;
 mod cycles;
 #[cfg(test)]
 mod doc_tests;
+mod driver_names;
 mod fuzz;
 mod gpu;
 mod image;
@@ -46,6 +47,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   bench cluster     measure the time and memory that the programs need for a large cluster; `cargo xtask bench --help`
   web-check [FLAGS] check the web pages in a browser, and take pictures of them; `cargo xtask web-check --help`
   ptx               assemble the kernels of `divvy smoke` with NVIDIA's assembler for every GPU; `cargo xtask ptx --help`
+  driver-names      compare the functions that the guard knows with those of NVIDIA's driver libraries; `cargo xtask driver-names --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
@@ -82,6 +84,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["demo", rest @ ..] => return build::demo(rest),
         ["test", rest @ ..] => build::test(rest)?,
         ["bench", rest @ ..] => return bench::run(rest),
+        ["driver-names", rest @ ..] => return driver_names::run(rest),
         ["fuzz", rest @ ..] => return fuzz::run(rest),
         ["gpu", rest @ ..] => return gpu::run(rest),
         ["compare"] => return build::compare(None),

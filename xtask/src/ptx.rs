@@ -33,7 +33,7 @@ const ARCHITECTURES: [u32; 23] = [
 ];
 
 /// Cannot run here.
-const SKIPPED: u8 = 77;
+pub(crate) const SKIPPED: u8 = 77;
 
 pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     match arguments {
@@ -96,22 +96,7 @@ fn install() -> Result<Vec<PathBuf>> {
     for (package, version) in PACKAGES {
         let at = directory.join(format!("{package}-{version}"));
         if !at.exists() {
-            // A directory that is renamed at the end is complete.
-            let part = directory.join(format!("{package}-{version}.{}", std::process::id()));
-            let mut pip = Command::new("python3");
-            pip.args([
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                "--target",
-            ]);
-            output(pip.arg(&part).arg(format!("{package}=={version}")))?;
-            std::fs::rename(&part, &at).with_context(|| format!("{} could not be renamed", part.display()))?;
+            pip_install(&format!("{package}=={version}"), &at)?;
         }
         let programs = ["cuda_nvcc/bin/ptxas", "cu13/bin/ptxas"].map(|name| at.join("nvidia").join(name));
         let program = programs.into_iter().find(|path| path.exists());
@@ -120,8 +105,28 @@ fn install() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Unpack a package for Python into a directory, without what it needs.
+pub(crate) fn pip_install(package: &str, at: &Path) -> Result<()> {
+    // A directory that is renamed at the end is complete.
+    let part = at.with_added_extension(std::process::id().to_string());
+    let mut pip = Command::new("python3");
+    pip.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--target",
+    ]);
+    output(pip.arg(&part).arg(package))?;
+    std::fs::rename(&part, at).with_context(|| format!("{} could not be renamed", part.display()))
+}
+
 /// Run a command, and return what it prints.
-fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().with_context(|| format!("{name} could not be started"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -173,7 +178,7 @@ fn spills(said: &str) -> Option<u64> {
 }
 
 #[expect(clippy::print_stdout, reason = "the result of the task")]
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     println!("{text}");
 }
 

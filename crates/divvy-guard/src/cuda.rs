@@ -73,7 +73,7 @@ impl Call {
     #[inline(never)]
     pub(crate) fn run(&self) -> Code {
         let [a, b, c, d, e, f] = self.arguments;
-        // SAFETY: by the promise of `new`, and the C ABI of x86-64 and AArch64: each of the first six arguments is in a register of its own, whatever its size,
+        // SAFETY: by the promise of `new`, and the C ABI of x86-64 and AArch64: each of the first six arguments is in a register of its own, also a small one,
         // and a function does not see the registers of arguments that it does not have.
         let function: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> Code = unsafe { core::mem::transmute(self.function) };
         // SAFETY: as above.

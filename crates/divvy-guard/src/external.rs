@@ -1,4 +1,4 @@
-//! Memory that somebody else has allocated.
+//! Memory that other interfaces and other processes have allocated.
 //!
 //! What is imported from another interface (`cuImportExternalMemory`) was allocated there without the guard, so it is charged here, once.
 //!

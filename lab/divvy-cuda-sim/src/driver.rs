@@ -5,6 +5,7 @@ mod graph;
 mod memory;
 mod objects;
 mod pool;
+mod share;
 mod vmm;
 mod work;
 

@@ -169,7 +169,7 @@ impl Sandbox {
         generation + 1
     }
 
-    /// Put a whole file of usage in the place of whatever is there.
+    /// Put a whole file of usage in the place of the one that is there, or of what took its place.
     pub(crate) fn replace_usage(&self) {
         let path = self.file(0, "usage");
         // It may be missing, or be a directory.
