@@ -68,7 +68,7 @@ const fn hash(mut name: &[u8]) -> u32 {
     hash
 }
 
-/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`.
+/// `CU_GET_PROC_ADDRESS_LEGACY_STREAM`. With the other flag, the drivers from R470 to R555 give the same address for each replaced function without a form `_ptsz`.
 const LEGACY: u64 = 1;
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`: the functions with the suffix `_ptsz`.
 const PER_THREAD: u64 = 2;
