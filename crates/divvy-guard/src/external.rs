@@ -4,7 +4,8 @@
 //!
 //! Memory of another process (`cuIpcOpenMemHandle`, `cuMemPoolImportPointer`) is charged to its maker, but the maker may have ended or freed it: the memory lives as
 //! long as a process has it open. No process knows that of the others, so it is charged to each process that has it open, and to its maker as long as it has it. To
-//! open it is never refused, because that takes no more memory of the GPU: what is charged then only leaves less for what the pod allocates.
+//! open it is never refused, because that takes no more memory of the GPU: what is charged then only leaves less for what the pod allocates. If a context ends before
+//! what it has open was closed, that stays charged until the process ends.
 
 use core::sync::atomic::Ordering;
 
@@ -81,7 +82,8 @@ pub(crate) fn close(pointer: u64, call: &Call) -> Code {
             let was_last = process.ledger.leave(Kind::Opened, pointer);
             let code = call.run();
             entry.of = 1;
-            let is_new = code != SUCCESS && matches!(process.ledger.enter(entry), Ok(true));
+            // Without room for a record, it stays charged until the process ends.
+            let is_new = code != SUCCESS && !matches!(process.ledger.enter(entry), Ok(false));
             let count = |charged: bool| if charged { entry.size } else { 0 };
             if let Some(gpu) = gpu_of(process, &entry) {
                 gpu.adjust(count(was_last), count(is_new));
