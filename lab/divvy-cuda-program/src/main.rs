@@ -18,9 +18,13 @@
 //! | `pulse BUSY_MS PERIOD_MS MS` | keep the GPU busy for a part of each period |
 //! | `pairs COUNT BYTES` | time `cuMemAlloc` with `cuMemFree` |
 //! | `launches COUNT` | time launches of a kernel that does nothing |
-//! | `nvml LIBRARY` | load NVML; this and the next ones are possible before `start` |
+//! | `attack NAME NUMBER` | attack the files of the container's share ([`attack`]), in the background; this and the next ones are possible before `start` |
+//! | `attack-end` | end the attack, and say what came of it |
+//! | `limits` | say what the file of limits says |
+//! | `nvml LIBRARY` | load NVML |
 //! | `nvml-describe`, `nvml-state UUID`, `nvml-calls UUID`, `nvml-samples UUID EVERY_MS MS` | ask NVML ([`nvml`]) |
 
+mod attack;
 mod cuda;
 mod kernel;
 mod kinds;
@@ -34,6 +38,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use nvml_wrapper::Nvml;
 use serde_json::{Value, json};
 
+use self::attack::Attack;
 use self::cuda::{Code, Cuda};
 use self::kernel::Kernel;
 
@@ -58,12 +63,16 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let name = std::env::args().nth(1).context("usage: divvy-cuda-program LIBRARY")?;
-    let (mut program, mut nvml) = (None, None);
+    let (mut program, mut nvml, mut attack) = (None, None, None);
     let mut output = std::io::stdout();
     for line in std::io::stdin().lock().lines() {
         let line = line.context("standard input cannot be read")?;
         let words = line.split_whitespace().collect::<Vec<_>>();
         if let Some(answer) = ask_nvml(&words, &mut nvml)? {
+            writeln!(output, "{answer}").context("the answer cannot be written")?;
+            continue;
+        }
+        if let Some(answer) = ask_attack(&words, &mut attack)? {
             writeln!(output, "{answer}").context("the answer cannot be written")?;
             continue;
         }
@@ -108,6 +117,21 @@ fn number(text: &str) -> Result<u64> {
 
 fn milliseconds(text: &str) -> Result<Duration> {
     Ok(Duration::from_millis(number(text)?))
+}
+
+/// Answer a request about the files of the share; `None` if it is about something else.
+fn ask_attack(words: &[&str], attack: &mut Option<Attack>) -> Result<Option<Value>> {
+    let answer = match words {
+        ["attack", name, size] if attack.is_none() => {
+            let (begun, standing) = Attack::begin(name, number(size)?)?;
+            *attack = Some(begun);
+            standing
+        }
+        ["attack-end"] => attack.take().context("there is no attack")?.end()?,
+        ["limits"] => attack::limits()?,
+        _ => return Ok(None),
+    };
+    Ok(Some(answer))
 }
 
 /// Answer a request about NVML; `None` if it is about something else.

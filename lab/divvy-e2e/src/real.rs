@@ -9,6 +9,7 @@ mod logs;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -16,6 +17,8 @@ use divvy_model::MemoryUnit;
 use divvy_model::machine::{MachineNode, Machines};
 use divvy_testbed::scenario::{Cluster, End, Machine, NodeConfigs, Part, Plugin, Report, Whole, Witness, write_node_configs};
 use divvy_testbed::simulated_driver;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use tokio::process::Command;
 
@@ -27,8 +30,13 @@ pub(crate) struct Real {
     divvy: PathBuf,
     machines: Machines,
     nodes: Vec<String>,
+    port_base: u16,
     cgroup_prefix: String,
 }
+
+/// Where Divvy is installed, and the port at which the chart lets agents answer.
+const NAMESPACE: &str = "divvy-system";
+const METRICS_PORT: u16 = 9400;
 
 impl Real {
     /// Open the running cluster with its state in this directory. The error is `NotFound` if none is running or Divvy is not installed on it.
@@ -57,6 +65,7 @@ impl Real {
             divvy: PathBuf::from(of(&divvy, "DIVVY_BIN")?).join("divvy"),
             machines,
             nodes,
+            port_base: of(&settings, "PORT_BASE")?.parse().map_err(io::Error::other)?,
             cgroup_prefix: format!("divvy-test-{}", of(&settings, "PORT_BASE")?),
         })
     }
@@ -178,6 +187,23 @@ impl Cluster for Real {
 
     fn has_cgroups_v2(&self) -> bool {
         Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+    }
+
+    async fn agents_address(&self, node: &str) -> io::Result<SocketAddr> {
+        if !self.agents_are_pods() {
+            // As in e2e/divvy.sh.
+            let number: u16 = node.trim_start_matches('n').parse().map_err(io::Error::other)?;
+            return Ok(([127, 0, 0, 1], self.port_base + 10 * number + 2).into());
+        }
+        let pods = Api::<Pod>::namespaced(self.client.clone(), NAMESPACE);
+        let of = ListParams::default()
+            .labels("app.kubernetes.io/component=agent")
+            .fields(&format!("spec.nodeName={node}"));
+        let pods = pods.list(&of).await.map_err(io::Error::other)?;
+        let running = pods.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none());
+        let address = running.filter_map(|pod| pod.status?.pod_ip).next();
+        let address = address.ok_or_else(|| io::Error::other(format!("{node} has no agent with an address")))?;
+        Ok((address.parse::<IpAddr>().map_err(io::Error::other)?, METRICS_PORT).into())
     }
 
     fn nvml(&self, node: &str) -> PathBuf {

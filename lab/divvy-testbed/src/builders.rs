@@ -16,6 +16,7 @@ pub fn pod(name: &str) -> PodBuilder {
         priority_class: None,
         annotations: Vec::new(),
         host_directory: None,
+        is_confined: false,
     }
 }
 
@@ -34,6 +35,8 @@ pub struct PodBuilder {
     annotations: Vec<(String, String)>,
     /// A directory of the node, and where all containers have it.
     host_directory: Option<(String, String)>,
+    /// Whether all containers are root without capabilities.
+    is_confined: bool,
 }
 
 /// A container of the manifest.
@@ -187,6 +190,12 @@ impl PodBuilder {
         self
     }
 
+    /// Let all containers be root without capabilities, with the runtime's seccomp profile, as clusters allow it to tenants.
+    pub fn confined(mut self) -> Self {
+        self.is_confined = true;
+        self
+    }
+
     /// Return the manifest as JSON.
     pub fn build(&self) -> Value {
         let annotations: serde_json::Map<String, Value> =
@@ -206,6 +215,18 @@ impl PodBuilder {
             spec["volumes"] = json!([{"name": "directory", "hostPath": {"path": directory}}]);
             for container in spec["containers"].as_array_mut().into_iter().flatten() {
                 container["volumeMounts"] = json!([{"name": "directory", "mountPath": at}]);
+            }
+        }
+        if self.is_confined {
+            // The container may give its files to this group.
+            spec["securityContext"] = json!({"supplementalGroups": [1000]});
+            for container in spec["containers"].as_array_mut().into_iter().flatten() {
+                container["securityContext"] = json!({
+                    "runAsUser": 0,
+                    "allowPrivilegeEscalation": false,
+                    "capabilities": {"drop": ["ALL"]},
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                });
             }
         }
         if let Some(seconds) = self.grace_seconds {

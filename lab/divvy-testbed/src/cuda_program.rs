@@ -4,6 +4,7 @@ use std::io;
 use std::process::Stdio;
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
@@ -103,6 +104,14 @@ impl CudaProgram {
     /// # Errors
     /// The program has ended. The error has what it printed to standard error.
     pub async fn ask(&mut self, request: &str) -> io::Result<Answer> {
+        self.ask_for(request).await
+    }
+
+    /// Send a request whose answer is another one than [`Answer`], and wait for it.
+    ///
+    /// # Errors
+    /// As of [`CudaProgram::ask`], or the answer is another one.
+    pub async fn ask_for<T: DeserializeOwned>(&mut self, request: &str) -> io::Result<T> {
         let mut line = String::new();
         // A program that has ended reads nothing. Then it has said why.
         if self.input.write_all(format!("{request}\n").as_bytes()).await.is_ok() {

@@ -569,6 +569,11 @@ impl Cluster for Embedded {
         true
     }
 
+    async fn agents_address(&self, node: &str) -> io::Result<SocketAddr> {
+        let found = self.metrics().find(|(name, _)| *name == node);
+        found.map(|(_, address)| address).ok_or_else(|| not_joined(node))
+    }
+
     fn nvml(&self, node: &str) -> PathBuf {
         self.directory(node).join("nvml.sock")
     }

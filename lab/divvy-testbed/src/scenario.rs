@@ -15,6 +15,7 @@ mod tour;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use divvy_model::MemoryUnit;
@@ -220,6 +221,8 @@ pub trait Cluster {
     fn agents_path(&self, node: &str, path: &str) -> String;
     /// Report whether the nodes have cgroups of version 2, as most machines do. Drivers cannot limit those of version 1.
     fn has_cgroups_v2(&self) -> bool;
+    /// Return where a node's agent answers `/healthz` and `/metrics`.
+    fn agents_address(&self, node: &str) -> impl Future<Output = io::Result<SocketAddr>>;
     /// Return the control socket of a node's simulated NVML library.
     fn nvml(&self, node: &str) -> PathBuf;
     /// Apply a fault to a GPU.
@@ -315,6 +318,8 @@ pub trait RunsGpuPrograms: Cluster {
     /// Return how many MiB the driver's numbers may differ from the guard's: what it gives in addition for an allocation or for a context need not be a
     /// whole number of pages.
     fn rounding_mib(&self) -> u64;
+    /// Report whether containers have the seccomp profile that their pod asks for.
+    fn has_seccomp(&self) -> bool;
 }
 
 /// A scenario that `divvy demo` can play.

@@ -155,4 +155,8 @@ impl RunsGpuPrograms for Real {
     fn rounding_mib(&self) -> u64 {
         0
     }
+
+    fn has_seccomp(&self) -> bool {
+        true
+    }
 }

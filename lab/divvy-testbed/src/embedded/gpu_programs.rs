@@ -172,6 +172,10 @@ impl RunsGpuPrograms for Embedded {
             _ => 0,
         }
     }
+
+    fn has_seccomp(&self) -> bool {
+        false
+    }
 }
 
 /// Ask the driver, which this program cannot do itself: it may be linked statically.

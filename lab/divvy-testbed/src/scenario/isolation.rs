@@ -10,7 +10,7 @@ use divvy_model::Held;
 
 use super::play::NAMESPACE;
 use super::{Play, RunsGpuPrograms, Stop};
-use crate::builders::pod;
+use crate::builders::{PodBuilder, pod};
 use crate::cuda_program::{Answer, CudaProgram, Refused};
 
 const MIB: u64 = 1 << 20;
@@ -41,7 +41,7 @@ pub(super) struct User {
     pub(super) pod: &'static str,
     pub(super) program: CudaProgram,
     /// The UUID of its GPU.
-    gpu: String,
+    pub(super) gpu: String,
     /// What the pod's allocation says, in MiB.
     pub(super) share: u64,
 }
@@ -124,8 +124,26 @@ pub(super) async fn start<C: RunsGpuPrograms>(
     library: Library,
 ) -> Result<(User, Answer), Stop> {
     let manifest = pod(name).gpu_mem(gib).select(node).grace_seconds(1);
+    let mut user = run(play, node, name, manifest, &format!("asks for {gib} GiB"), library).await?;
+    let sees = ask(play, &mut user, "start").await?;
+    if library == Library::Usual {
+        let text = format!("{name} sees a GPU as large as its share");
+        play.check(sees.total_mib == user.share, &text, || format!("{sees:?}"))?;
+    }
+    Ok((user, sees))
+}
+
+/// Create a pod with this name, and start a program in its container. It loads a library when it is asked to.
+pub(super) async fn run<C: RunsGpuPrograms>(
+    play: &mut Play<'_, C>,
+    node: &str,
+    name: &'static str,
+    manifest: PodBuilder,
+    text: &str,
+    library: Library,
+) -> Result<User, Stop> {
     let manifest = play.cluster.for_programs(manifest, node);
-    play.create(&manifest, &format!("asks for {gib} GiB")).await?;
+    play.create(&manifest, text).await?;
     let about = format!("{NAMESPACE}/{name}");
     let (object, reports) = play.bound_and_running(NAMESPACE, name).await?;
     let mounts: Vec<String> = reports.into_iter().flat_map(|report| report.mounts).collect();
@@ -145,18 +163,12 @@ pub(super) async fn start<C: RunsGpuPrograms>(
     };
     let path = path.ok_or_else(|| io::Error::other(format!("the container of pod {name} has no {REAL_CUDA}")))?;
     let uid = object.metadata.uid.unwrap_or_default();
-    let mut user = User {
+    Ok(User {
         pod: name,
         program: play.cluster.start_cuda_program(&uid, "main", path).await?,
         gpu: share.uuid.clone(),
         share: share.memory.0,
-    };
-    let sees = ask(play, &mut user, "start").await?;
-    if library == Library::Usual {
-        let text = format!("{name} sees a GPU as large as its share");
-        play.check(sees.total_mib == user.share, &text, || format!("{sees:?}"))?;
-    }
-    Ok((user, sees))
+    })
 }
 
 /// Start another program in a pod's container, as `kubectl exec` does.

@@ -4,6 +4,7 @@
 //! Each scene begins on a cluster without pods. The checks use what the API server reports, what `divvy`
 //! prints, and what containers report about themselves.
 
+mod attacks;
 mod doctor;
 mod ends;
 mod guard;
@@ -117,11 +118,13 @@ pub enum Scene {
     Guard,
     /// Programs in containers are held to their shares by the guard.
     Programs,
+    /// Hostile programs in containers attack the guard and the agent.
+    Attacks,
 }
 
 impl Scene {
     /// Every scene, in the order in which the suite plays them.
-    pub const ALL: [Scene; 42] = [
+    pub const ALL: [Scene; 43] = [
         Scene::Tour,
         Scene::TooLarge,
         Scene::SeveralContainers,
@@ -165,6 +168,7 @@ impl Scene {
         Scene::Limits,
         Scene::Guard,
         Scene::Programs,
+        Scene::Attacks,
     ];
 
     /// Return the scene's name on the command line and a one-line description.
@@ -304,6 +308,10 @@ impl Scene {
                 "programs",
                 "the guard holds programs to their shares while the agent is killed and the guard replaced; one avoids it and is killed, another is evicted",
             ),
+            Scene::Attacks => (
+                "attacks",
+                "hostile pods with leases, locks, large writes, and forged numbers on their shares' files, each beside an honest pod; a pod that says that it tests a GPU",
+            ),
             Scene::Churn => (
                 "churn",
                 "pods come and go while agent, extender, kubelet and containerd are killed",
@@ -322,14 +330,14 @@ impl Scene {
             Scene::Tour | Scene::TooLarge | Scene::Many | Scene::Stubborn | Scene::Drained => &[Machine::Laptop, Machine::Mixed],
             Scene::Packed | Scene::Wanted => &[Machine::Laptop, Machine::Mixed],
             Scene::Libraries | Scene::Preempted | Scene::Several | Scene::TimeSlicing | Scene::MigStrategies => &[Machine::Mixed],
-            Scene::Migration | Scene::NodeConfigs => &[Machine::Laptop, Machine::Mixed],
+            Scene::Migration | Scene::NodeConfigs | Scene::Attacks => &[Machine::Laptop, Machine::Mixed],
             _ => &[Machine::Laptop],
         }
     }
 
     /// Report whether programs in containers use the simulated driver.
     pub fn runs_programs(self) -> bool {
-        self == Scene::Programs
+        matches!(self, Scene::Programs | Scene::Attacks)
     }
 
     /// Report whether a node of the scene runs `nvidia-device-plugin`.
@@ -389,6 +397,7 @@ impl Scene {
             Scene::Limits => limits::play(play).await,
             Scene::Guard => guard::play(play).await,
             Scene::Programs => programs::play(play).await,
+            Scene::Attacks => attacks::play(play).await,
         }
     }
 }

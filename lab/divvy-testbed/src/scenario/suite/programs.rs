@@ -19,7 +19,7 @@ pub(in crate::scenario) async fn play<C: RunsGpuPrograms>(play: &mut Play<'_, C>
     let node = play.ready(Machine::Laptop).await?;
     play.cluster.provide_cuda(&node, true)?;
     let played = guarded(play, &node).await;
-    let restored = restored(play, &node).await;
+    let restored = restored(play, &node, Machine::Laptop).await;
     played.and(restored)
 }
 
@@ -32,11 +32,12 @@ async fn guarded<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Resu
     evicted(play, node).await
 }
 
-async fn restored<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
+/// End the pods, and let the node have what it had before.
+pub(super) async fn restored<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, machine: Machine) -> Result<(), Stop> {
     play.delete_all().await?;
     play.cluster.configure_nodes(&NodeConfigs::new()).await?;
     play.cluster.provide_cuda(node, false)?;
-    play.offers(node, Machine::Laptop.units()).await
+    play.offers(node, machine.units()).await
 }
 
 /// The agent ends, and another one has another version of the guard.
@@ -143,7 +144,8 @@ async fn evicted<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Resu
 }
 
 /// Give the agents these settings, and start the node's agent again.
-async fn restart_with<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, settings: Value) -> Result<(), Stop> {
+/// The machine is the first one.
+pub(super) async fn restart_with<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str, settings: Value) -> Result<(), Stop> {
     configure(play, json!({"default": settings})).await?;
     play.cluster.stop(Part::Agent(node), End::Stopped).await?;
     // A kubelet permanently rejects a pod that it gets after the agent has ended and before it knows.
