@@ -221,7 +221,7 @@ fn standing() -> Result<Value> {
     Ok(json!({"says": says, "user": user, "capabilities": capabilities, "seccomp": seccomp}))
 }
 
-/// Take a lease on the file, so that whoever opens it in another way waits until it is given back, and take the next one when it was broken.
+/// Take a lease on the file, so that processes that open it in another way wait until it is given back, and take the next one when it was broken.
 fn lease(field: &Field, name: &str) {
     let Ok(file) = File::open(field.path(name)) else { return };
     let mut is_held = false;

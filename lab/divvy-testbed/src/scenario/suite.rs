@@ -310,7 +310,7 @@ impl Scene {
             ),
             Scene::Attacks => (
                 "attacks",
-                "hostile pods with leases, locks, large writes, and forged numbers on their shares' files, each beside an honest pod; a pod that says that it tests a GPU",
+                "hostile pods with leases, locks, large writes, and forged numbers on their shares' files, each next to an honest pod; a pod that says that it tests a GPU",
             ),
             Scene::Churn => (
                 "churn",

@@ -1,4 +1,4 @@
-//! Hostile pods, each with another attack on the files of its share, beside an honest pod on the same GPU (`divvy agent --guard shadow`).
+//! Hostile pods, each with another attack on the files of its share, next to an honest pod on the same GPU (`divvy agent --guard shadow`).
 //!
 //! The hostile program is root in its container, without capabilities. During each attack the agent answers, a bystander starts, the honest pod keeps its
 //! share, and an event of the hostile pod names the attack, unless the kernel refuses all of it.
@@ -6,7 +6,6 @@
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use divvy_model::out_of_service::{out_of_service_key, under_test_key};
@@ -586,7 +585,8 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) 
 
 /// Asks an agent again and again whether it answers. It does so in a thread of its own, because the embedded cluster keeps this one busy.
 struct Watch {
-    is_over: Arc<AtomicBool>,
+    /// The thread ends when nothing but itself has this.
+    alive: Arc<()>,
     task: JoinHandle<Answers>,
 }
 
@@ -600,11 +600,11 @@ struct Answers {
 
 impl Watch {
     fn begin(agent: SocketAddr) -> Watch {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let own = Arc::clone(&is_over);
+        let alive = Arc::new(());
+        let own = Arc::clone(&alive);
         let task = tokio::task::spawn_blocking(move || {
             let mut answers = Answers::default();
-            while !own.load(Ordering::Relaxed) {
+            while Arc::strong_count(&own) > 1 {
                 for path in ["/healthz", "/metrics"] {
                     let began = Instant::now();
                     let answer = get(agent, path);
@@ -614,18 +614,18 @@ impl Watch {
                     match answer {
                         Ok(()) if took <= ANSWERS => {}
                         Ok(()) => answers.bad.push(format!("{path}: {} ms", took.as_millis())),
-                        Err(error) => answers.bad.push(format!("{path}: {error} after {} ms", took.as_millis())),
+                        Err(_) => answers.bad.push(format!("{path}: no answer after {} ms", took.as_millis())),
                     }
                 }
                 std::thread::sleep(Duration::from_millis(100));
             }
             answers
         });
-        Watch { is_over, task }
+        Watch { alive, task }
     }
 
     async fn end<C: RunsGpuPrograms>(self, play: &mut Play<'_, C>, node: &str) -> Result<(), Stop> {
-        self.is_over.store(true, Ordering::Relaxed);
+        drop(self.alive);
         let Answers { count, slowest, bad } = self.task.await.map_err(io::Error::other)?;
         let slowest = slowest.as_millis();
         let text = format!(
