@@ -529,7 +529,7 @@ uninstall() {
   divvy uninstall | shown
   check "while a pod holds memory it is refused" refused_with "1 pod holds GPU memory, so nothing was removed" divvy uninstall --yes
   check "agents run on" kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=1s
-  command=$(divvy uninstall | grep -o 'rm -rf .*')
+  command=$(divvy uninstall | grep -o 'umount .*')
   clear_pods
   began=$(now)
   check "it is removed" divvy uninstall --yes --labels

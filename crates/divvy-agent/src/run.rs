@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use divvy_kube::client::{Choice, Connection, connect};
 use divvy_kubelet::checkpoint::Writing;
 use divvy_kubelet::plugin::{Device, Plugin as _, PluginServer, Settings as PluginSettings, Status};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::agent::{After, Agent, Parts};
 use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, OnEscape};
@@ -74,6 +75,18 @@ pub(crate) fn choice(config: &Config) -> Choice {
     }
 }
 
+/// Let this process have as many files open as it may. It holds two for each share with the guard, and some systems allow 1,024 at first.
+fn allow_open_files() {
+    let limits = getrlimit(Resource::Nofile);
+    let most = Rlimit {
+        current: limits.maximum,
+        ..limits
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        debug!(%error, ?limits, "the agent keeps its limit of open files");
+    }
+}
+
 /// Do what [`run`] does in a cluster to which there is a connection: its client, and the agent's namespace.
 pub(crate) async fn run_in(
     config: Config,
@@ -81,6 +94,7 @@ pub(crate) async fn run_in(
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
+    allow_open_files();
     let guard = match config.guard {
         GuardMode::Off => None,
         mode @ (GuardMode::Shadow | GuardMode::Both) => {

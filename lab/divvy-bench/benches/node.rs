@@ -10,6 +10,7 @@
 #![allow(clippy::print_stdout, reason = "a measurement is there to be printed")]
 
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ use tokio::net::TcpStream;
 const ROUNDS: usize = 10;
 /// As many pods as a kubelet runs by default.
 const PODS: usize = 110;
+/// How long the agent of guarded pods is measured.
+const GUARDED: Duration = Duration::from_secs(20);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
@@ -44,7 +47,7 @@ async fn main() -> Result<()> {
         println!("{name:<44} {:>8.1} MiB", std::fs::metadata(path)?.len() as f64 / 1048576.0);
     }
     let gpus = "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-80GB\"\nmemory_mib = 81920\n".repeat(8);
-    let settings = Settings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs);
+    let settings = Settings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs.clone());
 
     let began = Instant::now();
     let mut cluster = Embedded::start(settings).await?;
@@ -93,7 +96,83 @@ async fn main() -> Result<()> {
     print_memory(&cluster, "idle", 12)?;
     scrape(&cluster).await?;
     cluster.shutdown().await;
+    guarded(&gpus, programs).await
+}
+
+/// Measure what an agent does in a second with a full node of guarded pods, of which each has a process with a slot, and how long its answers wait meanwhile.
+async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
+    let libraries = tempfile::tempdir()?;
+    for name in ["libdivvy-guard.so", "libdivvy-guard-nvml.so"] {
+        std::fs::write(libraries.path().join(name), name)?;
+    }
+    let mut settings = Settings::new(format!("v = 1\n[[node]]\nname = \"dgx\"\n{gpus}"), programs);
+    settings.drivers = true;
+    let directory = libraries.path().display();
+    settings
+        .agent_flags
+        .extend(["--guard=shadow".to_owned(), format!("--guard-dir={directory}")]);
+    let mut cluster = Embedded::start(settings).await?;
+    cluster.join("dgx").await?;
+    offered(&cluster, 640).await?;
+    let address = full(&cluster).await?;
+    let mut slots = Vec::new();
+    for pod in std::fs::read_dir(cluster.node("dgx")?.paths().kubelet_dir.join("plugins/divvy.dev/shares"))? {
+        for gpu in std::fs::read_dir(pod?.path())? {
+            slots.push(slot(&gpu?.path().join(divvy_share::USAGE))?);
+        }
+    }
+    ensure!(slots.len() == PODS, "{} pods are guarded, and not {PODS}", slots.len());
+    let agent = cluster.agent_pid("dgx").context("the agent runs")?;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let (began, before) = (Instant::now(), processor_time(agent)?);
+    let mut times = Vec::new();
+    while began.elapsed() < GUARDED {
+        let asked = Instant::now();
+        get(address, "/healthz").await?;
+        times.push(asked.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let asked = times.len() as u32;
+    let all = processor_time(agent)? - before;
+    let (began_alone, before) = (Instant::now(), processor_time(agent)?);
+    tokio::time::sleep(GUARDED).await;
+    let alone = (processor_time(agent)? - before).as_secs_f64() / began_alone.elapsed().as_secs_f64();
+    println!(
+        "{:<44} {:>8.2} ms  (budget 2 ms; each of {asked} answers took {:.3} ms more)",
+        format!("agent with {PODS} guarded pods, each second"),
+        alone * 1000.0,
+        (all.as_secs_f64() - alone * GUARDED.as_secs_f64()) * 1000.0 / f64::from(asked)
+    );
+    report("/healthz meanwhile (the longest counts)", "5 ms", &mut times);
+    cluster.shutdown().await;
     Ok(())
+}
+
+/// Take the first slot of a file of usage as a process of the pod does: it has 1 GiB. The slot is taken as long as the file is open.
+fn slot(path: &Path) -> Result<std::fs::File> {
+    let file = std::fs::File::options().read(true).write(true).open(path)?;
+    let lock = nix::libc::flock {
+        l_type: nix::libc::F_WRLCK as nix::libc::c_short,
+        l_whence: nix::libc::SEEK_SET as nix::libc::c_short,
+        l_start: 0,
+        l_len: 1,
+        l_pid: 0,
+    };
+    nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock))?;
+    file.write_all_at(&(1_u64 << 30).to_ne_bytes(), 64)?;
+    file.write_all_at(&7_u64.to_ne_bytes(), 64 + 16)?;
+    Ok(file)
+}
+
+/// Return the processor time of all threads of a process, without those that have ended.
+fn processor_time(pid: u32) -> Result<Duration> {
+    let mut sum = 0;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+        let first = text.split_whitespace().next().context("the time on a processor")?;
+        sum += first.parse::<u64>()?;
+    }
+    Ok(Duration::from_nanos(sum))
 }
 
 /// Print the resident memory of agent and probe next to its budget in MiB.
@@ -117,8 +196,8 @@ fn print_memory(cluster: &Embedded, state: &str, budget: u32) -> Result<()> {
     Ok(())
 }
 
-/// Measure what it costs to read the metrics of a full node. In between the agent may measure again, as it does for Prometheus.
-async fn scrape(cluster: &Embedded) -> Result<()> {
+/// Have as many pods run as a node can have. Return the address of its agent.
+async fn full(cluster: &Embedded) -> Result<SocketAddr> {
     let pods: Api<Pod> = Api::namespaced(cluster.client(), "default");
     for number in 0..PODS {
         let manifest = pod(&format!("worker-{number}")).gpu_mem(5).build();
@@ -134,6 +213,12 @@ async fn scrape(cluster: &Embedded) -> Result<()> {
         ensure!(Instant::now() < limit, "waited 120 s for {PODS} pods");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
+    Ok(address)
+}
+
+/// Measure what it costs to read the metrics of a full node. In between the agent may measure again, as it does for Prometheus.
+async fn scrape(cluster: &Embedded) -> Result<()> {
+    let address = full(cluster).await?;
     for path in ["/metrics", "/metrics/dcgm"] {
         let (mut times, mut bytes) = (Vec::new(), 0);
         for _ in 0..ROUNDS {

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use axum::http::StatusCode;
-use divvy_agent::{GuardCounts, Measured};
-use divvy_agent_core::{Account, Escape, NodeKey, Settings, Used};
+use divvy_agent::Measured;
+use divvy_agent_core::{Account, Escape, GuardCounts, NodeKey, Settings, Used};
 use divvy_exposition::Format;
 use divvy_hardware::{Fault, Gauges, Gpm, GpuGauges, GpuMemory, PartGauges};
 use divvy_model::{Enforcement, Gpu, Health, MemoryUnit, MiB, Vendor, names};
