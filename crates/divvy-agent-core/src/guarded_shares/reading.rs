@@ -59,7 +59,10 @@ pub enum FileChange {
     /// The permissions or the owner keep the agent from opening the file.
     #[error("the agent may not open the file")]
     Forbidden,
-    /// Locks.
+    /// A lock where guards lock nothing.
+    #[error("a process has locked a part of the file that no guard locks")]
+    ForeignLock,
+    /// Very many locks.
     #[error("so many ranges of the file are locked that the agent does not look for the owners of slots")]
     Locks,
 }

@@ -354,9 +354,13 @@ async fn the_owners_of_slots_are_found_with_any_pattern_of_locks() {
         pids: [4, 1, 256, 255, 101].into(),
     };
     assert_eq!(bed.read().await.slots, Some(all.clone()));
-    // Locks of other bytes change nothing, and a lock of all bytes is one of every slot.
-    lock(&claimed[0], 256, 0);
+    // A guard also locks a byte while it clears a slot. No guard locks others, which change nothing, but are named.
+    lock(&claimed[0], 256, 256);
+    assert_eq!(bed.change().await, None);
+    lock(&claimed[0], 512, 1);
+    assert_eq!(bed.change().await, Some(FileChange::ForeignLock));
     assert_eq!(bed.read().await.slots, Some(all.clone()));
+    // A lock of all bytes is one of every slot.
     drop(claimed);
     assert_eq!(bed.read().await.slots, Some(InSlots::default()));
     let file = bed.usage();

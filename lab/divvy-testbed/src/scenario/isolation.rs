@@ -21,6 +21,8 @@ const GUARD: &str = "/run/divvy/";
 /// The driver's own file of CUDA's library.
 const REAL_CUDA: &str = "/libcuda.so.real";
 const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
+/// What a context is charged with before its pod has shown what one takes (`divvy_agent_core::GuardedShares`), in MiB.
+pub(super) const CONTEXT_CHARGE_MIB: u64 = 256;
 /// The events about a program that avoids the guard, and about a pod that uses more than its share, each with a part of its text.
 const EVENTS: [(&str, &str); 2] = [
     ("GpuMemoryExceeded", "were granted"),
@@ -207,10 +209,14 @@ pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &
         .eventually(&format!("the agent to measure the context of {pod}"), async |play| {
             let answer = program.ask("memory").await?;
             let held = play.cluster.held(gpu)?.get(&program.pid()).copied().unwrap_or_default() / MIB;
-            Ok(match (answer.free_mib + held).abs_diff(share) <= rounding {
-                true => Ok(held),
-                false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
-            })
+            let has = answer.free_mib + held;
+            // A context that takes less than it was charged with leaves the rest unused.
+            Ok(
+                match has <= share + rounding && share.saturating_sub(has) <= CONTEXT_CHARGE_MIB {
+                    true => Ok(held),
+                    false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
+                },
+            )
         })
         .await?;
     let text = format!("its context takes {context} MiB of its share, as the agent has measured");
@@ -227,6 +233,11 @@ pub(super) async fn gets<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut 
 
 /// Let a program allocate until it is refused, which must happen at its share. Return what was refused.
 pub(super) async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User) -> Result<Refused, Stop> {
+    fills_within(play, user, play.cluster.rounding_mib()).await
+}
+
+/// The same for a program that may have so many MiB more or less than its share.
+pub(super) async fn fills_within<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut User, mib: u64) -> Result<Refused, Stop> {
     let answer = ask(play, user, "fill").await?;
     let refused = answer
         .refused
@@ -234,12 +245,12 @@ pub(super) async fn fills<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &mut
     let text = format!("{} is refused with {OUT_OF_MEMORY}", user.pod);
     play.check(refused.error == OUT_OF_MEMORY, &text, || format!("{refused:?}"))?;
     let held = held(play, user)?;
-    let (text, rounding) = match play.cluster.rounding_mib() {
-        0 => ("exactly its share".to_owned(), 0),
-        rounding => (format!("its share, within {rounding} MiB"), rounding),
+    let text = match mib {
+        0 => "exactly its share".to_owned(),
+        mib => format!("its share, within {mib} MiB"),
     };
     let text = format!("the driver has given {} {text}, {} MiB", user.pod, user.share);
-    play.check(held.abs_diff(user.share) <= rounding, &text, || format!("{held} MiB"))?;
+    play.check(held.abs_diff(user.share) <= mib, &text, || format!("{held} MiB"))?;
     Ok(refused)
 }
 

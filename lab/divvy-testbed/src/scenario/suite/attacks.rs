@@ -24,6 +24,8 @@ use crate::scenario::play::NAMESPACE;
 use crate::scenario::{Machine, Play, RunsGpuPrograms, Stop};
 
 const MIB: u64 = 1 << 20;
+/// What a context of the simulated driver takes.
+const CONTEXT_MIB: u64 = 300;
 /// How long an answer of the agent may take.
 const ANSWERS: Duration = Duration::from_secs(1);
 /// How long a pod may take to start.
@@ -451,7 +453,7 @@ async fn under_test<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &Lane) -> 
         .find(|gpu| gpu.uuid != lane.honest.gpu);
     let uuid = other.ok_or_else(|| io::Error::other("the node has no other GPU"))?.uuid;
     let mark = |reason: Option<&str>, run: Option<&str>| json!({out_of_service_key(&uuid): reason, under_test_key(&uuid): run});
-    annotate(play, &lane.node, mark(Some("fan is broken"), Some("run-of-an-administrator"))).await?;
+    annotate(play, &lane.node, mark(Some("fan is broken"), Some("runofanadministrator"))).await?;
     play.eventually("the GPU to be under test", async |play| {
         let tested = gpus(play, &lane.node).await?.into_iter().find(|gpu| gpu.uuid == uuid);
         Ok(match tested {
@@ -460,7 +462,7 @@ async fn under_test<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lane: &Lane) -> 
         })
     })
     .await?;
-    for (name, value) in [("says-true", "true"), ("guesses", "run-1")] {
+    for (name, value) in [("says-true", "true"), ("guesses", "guessedrun")] {
         let manifest = pod(name).gpu_mem(1).annotation(names::GPU_UUID, &uuid);
         let manifest = manifest
             .annotation(names::GPU_TEST, value)
@@ -568,7 +570,8 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) 
     // The agent believes what it has measured several times.
     tokio::time::sleep(LENGTH).await;
     let (mut late, _) = isolation::start(play, &lane.node, "late", HONEST, Library::Usual).await?;
-    isolation::fills(play, &mut late).await?;
+    // A program that takes all at its start: the agent has not measured yet how much more its context takes than it was charged with.
+    isolation::fills_within(play, &mut late, CONTEXT_MIB - isolation::CONTEXT_CHARGE_MIB).await?;
     tokio::time::sleep(LENGTH).await;
     for user in [&mut late, &mut lane.honest] {
         let answer = user.program.ask("memory").await;
