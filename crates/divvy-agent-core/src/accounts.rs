@@ -54,7 +54,7 @@ pub struct Used {
 /// Which account: the pod's UID, the container's name, and the GPU's UUID.
 type Key = (String, String, String);
 
-/// How many accounts of ended containers are kept until they are read. Nobody has to read them.
+/// How many accounts of ended containers are kept until they are read. No one has to read them.
 const ENDED: usize = 256;
 
 /// The accounts of a node.

@@ -16,6 +16,7 @@ mod agent;
 mod args;
 mod busy;
 mod cgroups;
+mod clock;
 mod cluster;
 mod config;
 mod config_files;

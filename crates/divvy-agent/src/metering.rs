@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_hardware::{Code, Failure, GpuSamples, SamplesSince};
-use rustix::time::{ClockId, clock_gettime};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::agent::Agent;
 use crate::busy::Samples;
+use crate::clock::{monotonic, nanos};
 
 /// The time between two questions about a GPU on which compute time is limited. It is less than the time between two samples of a driver, so that no answer
 /// has to sum up several samples of a process: how drivers do this is not documented.
@@ -175,15 +175,6 @@ impl Agent {
         let monotonic = nanos(monotonic);
         self.shares().kept_busy(&measured, monotonic).await;
     }
-}
-
-/// The time on the clock that the guards read, too.
-pub(crate) fn monotonic() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
-}
-
-pub(crate) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn micros(time: Duration) -> u64 {

@@ -165,7 +165,7 @@ impl Queue {
                     let outcome = files.perform(job, self.search);
                     self.seats.put(&id, files);
                     self.todo().begun.remove(&id);
-                    // Nobody waits any more for what is late.
+                    // No one waits any more for what is late.
                     drop(outcomes.send((id, outcome)));
                 }
                 None if self.has_jobs() && started.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
@@ -265,7 +265,7 @@ impl ShareFiles {
         done
     }
 
-    /// Have the files of a share in use for ever, as if an operation on them did not end.
+    /// Have the files of a share in use forever, as if an operation on them did not end.
     #[cfg(test)]
     pub(super) fn occupy(&self, id: &ShareId) {
         self.seats.lock().insert(id.clone(), Seat::Taken { is_late: false });

@@ -18,8 +18,8 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::share_files::{Job, Outcome, ShareFiles};
+use crate::clock::{monotonic, nanos};
 use crate::files::FileError;
-use crate::metering::{monotonic, nanos};
 
 /// How long to wait until the files of a pod are removed.
 const PATIENCE: Duration = Duration::from_secs(2);
