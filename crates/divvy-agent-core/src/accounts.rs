@@ -176,7 +176,7 @@ impl Accounts {
     }
 
     /// Return the accounts, in the order of their keys. The account of a container that has ended is returned once more, so that
-    /// its last numbers are seen, if it is among the last [`ENDED`].
+    /// its last numbers are seen, if it is among the last 256.
     pub fn read(&mut self) -> Vec<Used> {
         let ended = std::mem::take(&mut self.ended);
         let open = self.open.iter().map(|(key, account)| (key.clone(), account.clone()));

@@ -37,8 +37,9 @@ pub const ISOLATION: &str = "divvy.dev/isolation";
 /// Pod annotation that users write: the vendor of the GPUs of which the pod gets shares: `nvidia`, `amd`, or `intel`. Without it, the pod gets shares
 /// of NVIDIA's GPUs.
 pub const GPU_VENDOR: &str = "divvy.dev/gpu-vendor";
-/// Pod annotation: the id of the run whose test of a GPU the pod is, at most 32 lowercase letters and digits. Of the GPUs in `divvy.dev/gpu-uuid`, the pod also
-/// accepts those that are out of service while this run tests them. `divvy smoke --report` writes it, and only users who may patch nodes may.
+/// Pod annotation that users write: the id of the run whose test of a GPU the pod is, at most 32 lowercase letters and digits. Of the GPUs in
+/// `divvy.dev/gpu-uuid`, the pod also accepts those that are out of service while this run tests them. `divvy smoke --report` writes it, and only
+/// users who may patch nodes may.
 pub const GPU_TEST: &str = "divvy.dev/gpu-test";
 /// Divvy's annotations that a user may write on a pod.
 pub const POD_KEYS: [&str; 9] = [

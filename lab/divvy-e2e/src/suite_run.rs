@@ -159,7 +159,9 @@ impl Leg {
         for scene in scenes {
             let outcome = match scene {
                 // Its nodes are mount namespaces of one machine. So the probe finds another machine's files at process 1, and mounts nothing.
-                Scene::Attacks => Outcome::Skipped("its nodes have no process 1 of their own, so the guard's files lie on the disk"),
+                Scene::Attacks => {
+                    Outcome::Skipped("its nodes have no process 1 of their own, so the guard's files lie on the disk")
+                }
                 _ => self.play(*scene, &mut cluster, &mut teller).await,
             };
             sum.add(*scene, &outcome);
