@@ -179,7 +179,9 @@ impl Honest {
         let left = self.share.saturating_sub(allocated + contexts);
         match chance.below(4) {
             0 if self.processes.len() < 3 && left > 0 => {
-                self.processes.insert(self.next, (chance.below(usage::SLOTS), 0));
+                // Any slots, but no slot twice: 7 and their number have no common divisor.
+                let slot = usize::try_from(self.next).unwrap_or(0) * 7 % usage::SLOTS;
+                self.processes.insert(self.next, (slot, 0));
                 self.next += 1;
             }
             1 => {

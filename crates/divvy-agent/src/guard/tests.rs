@@ -237,8 +237,8 @@ async fn a_file_has_its_size_its_permissions_and_its_head_again_after_each_readi
         assert_eq!(bed.change().await, Some(FileChange::Mode(mode)));
         restored();
     }
-    if rustix::process::geteuid().is_root() {
-        chown(bed.path(USAGE), Some(1000), Some(1000)).expect("changed");
+    // Only root may give a file away.
+    if chown(bed.path(USAGE), Some(1000), Some(1000)).is_ok() {
         assert_eq!(bed.change().await, Some(FileChange::Owner(1000, 1000)));
         restored();
     }
