@@ -1,11 +1,11 @@
 //! The shares of guarded pods: what the agent writes into their files of limits, and which pods are not held to their shares.
 //!
-//! Everything here is a function of values. The agent reads the files, asks the driver, and gives both to [`GuardedShares`]; what is to be written comes back from
-//! [`GuardedShares::unwritten`].
+//! Everything here is a function of values. The agent reads the files and asks the driver, and passes the results to [`GuardedShares`]. [`GuardedShares::unwritten`]
+//! returns what the agent must write.
 //!
 //! **Invariant: noninterference.** What is decided about a share depends on the files of this share, on the driver's numbers for this pod, and on the settings
-//! of the operator; never on what another pod writes, allocates, or locks. Each share has its own state, and there is no other. The size of a context is learned
-//! for each share alone: a size that other pods have shown would let a pod that lies about its memory raise or lower what others are charged.
+//! of the operator; never on what another pod writes, allocates, or locks. Each share has a state of its own, and shares have no state in common. The agent learns the
+//! size of a context for each share alone: a pod that lies about its memory would otherwise raise or lower what other pods are charged.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,9 +22,11 @@ pub use reading::{FileChange, FileStatus, InSlots, Readings, ShareId, USAGE_MODE
 
 /// A sign in the driver's numbers counts if so many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
 const LASTING: u8 = 3;
-/// What a context is charged with before the pod has shown what one takes, in bytes. Contexts take between 100 MiB (T4) and 550 MiB (H100). If the charge is too
-/// small, the rest is overhead one second later, and if it is too large, the first processes of the pod have less. But never more than a quarter of the share.
-const CONTEXT: u64 = 256 << 20;
+/// What a context is charged with before the pod has shown what one takes, in bytes. It is more than contexts take on most GPUs, so that processes which allocate
+/// all that they get right at their start do not exceed the share. Two measurements later, the charge is what contexts of this pod take.
+const CONTEXT: u64 = 512 << 20;
+/// A charge is a multiple of this: the driver's own pages.
+const PAGE: u64 = 2 << 20;
 /// What a context takes at most, in bytes. A pod that shows more has other memory.
 const LARGEST_CONTEXT: u64 = 1 << 30;
 
@@ -108,13 +110,20 @@ struct Share {
     wanted: Option<Limits>,
     /// What it says. `None` if this is not known.
     written: Option<Limits>,
-    /// How much more the driver reported for the pod than its slots said, in bytes, in the last measurement.
-    estimate: Option<u64>,
-    /// The least that one process of the pod was seen to take for its context, in bytes.
+    /// The last measurement of the memory that no allocation accounts for.
+    outside: Option<Outside>,
+    /// The least that a context of the pod was seen to take, in bytes.
     context: Option<u64>,
     counted: Counted,
     meter: Option<Meter>,
     signs: Signs,
+}
+
+/// Memory that the driver reports for a pod and that its processes have not allocated: contexts and code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Outside {
+    bytes: u64,
+    contexts: u64,
 }
 
 /// What measurements have shown of a share.
@@ -191,16 +200,9 @@ impl GuardedShares {
         // A file that was repaired is a new one. What cannot be repaired is still a sign.
         share.signs.changed.clone_from(&found.usage.change);
         let bytes = in_bytes(memory);
-        // What processes were charged with stays in the file while they run, so that the agent can tell it from what it measures.
-        let has_processes = found.usage.slots.as_ref().is_some_and(|slots| slots.processes > 0);
-        let context = if has_processes {
-            before.context
-        } else {
-            share.context_of(bytes)
-        };
         let limits = Limits {
             bytes,
-            context,
+            context: share.context_of(bytes),
             rate: rate_of(cores),
             may_stop: self.may_stop,
             ..before
@@ -380,10 +382,9 @@ impl Share {
         self.wanted.filter(Limits::limits_compute)
     }
 
-    /// Return what a process of this pod is charged with when it makes a context. It is only a part of the share: a program must start, and then shows what a
-    /// context really takes.
+    /// Return what each context of this pod is charged with. It is only a part of the share: a program must start, and then shows what a context takes.
     fn context_of(&self, bytes: u64) -> u64 {
-        self.context.unwrap_or(CONTEXT).min(bytes / 4)
+        self.context.unwrap_or(CONTEXT).min(bytes / 4).next_multiple_of(PAGE)
     }
 
     /// Compare the driver's processes with the slots.
@@ -414,28 +415,29 @@ impl Share {
         *last = used;
     }
 
-    /// Estimate the memory that the driver reports for the pod in addition to what its slots say.
+    /// Measure the memory that the driver reports for the pod in addition to its allocations.
     fn measure(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) {
         let slots = |reading: Option<&UsageReading>| reading.and_then(|reading| reading.slots.clone());
-        let (Some(before), Some(after), Some(limits)) = (slots(before), slots(after), self.wanted.as_mut()) else {
+        let (Some(before), Some(after), Some(mut limits)) = (slots(before), slots(after), self.wanted) else {
             return;
         };
-        let reported = reported(processes);
-        let in_slots = before.bytes.max(after.bytes);
-        let estimate = reported.saturating_sub(in_slots);
-        limits.overhead = self.estimate.map_or(0, |last| last.min(estimate));
-        // Two equal estimates of one process: it makes no context and loads no code at the moment. It may have allocated nothing.
-        let is_settled = self.estimate == Some(estimate) && before == after && after.owners == 1;
-        self.estimate = Some(estimate);
-        // The process may have been charged with more than its context takes.
-        let seen = reported.saturating_add(limits.context).saturating_sub(in_slots);
-        if is_settled && seen > 0 {
+        let outside = Outside {
+            bytes: reported(processes).saturating_sub(before.bytes.max(after.bytes)),
+            contexts: before.contexts.max(after.contexts),
+        };
+        let last = self.outside.replace(outside);
+        // Two equal measurements: no process makes a context or loads code at the moment.
+        if last == Some(outside)
+            && before == after
+            && let Some(each @ 1..) = outside.bytes.checked_div(outside.contexts)
+        {
             let least = self.context.get_or_insert(LARGEST_CONTEXT);
-            *least = seen.min(*least);
+            *least = each.min(*least);
         }
-        if before.processes == 0 && after.processes == 0 {
-            limits.context = self.context.unwrap_or(CONTEXT).min(limits.bytes / 4);
-        }
+        limits.context = self.context_of(limits.bytes);
+        let overhead = |of: Outside| of.bytes.saturating_sub(limits.contexts(of.contexts));
+        limits.overhead = last.map_or(0, |last| overhead(last).min(overhead(outside)));
+        self.wanted = Some(limits);
     }
 
     fn escapes(&self, gpu: &str) -> Vec<Escape> {

@@ -21,6 +21,7 @@ pub(crate) struct Share {
 pub(crate) struct Users<'a> {
     usage: &'a Usage,
     file: File,
+    limits: Limits,
 }
 
 impl Share {
@@ -51,7 +52,11 @@ impl Share {
         // SAFETY: it is made of numbers.
         unsafe { sys::read(&file, usage) }.ok()?;
         usage.check().ok()?;
-        Some(Users { usage, file })
+        Some(Users {
+            usage,
+            file,
+            limits: self.limits,
+        })
     }
 }
 
@@ -90,15 +95,20 @@ impl Users<'_> {
     fn slots(&self) -> impl Iterator<Item = &Slot> {
         (0..self.usage.bound()).filter_map(|index| {
             let slot = self.usage.slots.get(index)?;
-            let counts = number(&slot.used) | number(&slot.pending) != 0 && FileLocks(&self.file).held(owner(index));
+            let counts = (number(&slot.pending) != 0 || self.has(slot) != 0) && FileLocks(&self.file).held(owner(index));
             counts.then_some(slot)
         })
+    }
+
+    /// What the owner of a slot has allocated, and with what its contexts are charged.
+    fn has(&self, slot: &Slot) -> u64 {
+        number(&slot.used).saturating_add(self.limits.contexts(number(&slot.contexts)))
     }
 
     /// What all processes of the pod have or have reserved, as `cuMemGetInfo` counts it.
     pub(crate) fn charged(&self) -> u64 {
         self.slots().fold(0, |sum, slot| {
-            sum.saturating_add(number(&slot.pending)).saturating_add(number(&slot.used))
+            sum.saturating_add(number(&slot.pending)).saturating_add(self.has(slot))
         })
     }
 
@@ -107,7 +117,7 @@ impl Users<'_> {
         let mut count = 0_usize;
         let own = sys::directory(c"/");
         for slot in self.slots() {
-            let (pid, bytes) = (Uint::try_from(number(&slot.pid)).unwrap_or(0), number(&slot.used));
+            let (pid, bytes) = (Uint::try_from(number(&slot.pid)).unwrap_or(0), self.has(slot));
             if pid == 0 || bytes == 0 || !is_here(pid, number(&slot.root), own) {
                 continue;
             }

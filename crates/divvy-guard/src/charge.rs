@@ -75,7 +75,11 @@ impl Held {
             return self.gpu.cancel(charge);
         }
         if entry.size != SHARED {
-            self.gpu.commit(charge);
+            if entry.is(Kind::Context) {
+                self.gpu.context_made(charge);
+            } else {
+                self.gpu.commit(charge);
+            }
             return note(self.process, entry);
         }
         match self.process.ledger.insert_in_page(entry, page_of(&entry)) {
@@ -131,8 +135,10 @@ fn return_charge(process: &Process, entry: &Entry, was_last: bool) {
         SHARED => 0,
         charge => charge,
     };
-    if let Some(gpu) = gpu_of(process, entry) {
-        gpu.free(charge);
+    match gpu_of(process, entry) {
+        Some(gpu) if entry.is(Kind::Context) => gpu.context_ended(),
+        Some(gpu) => gpu.free(charge),
+        None => {}
     }
 }
 

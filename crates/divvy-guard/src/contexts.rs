@@ -56,12 +56,14 @@ pub(crate) fn retain(device: Device, call: &Call) -> Code {
         Err(None) => return call.run(),
     };
     let is_first = first(held.gpu);
-    if is_first && !coming(&held) {
+    // What is reserved is what is given back, also if the agent changes it meanwhile.
+    let charge = held.gpu.context();
+    if is_first && !coming(&held, charge) {
         return OUT_OF_MEMORY;
     }
     let code = call.run();
     if is_first {
-        came(held.gpu, code);
+        came(held.gpu, charge, code);
     }
     code
 }
@@ -139,8 +141,8 @@ pub(crate) fn limit(which: c_int, value: u64, call: &Call) -> Code {
 
 /// Reserve the memory of the primary context, which this thread has to make. `false`: it was refused.
 #[inline(never)]
-fn coming(held: &Held) -> bool {
-    let fits = held.gpu.reserve(held.gpu.context(), &held.allowed).is_ok();
+fn coming(held: &Held, charge: u64) -> bool {
+    let fits = held.gpu.reserve(charge, &held.allowed).is_ok();
     if !fits {
         held.gpu.primary.store(ABSENT, Ordering::Release);
     }
@@ -149,10 +151,9 @@ fn coming(held: &Held) -> bool {
 
 /// The driver has made the primary context, or not.
 #[inline(never)]
-fn came(gpu: &Gpu, code: Code) {
-    let charge = gpu.context();
+fn came(gpu: &Gpu, charge: u64, code: Code) {
     if code == SUCCESS {
-        gpu.commit(charge);
+        gpu.context_made(charge);
         gpu.primary.store(CHARGED, Ordering::Release);
     } else {
         gpu.cancel(charge);
@@ -204,7 +205,7 @@ fn released(device: Device) {
         .compare_exchange(CHARGED, ABSENT, Ordering::AcqRel, Ordering::Acquire)
         .is_ok()
     {
-        gpu.free(gpu.context());
+        gpu.context_ended();
     }
     // The memory of green contexts, which have handles of their own, belongs to the primary context, too.
     let device = device.unsigned_abs();

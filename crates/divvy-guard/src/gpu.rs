@@ -41,7 +41,7 @@ pub(crate) struct Gpu {
     bytes: AtomicU64,
     allowed: AtomicU64,
     refuse_managed: AtomicU32,
-    /// What a context is charged with. It stays the same for the process, so that what is given back is what was charged.
+    /// What each context of the pod is charged with.
     context: AtomicU64,
     /// Bytes that threads are about to take from pools.
     pub(crate) coming: AtomicU64,
@@ -139,7 +139,6 @@ impl Gpu {
                     match read(words) {
                         Ok(((_, limits), mark)) => {
                             self.note(&limits, mark);
-                            self.context.store(pages(limits.context), Ordering::Relaxed);
                             HELD
                         }
                         // An upgrade must not end a program. The agent reports a process without a slot.
@@ -161,6 +160,7 @@ impl Gpu {
     fn note(&self, limits: &Limits, mark: Option<Mark>) {
         self.bytes.store(limits.bytes, Ordering::Relaxed);
         self.allowed.store(limits.allowed(), Ordering::Relaxed);
+        self.context.store(limits.contexts(1), Ordering::Relaxed);
         self.refuse_managed.store(u32::from(limits.refuse_managed), Ordering::Relaxed);
         if let Some(mark) = mark {
             for (to, from) in self.mark.iter().zip(mark) {
@@ -314,6 +314,24 @@ impl Gpu {
         self.peak(usage, slot);
     }
 
+    /// The driver has made the context for which so much was reserved.
+    pub(crate) fn context_made(&self, charge: u64) {
+        if let Some((usage, slot)) = self.seated() {
+            if let Some(slot) = usage.slots.get(slot) {
+                slot.contexts.add(1);
+            }
+            self.peak(usage, slot);
+        }
+        self.cancel(charge);
+    }
+
+    /// A context has ended.
+    pub(crate) fn context_ended(&self) {
+        if let Some(slot) = self.seated().and_then(|(usage, slot)| usage.slots.get(slot)) {
+            slot.contexts.sub(1);
+        }
+    }
+
     /// The driver has not allocated the reserved memory.
     pub(crate) fn cancel(&self, charge: u64) {
         if let Some((usage, slot)) = self.seated() {
@@ -341,7 +359,8 @@ impl Gpu {
 
     fn peak(&self, usage: &Usage, slot: usize) {
         if let Some(slot) = usage.slots.get(slot) {
-            let used = slot.used.load(Ordering::Relaxed);
+            let contexts = slot.contexts.load(Ordering::Relaxed).saturating_mul(self.context());
+            let used = slot.used.load(Ordering::Relaxed).saturating_add(contexts);
             if used > slot.peak.load(Ordering::Relaxed) {
                 slot.peak.fetch_max(used, Ordering::Relaxed);
             }
@@ -504,6 +523,15 @@ impl Table for Slots<'_> {
 
     fn used(&self, slot: usize) -> &AtomicU64 {
         self.usage.slots.get(slot).map_or(&ZERO, |slot| &slot.used)
+    }
+
+    fn contexts(&self, slot: usize) -> u64 {
+        let count = self
+            .usage
+            .slots
+            .get(slot)
+            .map_or(0, |slot| slot.contexts.load(Ordering::Acquire));
+        count.saturating_mul(self.gpu.context())
     }
 
     fn held(&mut self, slot: usize) -> bool {

@@ -39,7 +39,15 @@ pub fn claim<L: Locks>(locks: &L, usage: &Usage, pid: u64) -> Option<usize> {
             return None;
         }
         let mine = !locks.held(owner(index)) && {
-            for word in [&slot.used, &slot.pending, &slot.pid, &slot.peak, &slot.denied, &slot.root] {
+            for word in [
+                &slot.used,
+                &slot.pending,
+                &slot.pid,
+                &slot.peak,
+                &slot.denied,
+                &slot.contexts,
+                &slot.root,
+            ] {
                 word.store(0, Ordering::Relaxed);
             }
             slot.pid.store(pid, Ordering::Release);

@@ -31,6 +31,9 @@ pub fn bell(generation: u64) -> usize {
     copy + GENERATION * 8 + if cfg!(target_endian = "big") { 4 } else { 0 }
 }
 
+/// The memory that the driver gives an allocation with its own pages is a multiple of this.
+const PAGE: u64 = 2 << 20;
+
 /// A whole GPU, in nanoseconds per second.
 pub const WHOLE: u64 = 1_000_000_000;
 
@@ -54,7 +57,7 @@ pub struct Limits {
     pub bytes: u64,
     /// Memory in bytes that the driver reports for the pod and that is in no process's slot.
     pub overhead: u64,
-    /// Memory in bytes that one context takes on this model of GPU.
+    /// Memory in bytes with which each context of the pod's processes is charged. It can change while they run, and applies to all of them then.
     pub context: u64,
     /// GPU time that the pod may use, in nanoseconds per second. 0 means no limit.
     pub rate: u64,
@@ -92,6 +95,13 @@ impl Limits {
     #[must_use]
     pub fn allowed(&self) -> u64 {
         self.bytes.saturating_sub(self.overhead)
+    }
+
+    /// Return the number of bytes with which so many contexts are charged: whole pages each.
+    #[must_use]
+    pub fn contexts(&self, count: u64) -> u64 {
+        let each = self.context.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX);
+        each.saturating_mul(count)
     }
 
     /// Report whether the pod's compute time is limited. No pod can use more than the whole GPU.

@@ -5,7 +5,7 @@
 //!
 //! **Never more than allowed.** Each process has a sequentially consistent fence between its announcement and its sum. Of any set of processes that hold a
 //! reservation, consider the one whose fence came last. It saw the announcements of all others, so its sum was at least what they hold together. For this,
-//! a reader reads `pending` before `used`, and bytes are added to `used` before they are removed from `pending`. So they may be counted twice for a
+//! a reader reads `pending` before `used` and the contexts, and bytes are added there before they are removed from `pending`. So they may be counted twice for a
 //! moment, but are always counted.
 //!
 //! **One process always makes progress.** Processes that announce at the same moment can block each other. Then all of them except the one with the lowest slot
@@ -36,6 +36,10 @@ pub trait Table {
     fn pending(&self, slot: usize) -> &Self::Word;
     /// The bytes that the owner of a slot has.
     fn used(&self, slot: usize) -> &Self::Word;
+    /// The bytes with which the contexts of the owner of a slot are charged in addition.
+    fn contexts(&self, _slot: usize) -> u64 {
+        0
+    }
     /// Report whether a slot has an owner. The values of a slot without an owner do not count.
     fn held(&mut self, slot: usize) -> bool;
     /// A sequentially consistent fence.
@@ -132,7 +136,11 @@ pub fn charged<T: Table>(table: &mut T) -> u64 {
 
 fn both<T: Table>(table: &T, slot: usize) -> u64 {
     let pending = table.pending(slot).load();
-    pending.saturating_add(table.used(slot).load())
+    pending.saturating_add(has(table, slot))
+}
+
+fn has<T: Table>(table: &T, slot: usize) -> u64 {
+    table.used(slot).load().saturating_add(table.contexts(slot))
 }
 
 fn raw<T: Table>(table: &T) -> u64 {
@@ -158,7 +166,7 @@ fn judge<T: Table>(table: &mut T, own: usize, bytes: u64, allowed: u64) -> Verdi
     let (mut sum, mut used_sum, mut seen, mut yields) = (0_u64, bytes, 0_u64, false);
     for slot in 0..table.slots() {
         let pending = table.pending(slot).load();
-        let used = table.used(slot).load();
+        let used = has(table, slot);
         if (pending | used) == 0 || (slot != own && !table.held(slot)) {
             continue;
         }

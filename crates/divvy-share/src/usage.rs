@@ -42,20 +42,22 @@ pub struct Usage {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Slot {
-    /// Bytes that the process has from the driver.
+    /// Bytes that the process has allocated from the driver, without its contexts.
     pub used: AtomicU64,
     /// Bytes that the process requests, or has reserved but not received from the driver yet.
     pub pending: AtomicU64,
     /// The process's id, as its container sees it. It is only shown to people. See [`Slot::root`].
     pub pid: AtomicU64,
-    /// The highest value of `used` so far.
+    /// The most that the process was charged with so far, with its contexts.
     pub peak: AtomicU64,
     /// The number of allocations that were refused because of the limit.
     pub denied: AtomicU64,
     /// The number of launches that the slot's owners were allowed, where compute time is limited. It is not cleared for a new owner, because only its growth
     /// counts.
     pub launches: AtomicU64,
-    _rest: [AtomicU64; 1],
+    /// The number of contexts that the process has. Each is charged with [`crate::limits::Limits::context`]. A guard of an earlier version leaves 0, and has the charge in
+    /// `used`.
+    pub contexts: AtomicU64,
     /// Which directory is the process's root directory, as `divvy_shadow::sys::directory` numbers it. 0 if it is not known. It identifies the
     /// container: processes in different containers of a pod can have the same `pid`, because containers usually have separate PID namespaces.
     pub root: AtomicU64,
@@ -78,6 +80,8 @@ pub struct Seen {
     pub denied: u64,
     /// [`Slot::launches`].
     pub launches: u64,
+    /// [`Slot::contexts`].
+    pub contexts: u64,
 }
 
 /// What the head says about all processes of the pod, also those that have ended.
@@ -188,6 +192,7 @@ pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], Totals), Unusable> {
             peak: word(first + 3),
             denied: word(first + 4),
             launches: word(first + 5),
+            contexts: word(first + 6),
         }
     });
     let counted = |index| (word(4) != 0).then(|| word(index));

@@ -30,6 +30,8 @@ struct Seen {
     busy: u64,
     /// A container of the pod starts, with this share in MiB and in percent.
     starts: Option<(u64, u32)>,
+    /// The pod is gone afterwards.
+    is_gone: bool,
 }
 
 /// What the agent says about pods.
@@ -138,6 +140,10 @@ fn says(history: &[BTreeMap<String, Seen>], honest: &[Honest], may_stop: bool) -
             shares.wrote(&id, written.limits);
             files.insert(id, written.limits);
         }
+        for (pod, _) in second.iter().filter(|(_, seen)| seen.is_gone) {
+            shares.forget(pod);
+            files.remove(&id(pod));
+        }
         let (mut written, mut counted) = (files.clone(), shares.counted());
         written.remove(&id(HOSTILE));
         escapes.remove(HOSTILE);
@@ -174,8 +180,8 @@ impl Honest {
 
     fn second(&mut self, chance: &mut Chance) -> Seen {
         let allocated: u64 = self.processes.values().map(|(_, mib)| mib).sum();
-        // What is charged for a context, 256 MiB, or what it takes.
-        let contexts = (self.processes.len() as u64 + 1) * self.context.max(256);
+        // What is charged for a context, 512 MiB, or what it takes.
+        let contexts = (self.processes.len() as u64 + 1) * self.context.max(512);
         let left = self.share.saturating_sub(allocated + contexts);
         match chance.below(4) {
             0 if self.processes.len() < 3 && left > 0 => {
@@ -195,8 +201,7 @@ impl Honest {
         let mut file = File::new();
         let mut processes = Vec::new();
         for (pid, (slot, mib)) in &self.processes {
-            let charged = (self.share / 4).min(256) + mib;
-            file.slot(*slot, charged * MEBIBYTE, u64::from(*pid));
+            file.slot(*slot, mib * MEBIBYTE, u64::from(*pid));
             processes.push(process(&self.name, *pid, self.context + mib));
         }
         Seen {
@@ -205,6 +210,7 @@ impl Honest {
             processes,
             busy: chance.number() % SECOND,
             starts: chance.one_in(8).then_some((self.share, self.cores)),
+            is_gone: false,
         }
     }
 }
@@ -236,6 +242,7 @@ impl File {
     fn slot(&mut self, slot: usize, used: u64, pid: u64) {
         self.word(8 + slot * 8, used);
         self.word(8 + slot * 8 + 2, pid);
+        self.word(8 + slot * 8 + 6, 1);
         self.locked.push(slot);
     }
 
@@ -287,6 +294,7 @@ fn hostile(chance: &mut Chance) -> Seen {
         starts: chance
             .one_in(3)
             .then(|| (chance.number() % 100_000, u32::try_from(chance.below(101)).unwrap_or(0))),
+        is_gone: chance.one_in(20),
     }
 }
 

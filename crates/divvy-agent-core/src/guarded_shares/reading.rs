@@ -81,12 +81,10 @@ pub struct UsageReading {
 /// What the slots with an owner say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InSlots {
-    /// The memory of all processes, in bytes.
+    /// The memory that all processes have allocated, in bytes, without their contexts.
     pub bytes: u64,
-    /// The number of processes that have memory.
-    pub processes: usize,
-    /// The number of processes that have a slot.
-    pub owners: usize,
+    /// The number of their contexts.
+    pub contexts: u64,
     /// The PIDs of all processes that have a slot, as they see them themselves.
     pub pids: BTreeSet<u64>,
 }
@@ -140,7 +138,7 @@ impl UsageReading {
         };
         let counts = Some(UsageCounts::of(&slots, totals));
         let used: Vec<usize> = (0..SLOTS)
-            .filter(|slot| slots[*slot].used > 0 || slots[*slot].pid > 0)
+            .filter(|slot| slots[*slot].used > 0 || slots[*slot].contexts > 0 || slots[*slot].pid > 0)
             .collect();
         let owners = match find_owners(&used) {
             Ok(owners) => owners,
@@ -155,10 +153,9 @@ impl UsageReading {
         let owned = slots.iter().enumerate().filter(|(index, _)| owners.contains(index));
         let mut sum = InSlots::default();
         let mut change = status;
-        for (_, Seen { used, pid, .. }) in owned {
+        for (_, Seen { used, pid, contexts, .. }) in owned {
             sum.bytes = sum.bytes.saturating_add(*used);
-            sum.processes += usize::from(*used > 0);
-            sum.owners += 1;
+            sum.contexts = sum.contexts.saturating_add(*contexts);
             sum.pids.insert(*pid);
             if *pid > LARGEST_PID {
                 change.get_or_insert(FileChange::Number(*pid, LARGEST_PID));

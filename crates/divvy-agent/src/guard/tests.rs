@@ -184,7 +184,7 @@ async fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
     mounted.read_exact_at(&mut bytes, 0).expect("read");
     let limits = Limits::from_bytes(&bytes).expect("readable").1;
     assert_eq!((limits.bytes, limits.rate), (500 * MEBIBYTE, 3 * WHOLE / 10));
-    assert_eq!(limits.context, 250 * MEBIBYTE, "the process was charged with it");
+    assert_eq!(limits.context, 126 * MEBIBYTE, "a quarter, in whole pages");
     let mode = |name| fs::metadata(bed.path(name)).expect("there").permissions().mode() & 0o777;
     // The agent has no capability to write a file that is read-only for its owner.
     assert_eq!((mode(LIMITS), mode(USAGE)), (0o644, 0o666));
@@ -196,7 +196,7 @@ async fn what_slots_with_an_owner_say_is_read_and_compared_with_the_driver() {
     let first = bed.process(0, 7, 100);
     let _second = bed.process(200, 8, 200);
     let slots = bed.read().await.slots.expect("readable");
-    assert_eq!((slots.bytes, slots.owners, slots.pids), (300 * MEBIBYTE, 2, [7, 8].into()));
+    assert_eq!((slots.bytes, slots.pids), (300 * MEBIBYTE, [7, 8].into()));
     for _ in 0..2 {
         bed.measure(&[(7, 200), (8, 220)]).await;
     }
@@ -204,7 +204,7 @@ async fn what_slots_with_an_owner_say_is_read_and_compared_with_the_driver() {
     // A slot without an owner does not count, although its number is still there.
     drop(first);
     let slots = bed.read().await.slots.expect("readable");
-    assert_eq!((slots.bytes, slots.owners, slots.pids), (200 * MEBIBYTE, 1, [8].into()));
+    assert_eq!((slots.bytes, slots.pids), (200 * MEBIBYTE, [8].into()));
     assert_eq!(bed.read().await.change, None);
 }
 
@@ -349,8 +349,7 @@ async fn the_owners_of_slots_are_found_with_any_pattern_of_locks() {
         .collect();
     let all = InSlots {
         bytes: 5 * MEBIBYTE,
-        processes: 5,
-        owners: 5,
+        contexts: 0,
         pids: [4, 1, 256, 255, 101].into(),
     };
     assert_eq!(bed.read().await.slots, Some(all.clone()));

@@ -1,5 +1,7 @@
 //! What one process is charged with.
 
+use divvy_share::limits::Limits;
+
 use crate::sandbox::{CONTEXT, GPUS, MIB, OUT_OF_MEMORY, Sandbox, limits};
 
 const PAGE: u64 = 2 * MIB;
@@ -262,6 +264,28 @@ fn a_context_that_does_not_fit_is_refused_and_can_come_later() {
     assert_eq!(sandbox.charged(&program), CONTEXT);
     assert_eq!(program.code("release 0"), 0);
     assert_eq!(sandbox.charged(&program), CONTEXT);
+}
+
+/// The agent learns what a context takes while the pod runs. The first process here makes no call meanwhile.
+#[test]
+fn what_a_context_is_charged_with_changes_for_all_processes_at_once() {
+    const SHARE: u64 = 4096 * MIB;
+    let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
+    let idle = sandbox.ready();
+    let mut program = sandbox.ready();
+    program.alloc(PAGE);
+    for context in [CONTEXT, CONTEXT / 4, 0, 3 * CONTEXT, CONTEXT / 4 - 1] {
+        sandbox.change(&Limits {
+            context,
+            ..limits(SHARE)
+        });
+        let charged = 2 * context.next_multiple_of(PAGE) + PAGE;
+        assert_eq!(program.call("info"), [0, SHARE - charged, SHARE]);
+        assert_eq!(program.call(&format!("alloc {}", SHARE - charged + 1))[0], OUT_OF_MEMORY);
+    }
+    drop(idle);
+    assert_eq!(program.code("reset 0"), 0);
+    assert_eq!(sandbox.charged(&program), 0, "nothing is left of what was charged before");
 }
 
 #[test]

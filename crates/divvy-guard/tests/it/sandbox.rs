@@ -232,7 +232,7 @@ impl Sandbox {
         let pid = u64::from(program.child.id());
         let slot = self.slots().into_iter().find(|slot| slot.pid == pid).unwrap_or_default();
         assert_eq!(slot.pending, 0, "nothing is pending at rest");
-        slot.used
+        slot.used + slot.contexts * CONTEXT
     }
 
     /// What the driver has given to all processes.

@@ -152,7 +152,7 @@ fn usage_that_somebody_changed_is_not_used() {
 fn a_slot_is_read_from_where_processes_write_it() {
     let mut file = usage::file();
     file[16..24].copy_from_slice(&4_u64.to_ne_bytes());
-    for word in 0..6_u64 {
+    for word in 0..7_u64 {
         let first = 64 + 255 * 64 + word as usize * 8;
         file[first..first + 8].copy_from_slice(&(word + 10).to_ne_bytes());
     }
@@ -164,6 +164,7 @@ fn a_slot_is_read_from_where_processes_write_it() {
         peak: 13,
         denied: 14,
         launches: 15,
+        contexts: 16,
     };
     let totals_of_an_earlier_guard = Totals {
         crowded: 4,

@@ -38,15 +38,12 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         );
         // The driver's memory of a GPU that belongs to no process may grow, too, so the lists decide if there are any.
         let given = if listed > 0 { listed } else { held };
-        // Until the agent has measured this pod, a context is charged with less than it takes.
-        let not_charged = context.saturating_sub(pod.limits()?.context) * count as u64;
-        findings.expect(given <= pod.bytes + context.max(not_charged), || {
+        findings.expect(given <= pod.bytes + context, || {
             format!(
-                "{count} processes have {} MiB, and their pod's share is {} MiB, and a context takes {} MiB, of which {} MiB are not charged",
+                "{count} processes have {} MiB, and their pod's share is {} MiB, and a context takes {} MiB",
                 given >> 20,
                 pod.bytes >> 20,
-                context >> 20,
-                not_charged >> 20
+                context >> 20
             )
         });
         for answer in &answers {
@@ -66,13 +63,13 @@ async fn context(bench: &mut Bench, findings: &mut Findings, gib: u64) -> Result
     let mut program = bench.with_guard(&pod).await?;
     let memory = bench.memory().await?;
     let held = memory.of(program.pid()).unwrap_or(memory.used.saturating_sub(before));
-    // The agent learns what a context takes only from a process that has allocated something.
+    let charged = pod.limits()?.context;
     program.ask("allocate 2").await?;
     let began = Instant::now();
     let learned = loop {
         let limits = pod.limits()?;
-        if limits.overhead > 0 {
-            break limits.overhead;
+        if limits.overhead > 0 || limits.context != charged {
+            break limits.context + limits.overhead;
         }
         if began.elapsed() > PATIENCE {
             bail!(
@@ -130,7 +127,13 @@ async fn context(bench: &mut Bench, findings: &mut Findings, gib: u64) -> Result
         "what the next pod reserves for each context",
         format!("{} MiB", reserved >> 20),
     );
-    findings.expect(reserved > 0, || "the agent has not learned what a context takes".to_owned());
+    findings.expect(reserved >= held, || {
+        format!(
+            "a context takes {} MiB, and a pod that was not measured yet is charged with {} MiB: processes that take all memory at their start exceed the share",
+            held >> 20,
+            reserved >> 20
+        )
+    });
     bench.rig().await?.delete(next).await?;
     Ok(held)
 }

@@ -101,10 +101,9 @@ fn the_checks_hold_on_the_simulated_driver_and_the_report_has_what_was_measured(
             .find(|row| row["what"].as_str().is_some_and(|of| of.contains(what)));
         row.unwrap_or_else(|| panic!("{check} has no {what}: {text}"))
     };
-    // 31 GiB are two fifths of the simulated GPU: the pod gets all of them, and what its contexts take beyond their charge. A context of it takes 500 MiB, and each
-    // process of a pod that the agent has not measured yet is charged with 256 MiB: what other pods have shown must not count.
+    // 31 GiB are two fifths of the simulated GPU: the pod gets no more. A context takes 500 MiB there, and is charged with 512 before the agent has measured the pod.
     let filled = row("memory", "16 at once")["with_guard"].to_string();
-    let given = 31744 + 16 * (500 - 256);
+    let given = 31744 - 16 * (512 - 500);
     assert!(filled.contains(&format!("the GPU has given {given} MiB")), "{filled}");
     let refused = row("kinds", "vmm: more than the share");
     assert_eq!(refused["without_guard"], "success");

@@ -22,7 +22,7 @@ const GUARD: &str = "/run/divvy/";
 const REAL_CUDA: &str = "/libcuda.so.real";
 const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY";
 /// What a context is charged with before its pod has shown what one takes (`divvy_agent_core::GuardedShares`), in MiB.
-pub(super) const CONTEXT_CHARGE_MIB: u64 = 256;
+pub(super) const CONTEXT_CHARGE_MIB: u64 = 512;
 /// The events about a program that avoids the guard, and about a pod that uses more than its share, each with a part of its text.
 const EVENTS: [(&str, &str); 2] = [
     ("GpuMemoryExceeded", "were granted"),
@@ -209,14 +209,10 @@ pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &
         .eventually(&format!("the agent to measure the context of {pod}"), async |play| {
             let answer = program.ask("memory").await?;
             let held = play.cluster.held(gpu)?.get(&program.pid()).copied().unwrap_or_default() / MIB;
-            let has = answer.free_mib + held;
-            // A context that takes less than it was charged with leaves the rest unused.
-            Ok(
-                match has <= share + rounding && share.saturating_sub(has) <= CONTEXT_CHARGE_MIB {
-                    true => Ok(held),
-                    false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
-                },
-            )
+            Ok(match (answer.free_mib + held).abs_diff(share) <= rounding {
+                true => Ok(held),
+                false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
+            })
         })
         .await?;
     let text = format!("its context takes {context} MiB of its share, as the agent has measured");

@@ -570,8 +570,8 @@ async fn killed<C: RunsGpuPrograms>(play: &mut Play<'_, C>, lanes: &mut [Lane]) 
     // The agent believes what it has measured several times.
     tokio::time::sleep(LENGTH).await;
     let (mut late, _) = isolation::start(play, &lane.node, "late", HONEST, Library::Usual).await?;
-    // A program that takes all at its start: the agent has not measured yet how much more its context takes than it was charged with.
-    isolation::fills_within(play, &mut late, CONTEXT_MIB - isolation::CONTEXT_CHARGE_MIB).await?;
+    // A program that takes all at its start: the agent has not measured yet how much less its context takes than it is charged with.
+    isolation::fills_within(play, &mut late, isolation::CONTEXT_CHARGE_MIB - CONTEXT_MIB).await?;
     tokio::time::sleep(LENGTH).await;
     for user in [&mut late, &mut lane.honest] {
         let answer = user.program.ask("memory").await;
