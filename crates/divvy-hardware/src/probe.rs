@@ -205,7 +205,7 @@ fn listen(options: &Options) -> Result<std::convert::Infallible, Error> {
     });
     let shares = Arc::new(share_files::ShareFiles {
         directory: options.share_files.clone(),
-        sys_root: options.sys_root.clone(),
+        machine: (!options.exit_with_stdin).then(|| options.sys_root.clone()),
     });
     let answers = server::Answers {
         hub,

@@ -32,15 +32,16 @@ Options:
                          and Intel, its /proc shows which pod a GPU process belongs to, and
                          paths in CDI specs are relative to it.
                          Default: /
-  --share-files PATH     Directory on the host for the files of pods that Divvy's guard holds to
-                         their shares: PATH/POD/GPU gets a small tmpfs, so that a pod cannot
-                         fill the node's disk through its files. With a --sys-root other than
-                         /, it is mounted in the mount namespace of the host's process 1.
+  --share-files PATH     Directory for the files of pods that Divvy's guard holds to their
+                         shares: PATH/POD/GPU gets a small tmpfs, so that a pod cannot fill
+                         the node's disk through its files. In a container, PATH is the
+                         host's directory PATH, a volume with mountPropagation: Bidirectional,
+                         and the tmpfs must appear at PATH below --sys-root.
                          Without this option, the files lie on the disk.
   --watchdog SECONDS     Exit with status 70 if a driver call takes longer (initialization: six
                          times as long), so that the probe is restarted. Default: 10
   --exit-with-stdin      Exit when standard input closes, so that a probe that the agent started
-                         never outlives the agent.
+                         never outlives the agent. This agent sees what the probe mounts.
   --help, --version
 
 Examples:

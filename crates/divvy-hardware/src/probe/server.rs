@@ -97,33 +97,44 @@ pub(super) struct Answers {
     pub(super) shares: Arc<ShareFiles>,
 }
 
+/// Why a client is not served.
+#[derive(Debug, thiserror::Error)]
+enum Unserved {
+    #[error("accept: {0}")]
+    Accept(#[source] io::Error),
+    #[error("its user id is {0}; only root and the probe's own user may connect")]
+    User(u32),
+    #[error("there are too many clients")]
+    TooMany,
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Thread(#[from] Error),
+}
+
 /// Accept clients indefinitely.
 pub(super) fn serve(listener: &UnixListener, answers: &Answers) -> Result<Infallible, Error> {
     loop {
-        let welcomed = listener.accept().map_err(|error| format!("accept: {error}"));
-        let welcomed = welcomed.and_then(|(stream, _)| welcome(stream, answers));
-        if let Err(text) = welcomed {
-            log(format_args!("a client was not served: {text}"));
+        let accepted = listener.accept().map_err(Unserved::Accept);
+        if let Err(error) = accepted.and_then(|(stream, _)| welcome(stream, answers)) {
+            log(format_args!("a client was not served: {error}"));
             // Pause, so that a lack of file descriptors or threads does not cause a busy loop.
             thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
-fn welcome(mut stream: UnixStream, answers: &Answers) -> Result<(), String> {
-    let text = |error: io::Error| error.to_string();
-    let uid = peer_uid(&stream).map_err(text)?;
+fn welcome(mut stream: UnixStream, answers: &Answers) -> Result<(), Unserved> {
+    let uid = peer_uid(&stream)?;
     if uid != 0 && uid != geteuid().as_raw() {
-        return Err(format!(
-            "its user id is {uid}; only root and the probe's own user may connect"
-        ));
+        return Err(Unserved::User(uid));
     }
-    stream.set_write_timeout(Some(WRITE_LIMIT)).map_err(text)?;
-    let lines = Arc::new(Lines::new(stream.try_clone().map_err(text)?));
+    stream.set_write_timeout(Some(WRITE_LIMIT))?;
+    let lines = Arc::new(Lines::new(stream.try_clone()?));
     let Some(client) = answers.hub.join(lines.clone()) else {
         let busy = Failure::new(Code::Busy, "the probe has reached its maximum number of clients");
-        stream.write_all(answer_line(None, &Err(busy)).as_bytes()).map_err(text)?;
-        return Err("there are too many clients".to_owned());
+        stream.write_all(answer_line(None, &Err(busy)).as_bytes())?;
+        return Err(Unserved::TooMany);
     };
     let own = answers.clone();
     let work = move || {
@@ -131,10 +142,8 @@ fn welcome(mut stream: UnixStream, answers: &Answers) -> Result<(), String> {
         own.hub.leave(client);
         lines.close();
     };
-    spawn("client", work).map_err(|error| {
-        answers.hub.leave(client);
-        error.to_string()
-    })
+    spawn("client", work).inspect_err(|_| answers.hub.leave(client))?;
+    Ok(())
 }
 
 /// Answer the client's requests one after the other.

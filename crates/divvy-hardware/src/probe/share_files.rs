@@ -1,27 +1,23 @@
 //! The file systems for the files of shares: the two files of a pod's share of a GPU lie on a tmpfs of their own, so that the pod, which writes one of
 //! them, can take no more of the node than that.
 //!
-//! The agent has no capability, so the probe mounts them, in the mount namespace from which the container runtime takes the files.
+//! The agent has no capability, so the probe mounts them. In a container, its directory of shares is a volume with `mountPropagation: Bidirectional`, so the
+//! kernel mounts them on the machine, too, where the container runtime takes the files, and in the agent's container.
 
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use divvy_share::{limits, usage};
-use nix::sched::{CloneFlags, setns, unshare};
-use rustix::fs::{
-    CWD, FlockOperation, Mode, OFlags, RawDir, ResolveFlags, Stat, flock, fstat, fstatfs, mkdirat, openat, openat2, stat,
-};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, RawDir, ResolveFlags, flock, fstat, fstatfs, mkdirat, openat, openat2};
 use rustix::io::Errno;
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen, move_mount, unmount,
 };
 use rustix::param::page_size;
-use rustix::process::fchdir;
 
 use crate::facts::is_uuid;
 use crate::protocol::ShareName;
@@ -37,10 +33,11 @@ const STACKED: usize = 8;
 /// Where the files of shares are.
 #[derive(Debug)]
 pub(super) struct ShareFiles {
-    /// The directory on the machine. `None` if the files lie on its disk.
+    /// The directory, which has the same path on the machine. `None` if the files lie on its disk.
     pub(super) directory: Option<PathBuf>,
-    /// The path at which the machine's root is mounted.
-    pub(super) sys_root: PathBuf,
+    /// The path at which the machine's root is mounted, where all that this probe mounts must appear. `None` if the agent started this probe: it is in the same
+    /// mount namespace, so it sees what the probe mounts.
+    pub(super) machine: Option<PathBuf>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -51,8 +48,11 @@ enum Problem {
     Name(String),
     #[error("{} has files already, which a file system would hide, so they stay on the node's disk", .0.display())]
     HasFiles(PathBuf),
-    #[error("process 1 has another directory at {}, so the files of shares lie on the node's disk", .0.display())]
-    OtherRoot(PathBuf),
+    #[error(
+        "what the probe mounts at {} does not appear on the node, so the files of shares lie on the node's disk; the directory of --share-files must be a volume \
+         with mountPropagation: Bidirectional", .0.display()
+    )]
+    Hidden(PathBuf),
     #[error("another file system is mounted at {}", .0.display())]
     Foreign(PathBuf),
     #[error("cannot {what} {}: {source}", path.display())]
@@ -61,16 +61,12 @@ enum Problem {
         path: PathBuf,
         source: Errno,
     },
-    #[error("cannot start a thread: {0}")]
-    Thread(io::Error),
-    #[error("the thread that mounts has failed")]
-    Panic,
 }
 
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Failure {
         let code = match &problem {
-            Problem::Disabled | Problem::HasFiles(_) | Problem::OtherRoot(_) => Code::NotSupported,
+            Problem::Disabled | Problem::HasFiles(_) | Problem::Hidden(_) => Code::NotSupported,
             Problem::Name(_) => Code::Protocol,
             Problem::Io { source, .. } => match *source {
                 Errno::PERM | Errno::ACCESS => Code::NoPermission,
@@ -78,7 +74,7 @@ impl From<Problem> for Failure {
                 Errno::NOSYS | Errno::NODEV => Code::NotSupported,
                 _ => Code::Unknown,
             },
-            Problem::Foreign(_) | Problem::Thread(_) | Problem::Panic => Code::Unknown,
+            Problem::Foreign(_) => Code::Unknown,
         };
         Failure::new(code, problem.to_string())
     }
@@ -95,7 +91,7 @@ impl ShareFiles {
     /// # Errors
     /// [`Code::NotSupported`] says that the files of this share lie on the disk.
     pub(super) fn mount(&self, share: &ShareName) -> Result<(), Failure> {
-        Ok(self.perform(share, mount)?)
+        Ok(mount(self.directory_for(share)?, share, self.machine.as_deref())?)
     }
 
     /// Unmount the file system of a share, if there is one. It ends with the last container that has a file of it.
@@ -103,93 +99,17 @@ impl ShareFiles {
     /// # Errors
     /// [`Code::NotSupported`] says that the files of this share lie on the disk.
     pub(super) fn unmount(&self, share: &ShareName) -> Result<(), Failure> {
-        Ok(self.perform(share, unmount_all)?)
+        Ok(unmount_all(self.directory_for(share)?, share)?)
     }
 
-    fn perform(&self, share: &ShareName, work: fn(&Path, &ShareName) -> Result<(), Problem>) -> Result<(), Problem> {
+    /// Return the directory of all shares, if this can be the name of a share.
+    fn directory_for(&self, share: &ShareName) -> Result<&Path, Problem> {
         let directory = self.directory.as_deref().ok_or(Problem::Disabled)?;
-        for name in [&share.pod, &share.gpu] {
-            if !is_uuid(name) {
-                return Err(Problem::Name(name.chars().take(128).collect()));
-            }
+        match [&share.pod, &share.gpu].into_iter().find(|name| !is_uuid(name)) {
+            Some(name) => Err(Problem::Name(name.chars().take(128).collect())),
+            None => Ok(directory),
         }
-        let machine = self.machine(directory)?;
-        // Only this thread enters the machine's namespace, and has a working directory of its own. It serves no other request.
-        thread::scope(|scope| {
-            let work = || {
-                let failed = |what| move |error: nix::Error| failed(what, directory)(Errno::from_raw_os_error(error as i32));
-                unshare(CloneFlags::CLONE_FS).map_err(failed("leave the directory of the other threads for"))?;
-                if let Some(machine) = machine {
-                    setns(machine.namespace, CloneFlags::CLONE_NEWNS)
-                        .map_err(failed("enter the machine's mount namespace for"))?;
-                    if stat(parent(directory)).map(identity) != Ok(machine.state) {
-                        return Err(Problem::OtherRoot(parent(directory).to_owned()));
-                    }
-                }
-                work(directory, share)
-            };
-            let builder = thread::Builder::new().name("mount".to_owned()).stack_size(256 * 1024);
-            let thread = builder.spawn_scoped(scope, work).map_err(Problem::Thread)?;
-            thread.join().map_err(|_| Problem::Panic)?
-        })
     }
-
-    /// Return where to mount, if the probe sees the machine from outside: as a container does, at a path. A probe that has the machine's root as its own
-    /// mounts where it is.
-    fn machine(&self, directory: &Path) -> Result<Option<Machine>, Problem> {
-        if self.sys_root == Path::new("/") {
-            return Ok(None);
-        }
-        let path = self.sys_root.join("proc/1/ns/mnt");
-        let opened = openat(CWD, &path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        let namespace = match opened {
-            Ok(namespace) => namespace,
-            // A described machine, which has no processes.
-            Err(Errno::NOENT) => return Ok(None),
-            Err(source) => return Err(failed("open", &path)(source)),
-        };
-        let found = fstat(&namespace).map_err(failed("look at", &path))?;
-        let own = stat("/proc/self/ns/mnt").map_err(failed("look at", Path::new("/proc/self/ns/mnt")))?;
-        if identity(own) == identity(found) {
-            return Ok(None);
-        }
-        let state = self.state(parent(directory)).map_err(failed("look at", parent(directory)))?;
-        Ok(Some(Machine { namespace, state }))
-    }
-
-    /// Return the identity of a directory of the machine, as the probe sees it.
-    fn state(&self, directory: &Path) -> Result<(u64, u64), Errno> {
-        let below = directory.strip_prefix("/").unwrap_or(directory);
-        let root = openat(
-            CWD,
-            &self.sys_root,
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?;
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let opened = match openat2(&root, below, flags, Mode::empty(), ResolveFlags::IN_ROOT) {
-            // A kernel before 5.6 follows absolute links of the machine to the wrong place, where the directory is missing or another one.
-            Err(Errno::NOSYS) => openat(&root, below, flags, Mode::empty()),
-            other => other,
-        };
-        fstat(opened?).map(identity)
-    }
-}
-
-/// A machine that the probe sees from outside.
-struct Machine {
-    /// The mount namespace of its first process.
-    namespace: OwnedFd,
-    /// The state directory. In the namespace, it must be the same one: where a node is a mount namespace only, process 1 is not the node's.
-    state: (u64, u64),
-}
-
-fn identity(data: Stat) -> (u64, u64) {
-    (data.st_dev, data.st_ino)
-}
-
-fn parent(directory: &Path) -> &Path {
-    directory.parent().unwrap_or(directory)
 }
 
 /// The size of a share's file system in bytes: the pages of its two files.
@@ -201,8 +121,8 @@ fn size() -> usize {
         .sum()
 }
 
-fn mount(base: &Path, share: &ShareName) -> Result<(), Problem> {
-    make(parent(base), 0o700)?;
+fn mount(base: &Path, share: &ShareName, machine: Option<&Path>) -> Result<(), Problem> {
+    make(base.parent().unwrap_or(base), 0o700)?;
     make(base, 0o755)?;
     let base_file = open_locked(base)?;
     let (pod_path, gpu_path) = paths(base, share);
@@ -226,7 +146,43 @@ fn mount(base: &Path, share: &ShareName) -> Result<(), Problem> {
         let by_descriptors = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(tmpfs.as_fd(), "", gpu.as_fd(), "", by_descriptors)
     };
-    mounted().map_err(failed("mount a tmpfs at", &gpu_path))
+    mounted().map_err(failed("mount a tmpfs at", &gpu_path))?;
+    let Some(machine) = machine else { return Ok(()) };
+    let shown = || {
+        let own = fstat(open(&pod, &share.gpu, &gpu_path)?).map_err(failed("look at", &gpu_path))?;
+        match device(machine, &gpu_path) {
+            Ok(device) if device == own.st_dev => Ok(()),
+            Ok(_) | Err(Errno::NOENT) => Err(Problem::Hidden(gpu_path.clone())),
+            Err(source) => Err(failed("look at", &machine.join(below(&gpu_path)))(source)),
+        }
+    };
+    shown().inspect_err(|_| {
+        // It would hide what the agent writes below it.
+        let _ = detach(&pod, share);
+    })
+}
+
+/// Return the device of a directory of the machine, whose root is mounted at a path.
+fn device(machine: &Path, directory: &Path) -> Result<u64, Errno> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = openat(CWD, machine, flags, Mode::empty())?;
+    let opened = match openat2(&root, below(directory), flags, Mode::empty(), ResolveFlags::IN_ROOT) {
+        // A kernel before 5.6 follows absolute links of the machine to the wrong place, where the directory is missing or another one.
+        Err(Errno::NOSYS) => openat(&root, below(directory), flags, Mode::empty()),
+        other => other,
+    };
+    Ok(fstat(opened?)?.st_dev)
+}
+
+fn below(path: &Path) -> &Path {
+    path.strip_prefix("/").unwrap_or(path)
+}
+
+/// Unmount what is mounted last at the directory of a GPU. Containers may still have files of it.
+fn detach(pod: &OwnedFd, share: &ShareName) -> Result<(), Errno> {
+    // umount(2) takes no descriptor. This path leads through one, and the name at its end is not followed if it is a link.
+    let path = format!("/proc/self/fd/{}/{}", pod.as_raw_fd(), share.gpu);
+    unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
 }
 
 fn unmount_all(base: &Path, share: &ShareName) -> Result<(), Problem> {
@@ -248,11 +204,7 @@ fn unmount_each(base: &Path, share: &ShareName) -> Result<(), Problem> {
         if !is_mounted(&pod, &gpu, &gpu_path)? {
             return Ok(());
         }
-        // umount(2) takes no descriptor, and this name cannot lead elsewhere.
-        fchdir(&pod).map_err(failed("enter", &pod_path))?;
-        // Containers still have files of it.
-        let lazily = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-        unmount(&*share.gpu, lazily).map_err(failed("unmount", &gpu_path))?;
+        detach(&pod, share).map_err(failed("unmount", &gpu_path))?;
     }
     Err(Problem::Foreign(gpu_path))
 }

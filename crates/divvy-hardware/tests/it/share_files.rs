@@ -34,7 +34,8 @@ impl Host {
         let machine = Machine::new(TWO);
         let shares = machine.path("state/shares");
         let mut command = isolated()?;
-        command.arg(PROBE).arg("--share-files").arg(shares);
+        // As an agent starts it: the agent is in the same mount namespace.
+        command.args([PROBE, "--exit-with-stdin", "--share-files"]).arg(shares);
         let probe = listen(&machine, command);
         Some(Host { machine, probe })
     }
@@ -284,76 +285,146 @@ fn files_that_lie_on_the_disk_are_not_hidden() {
     assert_eq!(host.ask("unmountShare", POD, GPU0), done());
 }
 
-/// A mount namespace that stands for a machine's, and a probe that sees the machine's root at a path, as a container does.
-struct Container {
+/// Mount namespaces that stand for a machine's and its agent's. The machine's state directory is a shared mount, and the agent began before there were shares.
+struct Node {
     first: Running,
-    probe: Running,
+    agent: Running,
     machine: Machine,
 }
 
-impl Container {
-    fn start(sees_state: bool) -> Option<Container> {
-        let (mut of_machine, mut of_probe) = (isolated()?, isolated()?);
+impl Node {
+    fn start() -> Option<Node> {
+        if !divvy_skip::program("nsenter", "util-linux") {
+            return None;
+        }
+        let mut first = isolated()?;
         let machine = Machine::new(TWO);
-        // It says when it is in the namespace.
-        of_machine
-            .args(["sh", "-c", "echo in; read -r end"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut first = Running(of_machine.spawn().expect("started"));
-        let mut said = [0; 3];
-        first
-            .0
-            .stdout
-            .as_mut()
-            .expect("piped")
-            .read_exact(&mut said)
-            .expect("it is in the namespace");
         let state = machine.path("state");
-        let seen = machine.path("root").join(state.strip_prefix("/").expect("absolute"));
-        for directory in [&machine.path("root/proc/1"), &state, &seen] {
+        fs::create_dir(&state).expect("made");
+        let script = r#"mount --bind "$1" "$1" && mount --make-shared "$1" && echo in && read -r end"#;
+        first.args(["sh", "-c", script, "sh"]).arg(&state);
+        let first = inside(first);
+        let mut agent = entering(&first);
+        agent.args([
+            "unshare",
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            "echo in; read -r end",
+        ]);
+        let agent = inside(agent);
+        Some(Node { first, agent, machine })
+    }
+
+    /// Start a probe in a container: the directory of shares is a volume, and the machine's root is mounted at a path.
+    fn probe(&self, volume: Volume) -> Running {
+        let (machine, state) = (&self.machine, self.machine.path("state"));
+        let (shares, seen) = (
+            state.join("shares"),
+            machine.path("root").join(state.strip_prefix("/").expect("absolute")),
+        );
+        for directory in [&shares, &seen] {
             fs::create_dir_all(directory).expect("made");
         }
-        symlink(format!("/proc/{}/ns", first.0.id()), machine.path("root/proc/1/ns")).expect("linked");
-        let script = if sees_state {
-            r#"mount --bind "$1" "$2" && shift 2 && exec "$@""#
-        } else {
-            r#"shift 2 && exec "$@""#
+        let script = match volume {
+            Volume::Bidirectional => r#"mount --bind "$1" "$2" && mount --make-slave "$2""#,
+            Volume::HostToContainer => r#"mount --make-slave "$1" && mount --bind "$1" "$2""#,
+            Volume::None => r#"mount --make-private "$1" && mount --bind "$1" "$2" && umount "$1""#,
         };
-        of_probe.args(["sh", "-c", script, "sh"]).arg(&state).arg(&seen);
-        of_probe.arg(PROBE).arg("--share-files").arg(state.join("shares"));
-        let probe = listen(&machine, of_probe);
-        Some(Container { first, probe, machine })
+        let mut probe = entering(&self.first);
+        probe.args(["unshare", "--mount", "--propagation", "unchanged", "sh", "-c"]);
+        probe
+            .arg(format!(r#"{script} && shift 2 && exec "$@""#))
+            .arg("sh")
+            .arg(&state)
+            .arg(&seen);
+        probe.args([PROBE, "--share-files"]).arg(shares);
+        listen(machine, probe)
     }
 
+    fn ask(&self, op: &str) -> Value {
+        Lines::new(connect(&self.machine.path("s"))).ask(&request(op, POD, GPU0))
+    }
+
+    /// Return how many file systems the machine and the agent see at the directory of the GPU.
     fn mounts(&self) -> (usize, usize) {
-        (mounts(self.first.0.id(), GPU0), mounts(self.probe.0.id(), GPU0))
+        (mounts(self.first.0.id(), GPU0), mounts(self.agent.0.id(), GPU0))
     }
 }
 
-#[test]
-fn a_probe_in_a_container_mounts_in_the_namespace_of_the_machines_first_process() {
-    let Some(container) = Container::start(true) else { return };
-    let (machine, first) = (&container.machine, container.first.0.id());
-    let mut lines = Lines::new(connect(&machine.path("s")));
-    assert_eq!(lines.ask(&request("mountShare", POD, GPU0)), done());
-    assert_eq!(container.mounts(), (1, 0));
-    drop(files(&below(first, &machine.path("state/shares").join(POD).join(GPU0))));
-    assert_eq!(lines.ask(&request("mountShare", POD, GPU0)), done());
-    assert_eq!(container.mounts(), (1, 0));
-    assert_eq!(lines.ask(&request("unmountShare", POD, GPU0)), done());
-    assert_eq!(container.mounts(), (0, 0));
-    // The other threads of the probe are where they were.
-    assert_eq!(lines.ask(r#"{"v":1,"id":1,"op":"snapshot"}"#)["ok"]["v"], 2);
+#[derive(Debug, Clone, Copy)]
+enum Volume {
+    Bidirectional,
+    HostToContainer,
+    None,
+}
+
+/// Return the command that runs its arguments in the mount namespace of a process.
+fn entering(process: &Running) -> Command {
+    let mut command = Command::new("nsenter");
+    command.args(["--mount", "--target", &process.0.id().to_string()]);
+    command
+}
+
+/// Start a process, and wait until it says that it is in its mount namespace.
+fn inside(mut command: Command) -> Running {
+    let mut process = Running(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started"));
+    let mut said = [0; 3];
+    let out = process.0.stdout.as_mut().expect("piped");
+    out.read_exact(&mut said).expect("it is in the namespace");
+    process
 }
 
 #[test]
-fn nothing_is_mounted_where_the_first_process_has_another_state_directory() {
-    let Some(container) = Container::start(false) else { return };
-    let answer = Lines::new(connect(&container.machine.path("s"))).ask(&request("mountShare", POD, GPU0));
-    assert_eq!(answer["err"]["code"], "not_supported", "{answer}");
-    assert_eq!(container.mounts(), (0, 0));
-    assert!(!container.machine.path("state/shares").exists());
+fn what_a_probe_in_a_container_mounts_is_on_the_machine_and_in_the_agents_container() {
+    let Some(node) = Node::start() else { return };
+    let probe = node.probe(Volume::Bidirectional);
+    assert_eq!(node.ask("mountShare"), done());
+    assert_eq!(node.mounts(), (1, 1));
+    let directory = node.machine.path("state/shares").join(POD).join(GPU0);
+    drop(files(&below(node.agent.0.id(), &directory)));
+    for process in [&node.first, &probe] {
+        assert!(below(process.0.id(), &directory).join("usage").exists());
+    }
+    assert_eq!(node.ask("mountShare"), done());
+    assert_eq!(node.mounts(), (1, 1));
+    assert_eq!(node.ask("unmountShare"), done());
+    assert_eq!(node.mounts(), (0, 0));
+    assert_eq!(fs::read_dir(directory).expect("listed").count(), 0, "nothing was on the disk");
+}
+
+#[test]
+fn a_probe_finds_what_an_earlier_one_has_mounted() {
+    let Some(node) = Node::start() else { return };
+    let first = node.probe(Volume::Bidirectional);
+    assert_eq!(node.ask("mountShare"), done());
+    drop(first);
+    assert_eq!(node.mounts(), (1, 1));
+    let _second = node.probe(Volume::Bidirectional);
+    assert_eq!(node.ask("mountShare"), done());
+    assert_eq!(node.mounts(), (1, 1));
+    assert_eq!(node.ask("unmountShare"), done());
+    assert_eq!(node.mounts(), (0, 0));
+}
+
+#[test]
+fn a_probe_mounts_nothing_that_only_its_own_container_sees() {
+    for volume in [Volume::HostToContainer, Volume::None] {
+        let Some(node) = Node::start() else { return };
+        let probe = node.probe(volume);
+        let answer = node.ask("mountShare");
+        assert_eq!(answer["err"]["code"], "not_supported", "{volume:?}: {answer}");
+        assert!(
+            answer["err"]["text"]
+                .as_str()
+                .is_some_and(|text| text.contains("Bidirectional")),
+            "{answer}"
+        );
+        assert_eq!((node.mounts(), mounts(probe.0.id(), GPU0)), ((0, 0), 0), "{volume:?}");
+        assert_eq!(node.ask("unmountShare"), done());
+    }
 }
 
 #[test]

@@ -92,7 +92,7 @@ mod tests {
         }
     }
 
-    /// The directory for connections, in the process that has a mount namespace of its own.
+    /// The test runs itself in a mount namespace, and this variable gives it the directory.
     const IN_NAMESPACE: &str = "DIVVY_TEST_PIPE";
 
     #[test]
