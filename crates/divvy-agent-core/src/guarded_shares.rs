@@ -27,8 +27,8 @@ const LASTING: u8 = 3;
 const CONTEXT: u64 = 512 << 20;
 /// A charge is a multiple of this: the driver's own pages.
 const PAGE: u64 = 2 << 20;
-/// What a context takes at most, in bytes. A pod that shows more has other memory.
-const LARGEST_CONTEXT: u64 = 1 << 30;
+/// What a context takes at most, in bytes: 550 MiB on an H100, and some more. A pod that shows more has other memory.
+const LARGEST_CONTEXT: u64 = 640 << 20;
 
 /// A process of a pod on a GPU, as the driver lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,13 +10,12 @@ use std::time::{Duration, Instant};
 use divvy_cdi as cdi;
 use divvy_cdi::driver_spec::Place;
 use divvy_hardware::client::ProbeHandle;
-use divvy_hardware::protocol::ShareName;
 use divvy_hardware::{Code, Failure, GpuProcesses};
 use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
 use divvy_model::out_of_service::GpusOutOfService;
-use divvy_model::{Health, MiB, Node, Pod, PodKey, WholeKind, names, runtime};
+use divvy_model::{Health, MiB, Node, Pod, PodKey, WholeKind, runtime};
 use futures::future::BoxFuture;
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
@@ -26,7 +25,6 @@ use crate::driver_spec::{self, Checked, DriverSpec, News};
 use crate::files::FileError;
 use crate::guard::Shares;
 use crate::labels::Seen;
-use crate::limits;
 use crate::memory_in_use::memory_in_use;
 use crate::metrics::{Allow, Counts, Measured, Metrics};
 use crate::mps;
@@ -36,8 +34,7 @@ use crate::readiness::Readiness;
 use crate::store::Store;
 use crate::usage::Usage;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Facts, Handout, Key, LimitedPod, Limits, Listing, MigStrategy, NOT_LIMITED, OWN_VISIBLE_DEVICES,
-    PreStart, ResourceSpec,
+    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
@@ -78,7 +75,7 @@ pub(crate) struct Agent {
     /// Notified when pods may have got or lost limits of the driver.
     pub(crate) limited: Notify,
     /// UIDs of pods with grants that have the driver's limits, as far as this agent knows: those of its start, and those that it has limited since.
-    with_limits: Mutex<BTreeSet<String>>,
+    pub(crate) with_limits: Mutex<BTreeSet<String>>,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -354,7 +351,7 @@ impl Agent {
         }
     }
 
-    fn send_event(&self, action: Action) {
+    pub(crate) fn send_event(&self, action: Action) {
         if let Action::Event { pod, uid, reason, text } = action {
             warn!(%pod, reason, "{text}");
             self.post(PendingEvent {
@@ -506,7 +503,7 @@ impl Agent {
                 Ok(Decided::Granted(pod, limits)) => {
                     return match self.limit(pod, limits).await {
                         Ok(()) => ("granted", Ok(())),
-                        Err(text) => ("not_limited", Err(plugin::Refusal::not_yet(text))),
+                        Err(error) => ("not_limited", Err(plugin::Refusal::not_yet(error.to_string()))),
                     };
                 }
                 Ok(Decided::Refused(label, text)) => return (label, Err(plugin::Refusal::not_yet(text))),
@@ -632,108 +629,6 @@ impl Agent {
     /// Report whether the node's cgroups are of the version that drivers can limit.
     pub(crate) fn can_limit_cgroups(&self) -> bool {
         cgroups::is_v2(&self.sys_root)
-    }
-
-    /// Let the driver hold a pod to its share, where it can. If it does not, an event says why, unless the pod requires the limit.
-    ///
-    /// # Errors
-    /// The pod requires the limit, and it is not set.
-    async fn limit(self: &Arc<Self>, pod: PodKey, limits: Box<Limits>) -> Result<(), String> {
-        if !limits.guarded.is_empty() {
-            self.mount_shares(&limits).await?;
-            let held = self.shares.hold(&limits.uid, &limits.guarded).await;
-            self.metrics.guarded_pods(self.shares.pods().len());
-            self.guarded.notify_one();
-            self.timed.notify_one();
-            // The spec mounts the files, so the container could not start without them.
-            held.map_err(|error| format!("the files with the pod's share of the GPU are not complete: {error}"))?;
-        }
-        if limits.gpus.is_empty() {
-            return Ok(());
-        }
-        let set = match self.probe.get() {
-            Some(probe) => limits::set(probe, &self.sys_root, &limits).await,
-            None => Err("the probe is not connected".to_owned()),
-        };
-        self.metrics.limited(set.is_ok());
-        if set.is_ok() {
-            let mut pods = self.with_limits.lock().unwrap_or_else(PoisonError::into_inner);
-            pods.insert(limits.uid.clone());
-            drop(pods);
-            self.limited.notify_one();
-        }
-        let Err(error) = set else { return Ok(()) };
-        if limits.are_required {
-            return Err(format!(
-                "the pod wants its share of the GPU to be enforced ({}), and the driver does not do it: {error}",
-                names::ISOLATION
-            ));
-        }
-        if !limits.guarded.is_empty() {
-            warn!(%pod, "only the guard limits the GPU memory of this pod, because the driver does not do it: {error}");
-            return Ok(());
-        }
-        let text = format!(
-            "nothing limits the GPU memory of this pod, which may use more than its share, and other pods may then find less than theirs: {error}"
-        );
-        warn!(%pod, "{text}");
-        self.send_event(Action::Event {
-            pod,
-            uid: limits.uid,
-            reason: NOT_LIMITED,
-            text,
-        });
-        Ok(())
-    }
-
-    /// Have the probe give the files of a pod's shares file systems of their own, so that the pod cannot fill the node's disk through them. Where it cannot, they
-    /// lie on the disk, and the node gets an event.
-    ///
-    /// # Errors
-    /// The probe does not answer.
-    async fn mount_shares(&self, limits: &Limits) -> Result<(), String> {
-        for gpu in &limits.guarded {
-            let share = ShareName {
-                pod: limits.uid.clone(),
-                gpu: gpu.uuid.clone(),
-            };
-            let Some(probe) = self.probe.get() else {
-                return Err("the probe is not connected".to_owned());
-            };
-            match answered(probe.mount_share(share)).await {
-                Ok(()) => {}
-                Err(failure) if matches!(failure.code, Code::ProbeUnreachable | Code::Timeout) => {
-                    return Err(format!(
-                        "the probe did not make room for the files with the pod's share of the GPU: {failure}"
-                    ));
-                }
-                Err(failure) if self.shares.tell_of_disk() => {
-                    let text = format!(
-                        "the files in which Divvy's guard counts what pods use lie on the disk of this node, so between two measurements a pod can fill the disk \
-                         through them: {failure}"
-                    );
-                    warn!("{text}");
-                    self.post_on_node(true, "GuardFilesOnDisk", text);
-                }
-                Err(failure) => debug!(
-                    uid = limits.uid,
-                    gpu = gpu.uuid,
-                    "the files of the share lie on the disk: {failure}"
-                ),
-            }
-        }
-        Ok(())
-    }
-
-    /// Return the pods that the driver limits now. A pod's first limit is its own, so a pod is left out until it has that.
-    pub(crate) fn limited_pods(&self) -> Vec<LimitedPod> {
-        let core = self.core();
-        let granted: BTreeSet<&str> = core.records().map(|record| record.uid.as_str()).collect();
-        let mut with_limits = self.with_limits.lock().unwrap_or_else(PoisonError::into_inner);
-        with_limits.retain(|uid| granted.contains(uid.as_str()));
-        let mut limited = core.limited();
-        limited.retain(|pod| with_limits.contains(&pod.uid));
-        limited
     }
 
     /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
@@ -935,7 +830,7 @@ impl Drop for Begun<'_> {
 }
 
 /// Wait for an answer of the probe, but not longer than [`DRIVER_TIMEOUT`].
-async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let late = |_| {
         Err(Failure::new(
             Code::Timeout,

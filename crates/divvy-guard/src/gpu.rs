@@ -13,7 +13,7 @@ use crate::cuda::Uuid;
 use crate::path::{Path, ROOT};
 use crate::sys::{self, Errno, File, FileLocks, Mutex};
 
-/// The state of a GPU, or of the slot: nothing is known yet, and there is no slot.
+/// Of a GPU: its limits were not read yet. Of the process: it has no slot yet.
 const UNKNOWN: u32 = 0;
 /// The process is not limited.
 const FREE: u32 = 1;
@@ -384,8 +384,8 @@ impl Gpu {
 
     /// Take a slot, if this process has none. The lock must be held.
     ///
-    /// Without a usable file there is no slot, and so no memory: only programs in the pod can have made the file unusable, because the agent made both files,
-    /// and the limits are readable. The next request tries again.
+    /// If the file cannot be used, the process gets no slot, and so no memory. The agent made both files, and the limits are readable, so a program of the pod
+    /// has damaged this one. The next request tries again.
     fn sit(&self) {
         if self.seated().is_some() {
             return;

@@ -69,7 +69,7 @@ pub(crate) fn import(code: Code, handle: Out) -> Code {
 
 #[inline(never)]
 fn imported(handle: u64) {
-    // The process may have imported what it has itself. Without a location, it is no memory.
+    // If the process exported this memory itself, it is charged already. Memory without a location is not GPU memory.
     if count(handle, HANDLE) {
         return;
     }

@@ -85,7 +85,8 @@ pub struct InSlots {
     pub bytes: u64,
     /// The number of their contexts.
     pub contexts: u64,
-    /// The PIDs of all processes that have a slot, as they see them themselves.
+    /// The PIDs of all processes whose slots have memory or a context, as they see them themselves. A process that the driver lists has a context, so a slot
+    /// that says nothing is not its slot.
     pub pids: BTreeSet<u64>,
 }
 
@@ -156,7 +157,9 @@ impl UsageReading {
         for (_, Seen { used, pid, contexts, .. }) in owned {
             sum.bytes = sum.bytes.saturating_add(*used);
             sum.contexts = sum.contexts.saturating_add(*contexts);
-            sum.pids.insert(*pid);
+            if *used > 0 || *contexts > 0 {
+                sum.pids.insert(*pid);
+            }
             if *pid > LARGEST_PID {
                 change.get_or_insert(FileChange::Number(*pid, LARGEST_PID));
             }

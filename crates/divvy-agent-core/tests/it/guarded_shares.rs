@@ -232,7 +232,7 @@ fn a_context_that_takes_more_than_it_was_charged_with_is_learned_too() {
     for _ in 0..3 {
         node.measure(&[("b", &[runs(8, 60_000, 0)])]);
     }
-    assert_eq!(node.context("b"), 1024);
+    assert_eq!(node.context("b"), 640);
 }
 
 #[test]
@@ -446,10 +446,10 @@ fn a_process_on_a_gpu_of_which_its_pod_has_no_share_is_named_and_one_of_a_pod_wi
 #[test]
 fn a_pod_has_too_much_if_the_contexts_of_its_processes_do_not_explain_it() {
     for (learned, processes, used, named) in [
-        (false, 1, 1050 + 774, false),
-        (false, 1, 1050 + 775, true),
-        (false, 2, 1050 + 2 * 774, false),
-        (false, 2, 1050 + 2 * 775, true),
+        (false, 1, 1050 + 390, false),
+        (false, 1, 1050 + 391, true),
+        (false, 2, 1050 + 2 * 390, false),
+        (false, 2, 1050 + 2 * 391, true),
         (true, 1, 1050, false),
         (true, 1, 1051, true),
     ] {
@@ -671,17 +671,17 @@ fn every_state_of_a_file_that_no_agent_and_no_guard_makes_is_a_change() {
 #[test]
 fn only_slots_with_an_owner_count() {
     let mut bytes = usage::file().to_vec();
-    for (slot, used, pid) in [(0, 5_u64, 1_u64), (3, 7, 2), (255, 11, 3)] {
+    for (slot, used, pid) in [(0, 5_u64, 1_u64), (3, 7, 2), (7, 0, 4), (255, 11, 3)] {
         bytes[64 + slot * 64..][..8].copy_from_slice(&used.to_ne_bytes());
         bytes[64 + slot * 64 + 16..][..8].copy_from_slice(&pid.to_ne_bytes());
     }
-    // The last of them has a context, and so has a slot without an owner.
+    // One of them has nothing. The last one has a context, and so has a slot without an owner.
     for slot in [255, 100] {
         bytes[64 + slot * 64 + 48..][..8].copy_from_slice(&1_u64.to_ne_bytes());
     }
     let reading = UsageReading::of(STATUS, &bytes, OWNER, |slots| {
-        assert_eq!(slots, [0, 3, 100, 255]);
-        Ok([3, 255].into())
+        assert_eq!(slots, [0, 3, 7, 100, 255]);
+        Ok([3, 7, 255].into())
     });
     let expected = InSlots {
         bytes: 18,

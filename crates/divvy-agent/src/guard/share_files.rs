@@ -546,7 +546,7 @@ fn restore(file: &File, status: FileStatus, bytes: &[u8], owner: (u32, u32)) -> 
     Ok(())
 }
 
-/// Who made the files: this program's user and group.
+/// Return the user and the group of this program, which owns the files that it makes.
 fn owner() -> (u32, u32) {
     (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
 }

@@ -7,9 +7,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_agent_core::{
-    DriverReport, Escape, GuardCounts, Guarded, GuardedShares, MadeLater, PodProcess, Readings, ShareFound, ShareId,
+    DriverReport, Escape, FileChange, GuardCounts, Guarded, GuardedShares, MadeLater, PodProcess, Readings, ShareFound, ShareId,
+    UsageReading,
 };
-use divvy_agent_core::{FileChange, UsageReading};
 use divvy_hardware::GpuProcesses;
 use divvy_hardware::client::ProbeHandle;
 use divvy_hardware::protocol::{Kill, ShareName};
@@ -31,8 +31,8 @@ pub(crate) struct Shares {
     state: Mutex<GuardedShares>,
     /// What was logged last about the files of a share. A pod can damage its file for as long as it wants, so the log has it once.
     told: Mutex<BTreeMap<ShareId, String>>,
-    /// Whether it was told that files lie on the node's disk.
-    has_told_of_disk: AtomicBool,
+    /// Whether files of a share lie on the node's disk.
+    are_on_disk: AtomicBool,
 }
 
 /// Why a pod did not get its share.
@@ -61,7 +61,7 @@ impl Shares {
             files: ShareFiles::new(root.to_owned()),
             state: Mutex::new(GuardedShares::new(may_stop)),
             told: Mutex::default(),
-            has_told_of_disk: AtomicBool::new(false),
+            are_on_disk: AtomicBool::new(false),
         };
         let present = shares.files.present()?;
         let mut opened = shares
@@ -132,9 +132,9 @@ impl Shares {
         self.write().await;
     }
 
-    /// Report whether it must be told now that files lie on the node's disk: it is told once.
-    pub(crate) fn tell_of_disk(&self) -> bool {
-        !self.has_told_of_disk.swap(true, Ordering::Relaxed)
+    /// Note that the files of a share lie on the node's disk. Return whether it is the first one: the node gets one event.
+    pub(crate) fn is_first_on_disk(&self) -> bool {
+        !self.are_on_disk.swap(true, Ordering::Relaxed)
     }
 
     /// Remove the files of pods that are gone. If that fails, the next reconciliation tries again.

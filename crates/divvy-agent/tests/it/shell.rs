@@ -283,7 +283,7 @@ async fn an_annotation_takes_a_gpu_out_of_service_until_it_is_removed() {
     annotate(&bed, &json!({ &test: "another" }));
     let now = bed.inventory(|inventory| inventory.gpus[0].health == Health::Testing).await;
     assert_eq!(tested_by(&now, 0), Some("another"));
-    // What is no id opens the GPU to nobody.
+    // A value that is not an id lets no pod use the GPU.
     annotate(&bed, &json!({ &test: "No id" }));
     bed.inventory(|inventory| inventory.gpus[0].health == Health::Failed).await;
     annotate(&bed, &json!({ &test: null }));
