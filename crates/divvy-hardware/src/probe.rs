@@ -8,7 +8,7 @@
 //! | nvml-events | waits for XIDs |
 //! | forward, for each vendor | passes on faults to the clients |
 //! | two for each client | read requests, write answers and events |
-//! | mount, for each request about the files of a share | mounts in the machine's mount namespace |
+//! | mount, for each request about the files of a share | mounts, and looks for it on the machine |
 //! | watchdog | ends the process when a driver call takes too long |
 //! | signals | on SIGTERM, SIGINT, and SIGQUIT, removes the socket and exits with status 0 |
 //! | main | accepts clients |

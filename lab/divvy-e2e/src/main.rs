@@ -84,6 +84,7 @@ fn run(args: Args) -> anyhow::Result<ExitCode> {
             seed: args.seed,
         },
         quiet: args.quiet,
+        are_named: !args.scenes.is_empty(),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let sum = match args.on {

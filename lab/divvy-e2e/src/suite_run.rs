@@ -20,6 +20,8 @@ use crate::say;
 pub(crate) struct Leg {
     pub(crate) churn: Churn,
     pub(crate) quiet: bool,
+    /// Whether the user has named the scenes.
+    pub(crate) are_named: bool,
 }
 
 /// The results of the scenes.
@@ -157,7 +159,13 @@ impl Leg {
             .await
             .map_err(io::Error::other)?;
         for scene in scenes {
-            let outcome = self.play(*scene, &mut cluster, &mut teller).await;
+            let outcome = match scene {
+                // With other work beside it, three nodes and a control plane leave too little of two processors for what it measures.
+                Scene::Attacks if !self.are_named => Outcome::Skipped(
+                    "it measures how soon agents answer and pods start, so nothing else may run beside it: cargo xtask suite --on real attacks",
+                ),
+                _ => self.play(*scene, &mut cluster, &mut teller).await,
+            };
             sum.add(*scene, &outcome);
             let text = std::mem::take(&mut teller.text);
             let ended = match outcome {

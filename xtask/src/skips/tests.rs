@@ -138,6 +138,7 @@ fn everything_that_may_be_skipped_exists() {
     assert!(!names.is_empty());
     let sources = sources(&["tests", "src"]);
     let script = fs::read_to_string(root().join(".ci/run")).expect("there");
+    let scenes = fs::read_to_string(root().join("lab/divvy-testbed/src/scenario/suite.rs")).expect("there");
     for name in names {
         let there = match name.rsplit_once("::") {
             Some((module, "")) => sources.iter().any(|(path, _)| {
@@ -146,7 +147,10 @@ fn everything_that_may_be_skipped_exists() {
                     && path.ends_with(&format!("/{}.rs", module.rsplit("::").next().unwrap_or_default()))
             }),
             Some((_, test)) => sources.iter().any(|(_, text)| text.contains(&format!("fn {test}("))),
-            None => script.contains(&format!("skip \"{name}\"")),
+            None => match name.strip_prefix("real Kubernetes: scene ") {
+                Some(scene) => scenes.contains(&format!("\"{scene}\",")),
+                None => script.contains(&format!("skip \"{name}\"")),
+            },
         };
         assert!(there, "{name} is listed in {ALLOWED}, but there is no such test or step");
     }

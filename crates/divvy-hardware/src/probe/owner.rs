@@ -348,8 +348,8 @@ mod tests {
         let failure = Failure::new(Code::DriverNotLoaded, "gone");
         let seen = || Ok(of(Vendor::Nvidia, false));
         let script = Script::new(Vendor::Nvidia, vec![seen(), Err(failure.clone()), seen()]);
-        let jobs = owner(pace, &[&script]);
         let started = Instant::now();
+        let jobs = owner(pace, &[&script]);
         assert!(ask(&jobs, Question::Snapshot).is_ok());
         assert_eq!(ask(&jobs, Question::Snapshot), Err(failure));
         while ask(&jobs, Question::Snapshot).is_err() {
