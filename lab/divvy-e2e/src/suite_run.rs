@@ -160,9 +160,9 @@ impl Leg {
             .map_err(io::Error::other)?;
         for scene in scenes {
             let outcome = match scene {
-                // With other work beside it, three nodes and a control plane leave too little of two processors for what it measures.
+                // Along with other work, three nodes and a control plane leave too little of two processors for what it measures.
                 Scene::Attacks if !self.are_named => Outcome::Skipped(
-                    "it measures how soon agents answer and pods start, so nothing else may run beside it: cargo xtask suite --on real attacks",
+                    "it measures how soon agents answer and pods start, so nothing else may run at the same time: cargo xtask suite --on real attacks",
                 ),
                 _ => self.play(*scene, &mut cluster, &mut teller).await,
             };
