@@ -116,7 +116,9 @@ async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
     offered(&cluster, 640).await?;
     let address = full(&cluster).await?;
     let mut slots = Vec::new();
-    for pod in std::fs::read_dir(cluster.node("dgx")?.paths().kubelet_dir.join("plugins/divvy.dev/shares"))? {
+    let kubelet = cluster.node("dgx")?.paths().kubelet_dir.clone();
+    let shares = kubelet.parent().context("a directory of the node")?.join("state/shares");
+    for pod in std::fs::read_dir(shares)? {
         for gpu in std::fs::read_dir(pod?.path())? {
             slots.push(slot(&gpu?.path().join(divvy_share::USAGE))?);
         }
