@@ -4,8 +4,8 @@
 //! returns what the agent must write.
 //!
 //! **Invariant: noninterference.** What is decided about a share depends on the files of this share, on the driver's numbers for this pod, and on the settings
-//! of the operator; never on what another pod writes, allocates, or locks. Each share has a state of its own, and shares have no state in common. The agent learns the
-//! size of a context for each share alone: a pod that lies about its memory would otherwise raise or lower what other pods are charged.
+//! of the operator; never on what another pod writes, allocates, or locks. Each share has a separate state. The agent also learns the size of a context for each
+//! share separately: otherwise, a pod that lies about its memory would change what other pods are charged.
 
 use std::collections::{BTreeMap, BTreeSet};
 

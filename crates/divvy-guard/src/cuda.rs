@@ -73,8 +73,8 @@ impl Call {
     #[inline(never)]
     pub(crate) fn run(&self) -> Code {
         let [a, b, c, d, e, f] = self.arguments;
-        // SAFETY: the caller of `new` promised that the function has at most six arguments, all integers or pointers. The C ABIs of x86-64 and AArch64 pass each of
-        // them in a register of its own, and a function does not read the registers of arguments that it does not have.
+        // SAFETY: the caller of `new` promised that the function takes at most six arguments, all integers or pointers. On x86-64 and AArch64, the first six such
+        // arguments are passed in registers, and a function ignores the registers that it has no argument for.
         let function: unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> Code = unsafe { core::mem::transmute(self.function) };
         // SAFETY: as above.
         unsafe { function(a, b, c, d, e, f) }
