@@ -24,7 +24,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use rustix::fs::OFlags;
 use rustix::time::{ClockId, clock_gettime};
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
+use tokio::time::timeout;
 use tracing::debug;
 
 use crate::files::{self, FileError};
@@ -131,6 +132,8 @@ struct Queue {
     seats: Arc<Seats>,
     search: Duration,
     todo: Mutex<Todo>,
+    /// A thread has no more to do. The run is not woken for each job: for 110 shares, that would take longer than the jobs.
+    ended: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -138,6 +141,7 @@ struct Todo {
     jobs: VecDeque<(ShareId, Job)>,
     /// The shares whose jobs have begun and have not ended.
     begun: BTreeSet<ShareId>,
+    done: Outcomes,
 }
 
 impl Queue {
@@ -157,21 +161,22 @@ impl Queue {
     }
 
     /// Do jobs until none is left. A share that another run has is waited for.
-    fn work(&self, outcomes: &mpsc::UnboundedSender<(ShareId, Result<Outcome, FileError>)>) {
+    fn work(&self) {
         let started = Instant::now();
         loop {
             match self.next() {
                 Some((id, mut files, job)) => {
                     let outcome = files.perform(job, self.search);
                     self.seats.put(&id, files);
-                    self.todo().begun.remove(&id);
-                    // No one waits any more for what is late.
-                    drop(outcomes.send((id, outcome)));
+                    let mut todo = self.todo();
+                    todo.begun.remove(&id);
+                    todo.done.insert(id, outcome);
                 }
                 None if self.has_jobs() && started.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
                 None => break,
             }
         }
+        self.ended.notify_one();
     }
 
     /// Note that what has begun is late, and drop the jobs of late shares. Return whether jobs are left, and whether some have begun.
@@ -223,46 +228,59 @@ impl ShareFiles {
     pub(crate) async fn run(&self, mut jobs: Vec<(ShareId, Job)>) -> Outcomes {
         jobs.retain(|(id, _)| !self.seats.is_late(id));
         let expected = jobs.len();
-        let mut done = Outcomes::new();
         if expected == 0 {
-            return done;
+            return Outcomes::new();
         }
-        let queue = Arc::new(Queue {
+        let queue = Arc::new(self.queue(jobs));
+        let start = || {
+            let queue = queue.clone();
+            tokio::task::spawn_blocking(move || queue.work());
+        };
+        start();
+        let (mut rounds, mut seen) = (0, 0);
+        loop {
+            let ended = timeout(PATIENCE, queue.ended.notified()).await.is_ok();
+            let (done, is_busy) = {
+                let todo = queue.todo();
+                (todo.done.len(), !todo.begun.is_empty())
+            };
+            if done == expected {
+                break;
+            }
+            // One thread has ended and another goes on, or a job has ended within the time for one.
+            if (ended && is_busy) || std::mem::replace(&mut seen, done) < done {
+                continue;
+            }
+            rounds += 1;
+            match queue.give_up() {
+                // The thread has not begun yet, or another run has the shares.
+                (true, false) if rounds < ROUNDS && Arc::strong_count(&queue) > 1 => {}
+                (true, _) if rounds < ROUNDS => start(),
+                _ => break,
+            }
+        }
+        std::mem::take(&mut queue.todo().done)
+    }
+
+    fn queue(&self, jobs: Vec<(ShareId, Job)>) -> Queue {
+        Queue {
             root: self.root.clone(),
             seats: self.seats.clone(),
             search: self.search,
             todo: Mutex::new(Todo {
                 jobs: jobs.into(),
-                begun: BTreeSet::new(),
+                ..Todo::default()
             }),
-        });
-        let (sender, mut outcomes) = mpsc::unbounded_channel();
-        let start = || {
-            let (queue, sender) = (queue.clone(), sender.clone());
-            tokio::task::spawn_blocking(move || queue.work(&sender));
-        };
-        start();
-        let mut rounds = 0;
-        while done.len() < expected {
-            match tokio::time::timeout(PATIENCE, outcomes.recv()).await {
-                Ok(Some((id, outcome))) => drop(done.insert(id, outcome)),
-                Ok(None) => break,
-                Err(_) => {
-                    rounds += 1;
-                    match queue.give_up() {
-                        // The thread has not begun yet, or another run has the shares.
-                        (true, false) if rounds < ROUNDS && Arc::strong_count(&queue) > 1 => {}
-                        (true, _) if rounds < ROUNDS => start(),
-                        _ => break,
-                    }
-                }
-            }
+            ended: Notify::new(),
         }
-        // What came while this run gave up.
-        while let Ok((id, outcome)) = outcomes.try_recv() {
-            done.insert(id, outcome);
-        }
-        done
+    }
+
+    /// Have a job of a share be late, as if an operation on its files did not end.
+    #[cfg(test)]
+    pub(super) fn hang(&self, id: &ShareId) {
+        let queue = self.queue(vec![(id.clone(), Job::Read)]);
+        drop(queue.next());
+        queue.give_up();
     }
 
     /// Have the files of a share in use forever, as if an operation on them did not end.

@@ -338,6 +338,12 @@ async fn a_share_whose_files_are_in_use_is_left_out_and_the_others_are_read() {
     assert_eq!(left, [id("b")]);
     files.close("a");
     assert_eq!(files.run(jobs()).await.len(), 2);
+    // What is late is not waited for again: the answer is there at once.
+    files.hang(&id("a"));
+    let late = tokio::time::timeout(Duration::ZERO, files.run(vec![(id("a"), Job::Read)])).await;
+    assert!(late.is_ok_and(|outcomes| outcomes.is_empty()));
+    let left: Vec<ShareId> = files.run(jobs()).await.into_keys().collect();
+    assert_eq!(left, [id("b")]);
 }
 
 #[tokio::test]
