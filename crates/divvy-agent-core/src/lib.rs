@@ -417,6 +417,7 @@ pub struct Core {
     lists: BTreeMap<u64, Option<BTreeSet<String>>>,
     next_list: u64,
     records: BTreeMap<Key, GrantRecord>,
+    projected: project::Projected,
     handouts: Vec<Handout>,
     /// The containers to which another device plugin had given GPUs before this agent read the checkpoint for the first time.
     inherited: Option<BTreeSet<Key>>,
@@ -449,6 +450,7 @@ impl Core {
             lists: BTreeMap::new(),
             next_list: 0,
             records: BTreeMap::new(),
+            projected: project::Projected::default(),
             handouts: Vec::new(),
             inherited: None,
             in_flight: Vec::new(),

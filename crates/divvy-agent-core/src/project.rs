@@ -1,14 +1,57 @@
 //! Convert a grant's record to the CDI spec that the container runtime reads. The spec contains only what the record and the node state,
 //! so it can be rebuilt at any time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{self as cdi, GrantSpec};
-use divvy_model::{GrantRecord, Vendor};
+use divvy_model::{Gpu, GrantRecord, Vendor};
 use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML, TUNABLES};
 
-use super::{Core, NodeFiles, mps, vendor};
+use super::{Core, Key, NodeFiles, mps, vendor};
+
+/// The specs as the last reconciliation made them. To make and to parse each spec again takes most of the time of a reconciliation, and nearly all stay as they
+/// are.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Projected {
+    node: NodeFiles,
+    gpus: Vec<Gpu>,
+    /// The key of the record, and the digest of the record and the text, by the spec's name. The texts would take a megabyte.
+    specs: BTreeMap<String, (Key, u64)>,
+}
+
+impl Projected {
+    /// Forget the specs that do not have one of these names, and all of them unless they were made from these files and GPUs.
+    pub(super) fn keep(&mut self, names: &BTreeMap<&str, Vec<&GrantRecord>>, node: &NodeFiles, gpus: &[Gpu]) {
+        self.specs.retain(|name, _| names.contains_key(name.as_str()));
+        if self.node != *node || self.gpus != gpus {
+            *self = Projected {
+                node: node.clone(),
+                gpus: gpus.to_vec(),
+                specs: BTreeMap::new(),
+            };
+        }
+    }
+
+    /// Note that a spec was made from a record.
+    pub(super) fn made(&mut self, name: String, text: &str, record: &GrantRecord) {
+        self.specs.insert(name, (Key::of(record), digest(record, text)));
+    }
+
+    /// Return the record from which a spec with this text was made.
+    pub(super) fn of<'r>(&self, name: &str, text: &str, records: &'r BTreeMap<Key, GrantRecord>) -> Option<&'r GrantRecord> {
+        let (key, made) = self.specs.get(name)?;
+        records.get(key).filter(|record| digest(record, text) == *made)
+    }
+}
+
+fn digest(record: &GrantRecord, text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    record.hash(&mut hasher);
+    text.hash(&mut hasher);
+    hasher.finish()
+}
 
 impl Core {
     /// Return the paths of the device nodes that [`NodeFiles::devices`] must describe.

@@ -76,6 +76,9 @@ impl Core {
     fn recover_records(&mut self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         let mut found: Vec<GrantRecord> = Vec::new();
         for (name, text) in &facts.specs {
+            if self.projected.of(name, text, records).is_some() {
+                continue;
+            }
             if let Some(record) = record_in_spec(text)
                 && record.cdi.as_ref() == Some(name)
                 && !records.contains_key(&Key::of(&record))
@@ -127,25 +130,32 @@ impl Core {
 
     /// Make the specs match the records. Every record of a pod that may start a container gets a spec with the current content: after a
     /// reboot the directory is empty, and minor numbers may have changed. Specs without a record are removed.
-    fn repair_specs(&self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
+    fn repair_specs(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         let mut by_name: BTreeMap<&str, Vec<&GrantRecord>> = BTreeMap::new();
         for record in records.values() {
             if let Some(name) = record.cdi.as_deref() {
                 by_name.entry(name).or_default().push(record);
             }
         }
+        let mut projected = std::mem::take(&mut self.projected);
+        projected.keep(&by_name, &facts.node, &self.gpus);
         for (name, candidates) in &by_name {
             let present = facts.specs.get(*name);
             let Some(record) = self.owner_of(name, candidates, present.map(String::as_str), facts) else {
                 continue;
             };
-            if let Some((name, text)) = self.project(record, &facts.node)
-                && present != Some(&text)
-            {
-                out.actions.push(Action::WriteSpec { name, text });
-                out.count(Class::SpecRebuilt);
+            if present.is_some_and(|text| projected.of(name, text, records) == Some(record)) {
+                continue;
+            }
+            if let Some((name, text)) = self.project(record, &facts.node) {
+                projected.made(name.clone(), &text, record);
+                if present != Some(&text) {
+                    out.actions.push(Action::WriteSpec { name, text });
+                    out.count(Class::SpecRebuilt);
+                }
             }
         }
+        self.projected = projected;
         if !facts.synced {
             return;
         }
@@ -178,6 +188,9 @@ impl Core {
             })
             .copied()
             .collect();
+        if let [] | [_] = may_start[..] {
+            return may_start.first().copied();
+        }
         let present = present.and_then(record_in_spec);
         let in_file = |record: &&&GrantRecord| {
             present

@@ -17,7 +17,7 @@ pub struct Allocation {
 }
 
 /// A pod's share of one GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Hash)]
 pub struct GpuShare {
     /// The GPU's UUID.
     pub uuid: String,
@@ -56,7 +56,7 @@ mod by_name {
 }
 
 /// A container's share of one GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Hash)]
 pub struct ContainerShare {
     /// The GPU's UUID.
     pub uuid: String,

@@ -12,7 +12,7 @@ use crate::{ContainerShare, Error, GpuShare, MemoryUnit, PodKey};
 ///
 /// The agent writes the record before the CDI spec, which is derived from the record. The agent removes the record only when the
 /// pod is gone or has ended *and* the pod's cgroup is empty. See `docs/design/allocation.md`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Hash)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantRecord {
     /// Format version, 1.
