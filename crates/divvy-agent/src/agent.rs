@@ -259,7 +259,8 @@ impl Agent {
     pub(crate) fn granted_gpus(&self) -> BTreeSet<String> {
         let core = self.core();
         let shares = core.records().flat_map(|record| &record.container_gpus);
-        shares.map(|share| share.uuid.clone()).collect()
+        let uuids: BTreeSet<&str> = shares.map(|share| share.uuid.as_str()).collect();
+        uuids.into_iter().map(str::to_owned).collect()
     }
 
     /// Return the guard's files of pods.
@@ -292,9 +293,11 @@ impl Agent {
         }
     }
 
-    /// Publish the devices and the inventory after the GPUs changed.
-    pub(crate) fn hardware_changed(&self) {
-        self.hardware_generation.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    /// Publish the devices and the inventory after the driver has described the GPUs. `is_new`: they are not as they were described before.
+    pub(crate) fn hardware_described(&self, is_new: bool) {
+        if is_new || self.hardware_generation.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+            self.hardware_generation.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
         self.publish();
     }
 

@@ -488,15 +488,16 @@ impl Machine {
         self.tell(agent, "GPUsNotDividedAlike", unlike);
         self.tell(agent, "MIGProfileUnknown", settings.unnamed(&gpus));
         self.tell(agent, "NoSuchGpuOutOfService", self.misnamed());
-        let warning = {
+        let (warning, is_new) = {
             let mut core = agent.core();
+            let before = core.gpus().to_vec();
             let warning = core.set_hardware(self.drivers.clone(), gpus)?;
             if self.out_of_service.is_read() {
                 core.knows_service();
             }
-            warning
+            (warning, core.gpus() != before)
         };
-        agent.hardware_changed();
+        agent.hardware_described(is_new);
         Ok(warning.map(|warning| warning.to_string()))
     }
 }

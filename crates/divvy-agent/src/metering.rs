@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::agent::Agent;
 use crate::busy::Samples;
-use crate::clock::{monotonic, nanos};
+use crate::clock::{monotonic, nanos, next};
 
 /// The time between two questions about a GPU on which compute time is limited. It is less than the time between two samples of a driver, so that no answer
 /// has to sum up several samples of a process: how drivers do this is not documented.
@@ -58,7 +58,9 @@ impl Gpu {
     }
 
     fn ask(&mut self, now: Instant) {
-        self.next = now + if self.is_limited { LIMITED } else { GRANTED };
+        let period = if self.is_limited { LIMITED } else { GRANTED };
+        // One question is about all GPUs.
+        self.next = next(now, period);
     }
 
     /// Note that the GPU gave no samples, and return whether this reason must be logged. A probe that cannot be reached is logged elsewhere.
@@ -91,14 +93,14 @@ impl Agent {
                 self.timed.notified().await;
                 continue;
             }
-            let until = now + LOOK;
+            let until = next(now, LOOK);
             loop {
-                let next = gpus.values().map(|gpu| gpu.next).min().unwrap_or(until);
+                let first = gpus.values().map(|gpu| gpu.next).min().unwrap_or(until);
                 tokio::select! {
-                    () = sleep_until(next.min(until)) => {}
+                    () = sleep_until(first.min(until)) => {}
                     () = self.timed.notified() => break,
                 }
-                if next > until {
+                if first > until {
                     break;
                 }
                 self.meter(&mut gpus).await;
@@ -167,7 +169,9 @@ impl Agent {
             for ((pod, _), ns) in busy {
                 *pods.entry(pod).or_default() += ns;
             }
-            measured.insert(uuid, pods);
+            if gpu.is_limited {
+                measured.insert(uuid, pods);
+            }
         }
         if measured.is_empty() {
             return;
@@ -197,12 +201,27 @@ mod tests {
             gpu.limit(is_limited, now);
             gpu.ask(now);
             assert!(!gpu.refuse(&failure(Code::Timeout, "late"), now));
-            assert_eq!(gpu.next, now + usual, "the probe may be there again");
+            assert_eq!(gpu.next, next(now, usual), "the probe may be there again");
             assert!(gpu.refuse(&failure(Code::NotSupported, "MIG"), now));
             assert_eq!(gpu.next, now + refused);
             assert!(!gpu.refuse(&failure(Code::NotSupported, "MIG"), now + refused));
             assert!(gpu.refuse(&failure(Code::NotSupported, "Kepler"), now + refused));
         }
+    }
+
+    #[test]
+    fn gpus_that_got_their_containers_at_different_times_are_asked_together() {
+        let began = next(Instant::now(), GRANTED);
+        let asked = |ms, is_limited| {
+            let now = began + Duration::from_millis(ms);
+            let mut gpu = Gpu::new(now);
+            gpu.limit(is_limited, now);
+            gpu.ask(now);
+            (gpu.next - began).as_millis()
+        };
+        assert_eq!([0, 1, 400, 999].map(|ms| asked(ms, false)), [1000; 4]);
+        assert_eq!([1000, 1001].map(|ms| asked(ms, false)), [2000; 2]);
+        assert_eq!([900, 950, 999].map(|ms| asked(ms, true)), [1000; 3]);
     }
 
     #[test]

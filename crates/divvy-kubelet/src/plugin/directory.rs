@@ -9,7 +9,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use notify::event::{EventKind, ModifyKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::Notify;
-use tokio::time::{Instant, Interval, MissedTickBehavior};
+use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
 /// The identity of a file. It differs from that of a later file with the same name, even if the inode is reused.
@@ -40,31 +40,33 @@ impl Identity {
     }
 }
 
-/// Signals changes in the directory, with the help of inotify. It also signals at regular intervals, because inotify can
-/// overflow, can be unavailable, and loses a directory that is replaced.
+/// Signals changes in the directory, with the help of inotify. It also signals at regular intervals, because inotify can be unavailable, and loses a directory
+/// that is replaced. While inotify watches the directory, these are [`WATCHED`] times as long.
 #[derive(Debug)]
 pub(super) struct Directory {
     path: PathBuf,
     kubelet: PathBuf,
     changed: Arc<Notify>,
-    tick: Interval,
+    look_every: Duration,
+    next: Instant,
     watcher: Option<(RecommendedWatcher, Identity)>,
     retry_watch: Instant,
     warned: bool,
 }
 
+/// How many intervals are left out while inotify watches the directory.
+const WATCHED: u32 = 4;
 /// The interval between two attempts to create an inotify instance, if the machine has run out of them.
 const RETRY_WATCH: Duration = Duration::from_secs(30);
 
 impl Directory {
     pub(super) fn new(path: &Path, kubelet: PathBuf, look_every: Duration) -> Self {
-        let mut tick = tokio::time::interval(look_every);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut directory = Self {
             path: path.to_owned(),
             kubelet,
             changed: Arc::new(Notify::new()),
-            tick,
+            look_every,
+            next: Instant::now(),
             watcher: None,
             retry_watch: Instant::now(),
             warned: false,
@@ -91,9 +93,15 @@ impl Directory {
     pub(super) async fn changed(&mut self) {
         tokio::select! {
             () = self.changed.notified() => {}
-            _ = self.tick.tick() => {}
+            () = sleep_until(self.next) => {}
         }
         self.keep_watching();
+        let pause = if self.watcher.is_some() {
+            self.look_every.saturating_mul(WATCHED)
+        } else {
+            self.look_every
+        };
+        self.next = Instant::now() + pause;
     }
 
     /// Make sure that inotify watches the directory that currently exists.
@@ -110,7 +118,7 @@ impl Directory {
         match watch(&self.path, Arc::clone(&self.changed)) {
             Ok(watcher) => self.watcher = Some((watcher, now)),
             Err(error) => {
-                let look_every = self.tick.period();
+                let look_every = self.look_every;
                 self.retry_watch = Instant::now() + RETRY_WATCH;
                 if !std::mem::replace(&mut self.warned, true) {
                     warn!(%error, "cannot watch {} with inotify; checking it every {look_every:?} instead", self.path.display());
@@ -191,7 +199,7 @@ mod tests {
         let path = parent.path().join("d");
         fs::create_dir(&path)?;
         let mut directory = Directory::new(&path, path.join(KUBELET_SOCKET), Duration::from_secs(3600));
-        directory.tick.reset();
+        directory.next = Instant::now() + Duration::from_secs(3600);
         let soon = Duration::from_secs(5);
         fs::write(path.join("a"), "")?;
         tokio::time::timeout(soon, directory.changed()).await.expect("noticed");
