@@ -22,6 +22,9 @@ pub use reading::{FileChange, FileStatus, InSlots, Readings, ShareId, USAGE_MODE
 
 /// A sign in the driver's numbers counts if so many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
 const LASTING: u8 = 3;
+/// After so many equal readings in a row, a share is read once in a measurement and not twice: the reading of the measurement before counts as the one before
+/// the driver was asked. A pod that has allocated and freed memory again all the time since then is hardly found with the same numbers so often.
+const SETTLED: u8 = 10;
 /// What a context is charged with before the pod has shown what one takes, in bytes. It is more than contexts take on most GPUs, so that processes which allocate
 /// all that they get right at their start do not exceed the share. Two measurements later, the charge is what contexts of this pod take.
 const CONTEXT: u64 = 512 << 20;
@@ -114,6 +117,8 @@ struct Share {
     outside: Option<Outside>,
     /// The least that a context of the pod was seen to take, in bytes.
     context: Option<u64>,
+    /// What the file of usage said last, and how often it has said the same in a row.
+    last: (Option<UsageReading>, u8),
     counted: Counted,
     meter: Option<Meter>,
     signs: Signs,
@@ -162,10 +167,16 @@ impl GuardedShares {
         self.shares.keys()
     }
 
+    /// Return the shares whose files are to be read before the driver is asked. The files of all shares are to be read afterwards.
+    pub fn unsettled(&self) -> impl Iterator<Item = &ShareId> {
+        let unsettled = self.shares.iter().filter(|(_, share)| share.last.1 < SETTLED);
+        unsettled.map(|(id, _)| id)
+    }
+
     /// Return the UIDs of the pods that have files.
     #[must_use]
     pub fn pods(&self) -> BTreeSet<String> {
-        self.shares.keys().map(|id| id.pod.clone()).collect()
+        self.shares.keys().map(|id| id.pod.to_string()).collect()
     }
 
     /// Take over the files of an earlier agent. `now` is in nanoseconds of the monotonic clock.
@@ -209,6 +220,9 @@ impl GuardedShares {
         };
         share.wanted = Some(limits);
         share.written = found.limits.ok();
+        if share.timed().is_none() {
+            share.meter = None;
+        }
         Ok(self.numbered(limits))
     }
 
@@ -223,15 +237,15 @@ impl GuardedShares {
         let may_stop = self.may_stop;
         for (id, share) in &mut self.shares {
             if let Some(limits) = &mut share.wanted {
-                limits.is_stopped = may_stop && pods.contains(&id.pod);
+                limits.is_stopped = may_stop && pods.contains(&*id.pod);
             }
         }
     }
 
     /// Forget a pod.
     pub fn forget(&mut self, pod: &str) {
-        self.shares.retain(|id, _| id.pod != pod);
-        self.ungranted.retain(|(id, _), _| id.pod != pod);
+        self.shares.retain(|id, _| *id.pod != *pod);
+        self.ungranted.retain(|(id, _), _| *id.pod != *pod);
     }
 
     /// Return the shares whose files of limits are to be written, with the content.
@@ -253,7 +267,8 @@ impl GuardedShares {
         }
     }
 
-    /// Take a measurement: what the driver says, and the files as they were read before and after it was asked. `now` is in nanoseconds of the monotonic clock.
+    /// Take a measurement: what the driver says, and the files as they were read before ([`GuardedShares::unsettled`]) and after it was asked. `now` is in
+    /// nanoseconds of the monotonic clock.
     ///
     /// A process may allocate or free memory between these moments. Therefore an estimate of the overhead (contexts and code, which no allocation accounts for)
     /// counts only as far as the one before it agrees, so that a process is not refused memory that it has just freed.
@@ -262,10 +277,9 @@ impl GuardedShares {
         for process in &report.processes {
             of_share.entry(&process.share).or_default().push(process);
         }
-        let pods = self.pods();
         let mut ungranted = BTreeMap::new();
         for (id, processes) in &of_share {
-            if !self.shares.contains_key(*id) && pods.contains(&id.pod) {
+            if !self.shares.contains_key(*id) && self.shares.keys().any(|share| share.pod == id.pod) {
                 for process in processes.iter().filter(|process| is_seen(process)) {
                     let key = ((*id).clone(), process.pid);
                     let times = self.ungranted.get(&key).copied().unwrap_or(0).saturating_add(1);
@@ -275,7 +289,9 @@ impl GuardedShares {
         }
         self.ungranted = ungranted;
         for (id, share) in &mut self.shares {
-            let (before, after) = (before.get(id), after.get(id));
+            let after = after.get(id);
+            let settled = share.settle(after);
+            let before = before.get(id).or(after.filter(|_| settled));
             for reading in [before, after].into_iter().flatten() {
                 share.signs.note(reading);
             }
@@ -288,7 +304,7 @@ impl GuardedShares {
                 share.counted.add(counts, now);
             }
             // Without the driver's numbers nothing is known.
-            if report.gpus.contains(&id.gpu) {
+            if report.gpus.contains(&*id.gpu) {
                 let processes = of_share.get(id).map(Vec::as_slice).unwrap_or_default();
                 share.watch(processes, before, after);
                 share.measure(processes, before, after);
@@ -300,7 +316,7 @@ impl GuardedShares {
     #[must_use]
     pub fn timed_gpus(&self) -> BTreeSet<String> {
         let timed = self.shares.iter().filter(|(_, share)| share.timed().is_some());
-        timed.map(|(id, _)| id.gpu.clone()).collect()
+        timed.map(|(id, _)| id.gpu.to_string()).collect()
     }
 
     /// Return the shares of these GPUs that have a limit of compute time.
@@ -309,13 +325,13 @@ impl GuardedShares {
         let timed = self
             .shares
             .iter()
-            .filter(|(id, share)| gpus.contains(&id.gpu) && share.timed().is_some());
+            .filter(|(id, share)| gpus.contains(&*id.gpu) && share.timed().is_some());
         timed.map(|(id, _)| id.clone()).collect()
     }
 
     /// Take for how many nanoseconds the pods kept a GPU busy, by their UIDs. `now` is in nanoseconds of the monotonic clock.
     pub fn kept_busy(&mut self, gpu: &str, busy: &BTreeMap<String, u64>, readings: &Readings, now: u64) {
-        for (id, share) in self.shares.iter_mut().filter(|(id, _)| id.gpu == gpu) {
+        for (id, share) in self.shares.iter_mut().filter(|(id, _)| *id.gpu == *gpu) {
             let Some(Limits { rate, account, .. }) = share.timed() else {
                 share.meter = None;
                 continue;
@@ -329,7 +345,7 @@ impl GuardedShares {
                 // By an earlier agent.
                 _ => Meter::resume(account),
             });
-            let account = meter.measure(rate, now, busy.get(&id.pod).copied().unwrap_or(0), launches);
+            let account = meter.measure(rate, now, busy.get(&*id.pod).copied().unwrap_or(0), launches);
             if let Some(limits) = &mut share.wanted {
                 limits.account = account;
             }
@@ -356,19 +372,19 @@ impl GuardedShares {
     pub fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
         let mut by_pod: BTreeMap<String, Vec<Escape>> = BTreeMap::new();
         for (id, share) in &self.shares {
-            let untimed = self.untimed.get(&id.gpu).filter(|_| share.timed().is_some());
+            let untimed = self.untimed.get(&*id.gpu).filter(|_| share.timed().is_some());
             let untimed = untimed.map(|text| Escape::Untimed {
-                uuid: id.gpu.clone(),
+                uuid: id.gpu.to_string(),
                 text: text.clone(),
             });
             let all: Vec<Escape> = share.escapes(&id.gpu).into_iter().chain(untimed).collect();
             if !all.is_empty() {
-                by_pod.entry(id.pod.clone()).or_default().extend(all);
+                by_pod.entry(id.pod.to_string()).or_default().extend(all);
             }
         }
         for ((id, pid), _) in self.ungranted.iter().filter(|(_, times)| **times >= LASTING) {
-            by_pod.entry(id.pod.clone()).or_default().push(Escape::NotGranted {
-                uuid: id.gpu.clone(),
+            by_pod.entry(id.pod.to_string()).or_default().push(Escape::NotGranted {
+                uuid: id.gpu.to_string(),
                 pid: *pid,
             });
         }
@@ -380,6 +396,20 @@ impl Share {
     /// Return the limits if they limit the compute time.
     fn timed(&self) -> Option<Limits> {
         self.wanted.filter(Limits::limits_compute)
+    }
+
+    /// Compare a reading with the one of the measurement before. Return whether it is the same as often before.
+    fn settle(&mut self, reading: Option<&UsageReading>) -> bool {
+        let (last, times) = &mut self.last;
+        if last.as_ref() != reading {
+            *times = 0;
+            *last = reading.cloned();
+        } else if last.is_some() {
+            let settled = *times >= SETTLED;
+            *times = times.saturating_add(1);
+            return settled;
+        }
+        false
     }
 
     /// Return what each context of this pod is charged with. It is only a part of the share: a program must start, and then shows what a context takes.
@@ -416,8 +446,8 @@ impl Share {
     }
 
     /// Measure the memory that the driver reports for the pod in addition to its allocations.
-    fn measure(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) {
-        let slots = |reading: Option<&UsageReading>| reading.and_then(|reading| reading.slots.clone());
+    fn measure<'r>(&mut self, processes: &[&PodProcess], before: Option<&'r UsageReading>, after: Option<&'r UsageReading>) {
+        let slots = |reading: Option<&'r UsageReading>| reading.and_then(|reading| reading.slots.as_ref());
         let (Some(before), Some(after), Some(mut limits)) = (slots(before), slots(after), self.wanted) else {
             return;
         };

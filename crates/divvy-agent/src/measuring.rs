@@ -7,10 +7,11 @@ use std::time::Duration;
 use divvy_agent_core::{Escape, Reaction};
 use divvy_hardware::GpuProcesses;
 use divvy_hardware::protocol::Kill;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
 use crate::agent::Agent;
+use crate::clock::next;
 use crate::guard::{escaped, processes_of};
 
 /// How long to wait until the probe has killed a process.
@@ -24,7 +25,7 @@ impl Agent {
             if self.shares().is_empty() {
                 self.guarded.notified().await;
             }
-            sleep(interval).await;
+            sleep_until(next(Instant::now(), interval)).await;
             // A failure is logged; the next measurement comes soon.
             let Some(processes) = self.measure().await else { continue };
             let escapes = self.escapes();
@@ -44,7 +45,7 @@ impl Agent {
 
     /// Measure once, and return the processes on the GPUs.
     async fn measure(self: &Arc<Self>) -> Option<Vec<GpuProcesses>> {
-        let before = self.shares().read().await;
+        let before = self.shares().read_unsettled().await;
         let processes = self.processes().await?;
         let after = self.shares().read().await;
         self.shares().measured(&processes, &before, &after).await;

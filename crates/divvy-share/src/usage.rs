@@ -12,8 +12,12 @@ pub const VERSION: u64 = 1;
 pub const SLOTS: usize = 256;
 /// What one refused allocation counts for at most. No GPU has as much, but a program can ask for any amount.
 const MOST_DENIED: u64 = 1 << 40;
-const HEAD: usize = 64;
-const SLOT: usize = 64;
+/// Bytes of the head.
+pub const HEAD: usize = 64;
+/// Bytes of a slot.
+pub const SLOT: usize = 64;
+/// The word of the head that is [`Usage::bound`].
+const BOUND: usize = 3;
 /// Bytes of the file.
 pub const SIZE: usize = HEAD + SLOTS * SLOT;
 
@@ -171,37 +175,67 @@ pub fn file() -> [u8; SIZE] {
     file
 }
 
-/// Read the slots from a file's bytes, and what the head says. The caller must find out which slots have an owner.
+/// A file's content.
+#[derive(Clone, Copy, Debug)]
+pub struct Content<'a> {
+    /// What the head says about all processes.
+    pub totals: Totals,
+    /// How many slots have had an owner, as the file says. A pod can write any number there.
+    pub bound: u64,
+    slots: &'a [u8],
+}
+
+impl<'a> Content<'a> {
+    /// Return the slots that have had an owner, from the first one. The caller must find out which ones have an owner.
+    pub fn slots(self) -> impl Iterator<Item = Seen> + use<'a> {
+        let (slots, _) = self.slots.as_chunks::<SLOT>();
+        slots.iter().map(|slot| {
+            let word = |index| word(slot, index);
+            Seen {
+                used: word(0),
+                pending: word(1),
+                pid: word(2),
+                peak: word(3),
+                denied: word(4),
+                launches: word(5),
+                contexts: word(6),
+            }
+        })
+    }
+}
+
+/// Return how many bytes of a file say something, by its first [`HEAD`] bytes: no slot behind them has had an owner.
+#[must_use]
+pub fn length(head: &[u8]) -> usize {
+    HEAD + usize::try_from(word(head, BOUND)).map_or(SLOTS, |bound| bound.min(SLOTS)) * SLOT
+}
+
+/// Read a file's bytes: at least as many as [`length`] says.
 ///
 /// # Errors
 ///
-/// Fails if the bytes are not a file of usage of this version.
-pub fn parse(bytes: &[u8]) -> Result<([Seen; SLOTS], Totals), Unusable> {
-    if bytes.len() != SIZE {
+/// Fails if the bytes are not a file of usage of this version, or too few.
+pub fn parse(bytes: &[u8]) -> Result<Content<'_>, Unusable> {
+    let Some(slots) = bytes.get(HEAD..length(bytes)) else {
         return Err(Unusable::Size(bytes.len()));
-    }
-    let (words, _) = bytes.as_chunks();
-    let word = |index: usize| words.get(index).map_or(0, |word| u64::from_ne_bytes(*word));
-    check(word(0), word(1))?;
-    let slots = core::array::from_fn(|slot| {
-        let first = (HEAD + slot * SLOT) / 8;
-        Seen {
-            used: word(first),
-            pending: word(first + 1),
-            pid: word(first + 2),
-            peak: word(first + 3),
-            denied: word(first + 4),
-            launches: word(first + 5),
-            contexts: word(first + 6),
-        }
-    });
-    let counted = |index| (word(4) != 0).then(|| word(index));
-    let totals = Totals {
-        crowded: word(2),
-        denied_bytes: counted(5),
-        throttled_ns: counted(6),
     };
-    Ok((slots, totals))
+    check(word(bytes, 0), word(bytes, 1))?;
+    let counted = |index| (word(bytes, 4) != 0).then(|| word(bytes, index));
+    Ok(Content {
+        totals: Totals {
+            crowded: word(bytes, 2),
+            denied_bytes: counted(5),
+            throttled_ns: counted(6),
+        },
+        bound: word(bytes, BOUND),
+        slots,
+    })
+}
+
+/// Return a word. What is missing is 0.
+fn word(bytes: &[u8], index: usize) -> u64 {
+    let (words, _) = bytes.as_chunks();
+    words.get(index).map_or(0, |word| u64::from_ne_bytes(*word))
 }
 
 fn check(magic: u64, version: u64) -> Result<(), Unusable> {

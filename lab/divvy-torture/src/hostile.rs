@@ -240,6 +240,7 @@ impl File {
     }
 
     fn slot(&mut self, slot: usize, used: u64, pid: u64) {
+        self.word(3, slot as u64 + 1);
         self.word(8 + slot * 8, used);
         self.word(8 + slot * 8 + 2, pid);
         self.word(8 + slot * 8 + 6, 1);
@@ -309,7 +310,7 @@ fn process(pod: &str, pid: u32, used: u64) -> PodProcess {
 
 fn id(pod: &str) -> ShareId {
     ShareId {
-        pod: pod.to_owned(),
-        gpu: GPU.to_owned(),
+        pod: pod.into(),
+        gpu: GPU.into(),
     }
 }

@@ -1,21 +1,22 @@
 //! What a file of usage says, and whether a program in the pod has changed it in a way in which no guard changes it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use divvy_share::usage::{self, SLOTS, Seen, Totals, Unusable};
+use divvy_share::usage::{self, Content, SLOTS, Seen, Totals, Unusable};
 
 /// The permissions of a file of usage: the processes of a container may have any user.
 pub const USAGE_MODE: u32 = 0o666;
 /// The largest PID that Linux gives (`PID_MAX_LIMIT` in include/linux/threads.h).
 const LARGEST_PID: u64 = 1 << 22;
 
-/// The share of a pod of a GPU.
+/// The share of a pod of a GPU. Each measurement copies it several times for each pod, so copies share their text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ShareId {
     /// The pod's UID.
-    pub pod: String,
+    pub pod: Arc<str>,
     /// The UUID of the GPU or of the MIG device.
-    pub gpu: String,
+    pub gpu: Arc<str>,
 }
 
 /// What was read from the files of usage. A share is missing if its file could not be read in time.
@@ -53,6 +54,9 @@ pub enum FileChange {
     /// A number that no guard writes.
     #[error("the file says {0} where a guard writes at most {1}")]
     Number(u64, u64),
+    /// Slots that had an owner had none, as the file says now.
+    #[error("the file says that it has had fewer processes than it said before")]
+    FewerSlots,
     /// A lease (`F_SETLEASE` in fcntl(2)).
     #[error("a process holds a lease on the file, so the agent cannot open it")]
     Leased,
@@ -111,8 +115,8 @@ impl UsageReading {
         }
     }
 
-    /// Read a file of usage. `owner` is the user and the group that made it. `find_owners` gets the slots that say something, and returns those that a process
-    /// has locked.
+    /// Read a file of usage. `bytes` are as many as [`usage::length`] says, or more. `owner` is the user and the group that made the file. `find_owners` gets the
+    /// slots that say something, and returns those that a process has locked.
     pub fn of(
         status: FileStatus,
         bytes: &[u8],
@@ -127,7 +131,7 @@ impl UsageReading {
         } else {
             (status.mode != USAGE_MODE).then_some(FileChange::Mode(status.mode))
         };
-        let (slots, totals) = match usage::parse(bytes) {
+        let content = match usage::parse(bytes) {
             Ok(content) => content,
             Err(error) => {
                 return Self::unreadable(status.unwrap_or(match error {
@@ -137,10 +141,10 @@ impl UsageReading {
                 }));
             }
         };
-        let counts = Some(UsageCounts::of(&slots, totals));
-        let used: Vec<usize> = (0..SLOTS)
-            .filter(|slot| slots[*slot].used > 0 || slots[*slot].contexts > 0 || slots[*slot].pid > 0)
-            .collect();
+        let counts = Some(UsageCounts::of(content));
+        let says_something = |slot: &Seen| slot.used > 0 || slot.contexts > 0 || slot.pid > 0;
+        let used = content.slots().enumerate().filter(|(_, slot)| says_something(slot));
+        let (used, said): (Vec<usize>, Vec<Seen>) = used.unzip();
         let owners = match find_owners(&used) {
             Ok(owners) => owners,
             Err(change) => {
@@ -151,18 +155,16 @@ impl UsageReading {
                 };
             }
         };
-        let owned = slots.iter().enumerate().filter(|(index, _)| owners.contains(index));
+        let owned = used.iter().zip(said).filter(|(index, _)| owners.contains(index));
         let mut sum = InSlots::default();
-        let mut change = status;
+        let mut change = status.or(too_large(content.bound, SLOTS as u64));
         for (_, Seen { used, pid, contexts, .. }) in owned {
-            sum.bytes = sum.bytes.saturating_add(*used);
-            sum.contexts = sum.contexts.saturating_add(*contexts);
-            if *used > 0 || *contexts > 0 {
-                sum.pids.insert(*pid);
+            sum.bytes = sum.bytes.saturating_add(used);
+            sum.contexts = sum.contexts.saturating_add(contexts);
+            if used > 0 || contexts > 0 {
+                sum.pids.insert(pid);
             }
-            if *pid > LARGEST_PID {
-                change.get_or_insert(FileChange::Number(*pid, LARGEST_PID));
-            }
+            change = change.or(too_large(pid, LARGEST_PID));
         }
         Self {
             change,
@@ -172,13 +174,21 @@ impl UsageReading {
     }
 }
 
+fn too_large(says: u64, most: u64) -> Option<FileChange> {
+    (says > most).then_some(FileChange::Number(says, most))
+}
+
 impl UsageCounts {
-    fn of(slots: &[Seen; SLOTS], totals: Totals) -> Self {
-        let refused = slots.iter().rposition(|slot| slot.denied > 0).map_or(0, |last| last + 1);
+    fn of(content: Content<'_>) -> Self {
+        let mut denied = Vec::new();
+        for (index, slot) in content.slots().enumerate().filter(|(_, slot)| slot.denied > 0) {
+            denied.resize(index, 0);
+            denied.push(slot.denied);
+        }
         Self {
-            denied: slots.iter().take(refused).map(|slot| slot.denied).collect(),
-            launches: divvy_share::compute::total(slots.iter().map(|slot| slot.launches)),
-            totals,
+            denied,
+            launches: divvy_share::compute::total(content.slots().map(|slot| slot.launches)),
+            totals: content.totals,
         }
     }
 }

@@ -21,8 +21,8 @@ fn id(pod: &str) -> ShareId {
 
 fn on(pod: &str, gpu: &str) -> ShareId {
     ShareId {
-        pod: pod.to_owned(),
-        gpu: gpu.to_owned(),
+        pod: pod.into(),
+        gpu: gpu.into(),
     }
 }
 
@@ -617,6 +617,35 @@ fn files_of_a_later_version_are_left_as_they_are_and_their_pod_gets_no_share() {
 }
 
 const OWNER: (u32, u32) = (0, 0);
+#[test]
+fn a_file_that_stays_as_it_is_is_read_once_in_a_measurement_until_it_changes() {
+    let mut node = Node::new();
+    let unsettled = |node: &Node| node.shares.unsettled().count();
+    let measure = |node: &mut Node, used, before: Option<u64>, after| {
+        let read = |says| Readings::from([(id("a"), said(&[runs(1, 0, says)]))]);
+        node.measure_files(
+            &[("a", &[runs(1, used, 0)])],
+            &before.map(read).unwrap_or_default(),
+            &read(after),
+        );
+        (node.limits("a").overhead + node.limits("a").context) / MEBIBYTE
+    };
+    for _ in 0..11 {
+        assert_eq!(unsettled(&node), 1);
+        measure(&mut node, 300, Some(100), 100);
+    }
+    assert_eq!(unsettled(&node), 0);
+    assert_eq!(measure(&mut node, 300, None, 100), 200);
+    // It has a library more.
+    for expected in [200, 250] {
+        assert_eq!(measure(&mut node, 350, None, 100), expected, "this needs two measurements");
+    }
+    // It has freed memory after the driver was asked: nothing is known.
+    assert_eq!(measure(&mut node, 350, None, 50), 250);
+    assert_eq!(unsettled(&node), 1);
+    assert_eq!(measure(&mut node, 300, Some(50), 50), 250);
+}
+
 const STATUS: FileStatus = FileStatus {
     size: usage::SIZE as u64,
     mode: USAGE_MODE,
@@ -627,8 +656,15 @@ fn read(status: FileStatus, bytes: &[u8]) -> UsageReading {
     UsageReading::of(status, bytes, OWNER, |slots| Ok(slots.iter().copied().collect()))
 }
 
-fn with(at: usize, word: u64) -> Vec<u8> {
+/// A file whose slots have all had an owner.
+fn used() -> Vec<u8> {
     let mut bytes = usage::file().to_vec();
+    bytes[24..32].copy_from_slice(&(usage::SLOTS as u64).to_ne_bytes());
+    bytes
+}
+
+fn with(at: usize, word: u64) -> Vec<u8> {
+    let mut bytes = used();
     bytes[at..at + 8].copy_from_slice(&word.to_ne_bytes());
     bytes
 }
@@ -660,6 +696,7 @@ fn every_state_of_a_file_that_no_agent_and_no_guard_makes_is_a_change() {
         (STATUS, with(8, 0), FileChange::Head),
         (STATUS, with(8, 9), FileChange::Version(9)),
         (STATUS, with(64 + 16, 1 << 40), FileChange::Number(1 << 40, 1 << 22)),
+        (STATUS, with(24, 257), FileChange::Number(257, 256)),
     ] {
         assert_eq!(read(status, &bytes).change, Some(change));
     }
@@ -670,7 +707,7 @@ fn every_state_of_a_file_that_no_agent_and_no_guard_makes_is_a_change() {
 
 #[test]
 fn only_slots_with_an_owner_count() {
-    let mut bytes = usage::file().to_vec();
+    let mut bytes = used();
     for (slot, used, pid) in [(0, 5_u64, 1_u64), (3, 7, 2), (7, 0, 4), (255, 11, 3)] {
         bytes[64 + slot * 64..][..8].copy_from_slice(&used.to_ne_bytes());
         bytes[64 + slot * 64 + 16..][..8].copy_from_slice(&pid.to_ne_bytes());
@@ -691,4 +728,21 @@ fn only_slots_with_an_owner_count() {
     assert_eq!(reading.slots, Some(expected));
     let reading = UsageReading::of(STATUS, &bytes, OWNER, |_| Err(FileChange::Locks));
     assert_eq!((reading.change, reading.slots), (Some(FileChange::Locks), None));
+}
+
+#[test]
+fn slots_that_never_had_an_owner_are_not_looked_at() {
+    let mut bytes = with(64 + 3 * 64 + 16, 7);
+    bytes[24..32].copy_from_slice(&3_u64.to_ne_bytes());
+    let looked_at = |bytes: &[u8]| {
+        let mut looked_at: Vec<usize> = Vec::new();
+        UsageReading::of(STATUS, bytes, OWNER, |slots| {
+            looked_at.extend(slots);
+            Ok(BTreeSet::new())
+        });
+        looked_at
+    };
+    assert_eq!(looked_at(&bytes), [0; 0]);
+    bytes[24] = 4;
+    assert_eq!(looked_at(&bytes), [3]);
 }

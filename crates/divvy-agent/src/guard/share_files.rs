@@ -44,6 +44,8 @@ const SEARCH: Duration = Duration::from_millis(5);
 const REST: u32 = 1000;
 /// Bytes of the head of a file of usage that never change.
 const FIXED: usize = 16;
+/// How much of a file of usage is read at first: as much as most pods use.
+const FIRST: usize = usage::HEAD + 15 * usage::SLOT;
 
 /// What to do with the files of a share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,9 +108,14 @@ impl Seats {
             .iter()
             .position(|(id, _)| !matches!(seats.get(id), Some(Seat::Taken { .. })))?;
         let (id, job) = jobs.remove(at)?;
-        let files = match seats.insert(id.clone(), Seat::Taken { is_late: false }) {
+        let taken = Seat::Taken { is_late: false };
+        let before = match seats.get_mut(&id) {
+            Some(seat) => Some(std::mem::replace(seat, taken)),
+            None => seats.insert(id.clone(), taken),
+        };
+        let files = match before {
             Some(Seat::Free(files)) => files,
-            Some(Seat::Taken { .. }) | None => OpenFiles::new(root.join(&id.pod).join(&id.gpu)),
+            Some(Seat::Taken { .. }) | None => OpenFiles::new(root.join(&*id.pod).join(&*id.gpu)),
         };
         Some((id, files, job))
     }
@@ -139,8 +146,8 @@ struct Queue {
 #[derive(Debug, Default)]
 struct Todo {
     jobs: VecDeque<(ShareId, Job)>,
-    /// The shares whose jobs have begun and have not ended.
-    begun: BTreeSet<ShareId>,
+    /// The shares whose jobs have begun and have not ended: one for each thread.
+    begun: Vec<ShareId>,
     done: Outcomes,
 }
 
@@ -152,7 +159,7 @@ impl Queue {
     fn next(&self) -> Option<(ShareId, OpenFiles, Job)> {
         let mut todo = self.todo();
         let next = self.seats.take(&self.root, &mut todo.jobs)?;
-        todo.begun.insert(next.0.clone());
+        todo.begun.push(next.0.clone());
         Some(next)
     }
 
@@ -169,7 +176,7 @@ impl Queue {
                     let outcome = files.perform(job, self.search);
                     self.seats.put(&id, files);
                     let mut todo = self.todo();
-                    todo.begun.remove(&id);
+                    todo.begun.retain(|begun| *begun != id);
                     todo.done.insert(id, outcome);
                 }
                 None if self.has_jobs() && started.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
@@ -217,8 +224,12 @@ impl ShareFiles {
     pub(crate) fn present(&self) -> Result<Vec<ShareId>, FileError> {
         let mut present = Vec::new();
         for pod in files::names(&self.root)? {
-            for gpu in files::names(&self.root.join(&pod))? {
-                present.push(ShareId { pod: pod.clone(), gpu });
+            let pod: Arc<str> = pod.into();
+            for gpu in files::names(&self.root.join(&*pod))? {
+                present.push(ShareId {
+                    pod: pod.clone(),
+                    gpu: gpu.into(),
+                });
             }
         }
         Ok(present)
@@ -291,7 +302,7 @@ impl ShareFiles {
 
     /// Close the files of a pod. A thread that has some of them at the moment closes them afterwards.
     pub(crate) fn close(&self, pod: &str) {
-        self.seats.lock().retain(|id, _| id.pod != pod);
+        self.seats.lock().retain(|id, _| *id.pod != *pod);
     }
 
     /// Remove the files of a pod.
@@ -319,10 +330,14 @@ struct OpenFiles {
     directory: PathBuf,
     usage: Option<File>,
     limits: Option<File>,
+    /// The user and the group of this program, which owns the files that it makes.
+    owner: (u32, u32),
     /// What this agent, or the one before, wrote into the file of limits, and its generation.
     written: Option<(u64, Limits)>,
     /// The number of what was written last.
     number: Option<u64>,
+    /// How many bytes of the file of usage said something when it was read last. They do not become fewer.
+    length: usize,
     /// Until when no owners of slots are searched.
     rests: Option<Instant>,
     /// Whether an agent of a later version made the files: its file of limits, which no pod can write, says so. Then the file of usage is its business.
@@ -335,8 +350,10 @@ impl OpenFiles {
             directory,
             usage: None,
             limits: None,
+            owner: (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()),
             written: None,
             number: None,
+            length: 0,
             rests: None,
             is_made_later: false,
         }
@@ -372,6 +389,7 @@ impl OpenFiles {
             if let Some(file) = &self.usage {
                 file.write_all_at(&usage::file(), 0).map_err(self.failed("write", USAGE))?;
             }
+            self.length = 0;
         }
         self.found(search)
     }
@@ -447,27 +465,39 @@ impl OpenFiles {
             mode: metadata.mode() & 0o7777,
             owner: (metadata.uid(), metadata.gid()),
         };
-        let mut bytes = [0; usage::SIZE];
-        let length = read_at(file, &mut bytes).map_err(failed())?;
-        let own = owner();
+        let mut first = [0; FIRST];
+        let read = read_at(file, &mut first).map_err(failed())?;
+        let mut all = Vec::new();
+        let bytes = match first.get(..read).filter(|first| usage::length(first) <= FIRST) {
+            Some(first) => first,
+            None => {
+                all.resize(usage::SIZE, 0);
+                let read = read_at(file, &mut all).map_err(failed())?;
+                &all[..read]
+            }
+        };
         let mut rests = self.rests.filter(|until| Instant::now() < *until);
-        let mut reading = UsageReading::of(status, &bytes[..length], own, |slots| {
+        let mut reading = UsageReading::of(status, bytes, self.owner, |slots| {
             if rests.is_some() {
                 return Err(FileChange::Locks);
             }
-            let begun = processor_time();
-            let found = owners(file, slots, begun + search);
+            let began = Instant::now();
+            let found = owners(file, slots, search);
             if found.is_err() {
-                rests = Instant::now().checked_add((processor_time() - begun).saturating_mul(REST));
+                rests = Instant::now().checked_add(began.elapsed().saturating_mul(REST));
             }
             found
         });
+        if reading.change.is_none() && usage::length(bytes) < self.length {
+            reading.change = Some(FileChange::FewerSlots);
+        }
+        self.length = self.length.max(usage::length(bytes));
         // Guards lock the bytes of owners and of cleaners only. A pod that makes the list of locks long needs others.
         if reading.change.is_none() && lock_in(file, claim::cleaner(usage::SLOTS)..i64::MAX.unsigned_abs()).is_some() {
             reading.change = Some(FileChange::ForeignLock);
         }
         if reading.change.is_some()
-            && let Err(error) = restore(file, status, &bytes[..length], own)
+            && let Err(error) = restore(file, status, bytes, self.owner)
         {
             debug!(directory = %self.directory.display(), %error, "a file of usage is not restored");
         }
@@ -478,7 +508,7 @@ impl OpenFiles {
     /// Report whether no process has a slot, also if the file does not say which slots are used.
     fn has_no_owner(&self, search: Duration) -> bool {
         let all: Vec<usize> = (0..usage::SLOTS).collect();
-        let found = self.usage.as_ref().map(|file| owners(file, &all, processor_time() + search));
+        let found = self.usage.as_ref().map(|file| owners(file, &all, search));
         matches!(found, Some(Ok(owners)) if owners.is_empty())
     }
 
@@ -564,11 +594,6 @@ fn restore(file: &File, status: FileStatus, bytes: &[u8], owner: (u32, u32)) -> 
     Ok(())
 }
 
-/// Return the user and the group of this program, which owns the files that it makes.
-fn owner() -> (u32, u32) {
-    (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())
-}
-
 fn processor_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
@@ -576,11 +601,12 @@ fn processor_time() -> Duration {
 /// Return which of these slots have an owner: a process that holds the slot's lock. The questions take no lock, so they disturb no process.
 ///
 /// # Errors
-/// The search takes longer than until this processor time of the thread. Each question takes as long as the kernel's list of the file's locks is, and a pod can lock any number of ranges.
-fn owners(file: &File, slots: &[usize], until: Duration) -> Result<BTreeSet<usize>, FileChange> {
+/// The search takes more processor time than twice this limit. Each question takes as long as the kernel's list of the file's locks is, and a pod can lock any number of ranges.
+fn owners(file: &File, slots: &[usize], limit: Duration) -> Result<BTreeSet<usize>, FileChange> {
     let (Some(first), Some(last)) = (slots.first(), slots.last()) else {
         return Ok(BTreeSet::new());
     };
+    let (began, mut used_then) = (Instant::now(), None);
     let mut owned = BTreeSet::new();
     let mut ranges: Vec<_> = std::iter::once(claim::owner(*first)..claim::owner(last + 1)).collect();
     while let Some(range) = ranges.pop() {
@@ -594,8 +620,12 @@ fn owners(file: &File, slots: &[usize], until: Duration) -> Result<BTreeSet<usiz
                 .into_iter()
                 .filter(|rest| !rest.is_empty()),
         );
-        if processor_time() > until {
-            return Err(FileChange::Locks);
+        // On a busy machine much time can pass. To ask for the processor time is a system call, which nearly no search needs.
+        if began.elapsed() >= limit {
+            let used = processor_time();
+            if used.saturating_sub(*used_then.get_or_insert(used)) >= limit {
+                return Err(FileChange::Locks);
+            }
         }
     }
     Ok(owned)

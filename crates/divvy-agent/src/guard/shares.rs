@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_agent_core::{
@@ -141,11 +141,15 @@ impl Shares {
     pub(crate) async fn clear(&self, gone: &BTreeSet<String>, probe: Option<&ProbeHandle>) {
         for pod in gone {
             self.files.close(pod);
-            let of_pod: Vec<ShareId> = self.state().ids().filter(|id| id.pod == *pod).cloned().collect();
+            let of_pod: Vec<ShareId> = self.state().ids().filter(|id| *id.pod == **pod).cloned().collect();
             for ShareId { pod, gpu } in of_pod {
                 let Some(probe) = probe else { continue };
                 // A probe that mounts nothing refuses. If something is mounted nevertheless, it cannot be removed.
-                match timeout(PATIENCE, probe.unmount_share(ShareName { pod, gpu })).await {
+                let share = ShareName {
+                    pod: pod.to_string(),
+                    gpu: gpu.to_string(),
+                };
+                match timeout(PATIENCE, probe.unmount_share(share)).await {
                     Ok(Ok(())) => {}
                     Ok(Err(failure)) => debug!("the file system of a share is not unmounted: {failure}"),
                     Err(_) => debug!(
@@ -169,10 +173,16 @@ impl Shares {
                     self.told
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
-                        .retain(|id, _| id.pod != *pod);
+                        .retain(|id, _| *id.pod != **pod);
                 }
             }
         }
+    }
+
+    /// Read the files of usage that are to be read before the driver is asked.
+    pub(crate) async fn read_unsettled(&self) -> Readings {
+        let ids: Vec<ShareId> = self.state().unsettled().cloned().collect();
+        self.read_files(ids).await
     }
 
     /// Read the files of usage of all shares.
@@ -245,7 +255,10 @@ impl Shares {
     /// Return what the guards have counted, as far as it was read.
     pub(crate) fn counted(&self) -> BTreeMap<(String, String), GuardCounts> {
         let counted = self.state().counted();
-        counted.into_iter().map(|(id, counts)| ((id.pod, id.gpu), counts)).collect()
+        counted
+            .into_iter()
+            .map(|(id, counts)| ((id.pod.to_string(), id.gpu.to_string()), counts))
+            .collect()
     }
 
     /// Return the signs that have lasted, by pod UID.
@@ -261,7 +274,7 @@ impl Shares {
             Some(text) if told.get(id) == Some(&text) => {}
             Some(text) => {
                 let ShareId { pod, gpu } = id;
-                warn!(pod, gpu, "the file in which the pod's processes count what they use: {text}");
+                warn!(%pod, %gpu, "the file in which the pod's processes count what they use: {text}");
                 told.insert(id.clone(), text);
             }
         }
@@ -280,8 +293,8 @@ const UNREAD: ShareFound = ShareFound {
 
 fn id(pod: &str, gpu: &str) -> ShareId {
     ShareId {
-        pod: pod.to_owned(),
-        gpu: gpu.to_owned(),
+        pod: pod.into(),
+        gpu: gpu.into(),
     }
 }
 
@@ -289,10 +302,14 @@ fn report(gpus: &[GpuProcesses]) -> DriverReport {
     let mut report = DriverReport::default();
     for gpu in gpus.iter().filter(|gpu| gpu.error.is_none()) {
         report.gpus.insert(gpu.uuid.clone());
+        let uuid: Arc<str> = gpu.uuid.as_str().into();
         // --reserve-memory accounts for the host's own processes.
         let processes = gpu.processes.iter().filter_map(|process| {
             Some(PodProcess {
-                share: id(process.pod.as_ref()?, &gpu.uuid),
+                share: ShareId {
+                    pod: process.pod.as_deref()?.into(),
+                    gpu: uuid.clone(),
+                },
                 pid: process.pid,
                 own_pid: process.own_pid,
                 used: process.used,

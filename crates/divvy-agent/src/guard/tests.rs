@@ -25,8 +25,8 @@ const MEBIBYTE: u64 = 1 << 20;
 
 fn id(pod: &str) -> ShareId {
     ShareId {
-        pod: pod.to_owned(),
-        gpu: GPU.to_owned(),
+        pod: pod.into(),
+        gpu: GPU.into(),
     }
 }
 
@@ -83,6 +83,10 @@ impl Bed {
     fn process(&self, slot: usize, pid: u64, mib: u64) -> File {
         let file = self.usage();
         lock(&file, claim::owner(slot), 1);
+        let mut bound = [0; 8];
+        file.read_exact_at(&mut bound, 24).expect("read");
+        let bound = u64::from_ne_bytes(bound).max(slot as u64 + 1);
+        file.write_all_at(&bound.to_ne_bytes(), 24).expect("written");
         let at = 64 + slot as u64 * 64;
         file.write_all_at(&(mib * MEBIBYTE).to_ne_bytes(), at).expect("written");
         file.write_all_at(&pid.to_ne_bytes(), at + 16).expect("written");
@@ -371,6 +375,22 @@ async fn the_owners_of_slots_are_found_with_any_pattern_of_locks() {
     let file = bed.usage();
     lock(&file, 0, 0);
     assert_eq!(bed.read().await.slots, Some(all));
+}
+
+/// A program could otherwise hide the slots of the others.
+#[tokio::test]
+async fn a_file_that_hides_slots_is_a_changed_file_until_it_is_repaired() {
+    let bed = Bed::new().await;
+    let [first, last] = [0, 200].map(|slot| bed.process(slot, 7 + slot as u64, 100));
+    assert_eq!(bed.read().await.slots.expect("readable").bytes, 200 * MEBIBYTE);
+    first.write_all_at(&1_u64.to_ne_bytes(), 24).expect("written");
+    for _ in 0..2 {
+        assert_eq!(bed.change().await, Some(FileChange::FewerSlots));
+        bed.shares.hold("a", &share_of(1000, 0)).await.expect("held");
+    }
+    drop((first, last));
+    bed.shares.hold("a", &share_of(1000, 0)).await.expect("held");
+    assert_eq!(bed.change().await, None);
 }
 
 #[tokio::test]

@@ -253,8 +253,8 @@ fn launches_on_several_gpus_count_for_the_gpus_on_which_they_are() {
     }
     let counted = [0, 1].map(|gpu| {
         let file = fs::read(sandbox.file(gpu, "usage")).unwrap();
-        let (slots, _) = usage::parse(&file).unwrap();
-        slots.iter().map(|slot| slot.launches).sum::<u64>()
+        let content = usage::parse(&file).unwrap();
+        content.slots().map(|slot| slot.launches).sum::<u64>()
     });
     let [first, second] = counted;
     assert!((1020..1020 + 2 * 16).contains(&(first + second)), "{counted:?}");

@@ -218,13 +218,14 @@ impl Sandbox {
 
     /// The slots that are not zero.
     pub(crate) fn slots(&self) -> Vec<Seen> {
-        let (slots, _) = usage::parse(&fs::read(self.file(0, "usage")).unwrap()).unwrap();
-        slots.into_iter().filter(|slot| slot.pid != 0).collect()
+        let file = fs::read(self.file(0, "usage")).unwrap();
+        let slots = usage::parse(&file).unwrap().slots();
+        slots.filter(|slot| slot.pid != 0).collect()
     }
 
     /// What the guards of the pod have counted.
     pub(crate) fn totals(&self) -> Totals {
-        usage::parse(&fs::read(self.file(0, "usage")).unwrap()).unwrap().1
+        usage::parse(&fs::read(self.file(0, "usage")).unwrap()).unwrap().totals
     }
 
     /// What a process is charged with.

@@ -140,8 +140,20 @@ fn an_overhead_above_the_share_allows_nothing() {
 #[test]
 fn usage_that_somebody_changed_is_not_used() {
     let file = usage::file();
-    assert_eq!(usage::parse(&file).map(|(slots, _)| slots[255]), Ok(Seen::default()));
-    assert_eq!(usage::parse(&file[..100]).unwrap_err(), Unusable::Size(100));
+    assert_eq!(
+        usage::parse(&file[..64]).unwrap().slots().count(),
+        0,
+        "no slot has had an owner"
+    );
+    assert_eq!(usage::parse(&file[..63]).unwrap_err(), Unusable::Size(63));
+    let mut used = file;
+    used[24] = 2;
+    assert_eq!(usage::length(&used), 64 + 2 * 64);
+    assert_eq!(usage::parse(&used[..191]).unwrap_err(), Unusable::Size(191));
+    assert_eq!(usage::parse(&used[..192]).unwrap().slots().count(), 2);
+    used[24..32].fill(0xff);
+    assert_eq!(usage::length(&used), usage::SIZE);
+    assert_eq!(usage::parse(&used).unwrap().bound, u64::MAX);
     assert_eq!(usage::parse(&[0xff; usage::SIZE]).unwrap_err(), Unusable::Foreign);
     let mut newer = file;
     newer[8] = 2;
@@ -152,11 +164,13 @@ fn usage_that_somebody_changed_is_not_used() {
 fn a_slot_is_read_from_where_processes_write_it() {
     let mut file = usage::file();
     file[16..24].copy_from_slice(&4_u64.to_ne_bytes());
+    file[24..32].copy_from_slice(&256_u64.to_ne_bytes());
     for word in 0..7_u64 {
         let first = 64 + 255 * 64 + word as usize * 8;
         file[first..first + 8].copy_from_slice(&(word + 10).to_ne_bytes());
     }
-    let (slots, totals) = usage::parse(&file).unwrap();
+    let content = usage::parse(&file).unwrap();
+    let slots: Vec<Seen> = content.slots().collect();
     let last = Seen {
         used: 10,
         pending: 11,
@@ -171,7 +185,7 @@ fn a_slot_is_read_from_where_processes_write_it() {
         ..Totals::default()
     };
     assert_eq!(
-        (slots[255], slots[254], totals),
+        (slots[255], slots[254], content.totals),
         (last, Seen::default(), totals_of_an_earlier_guard)
     );
 }
@@ -184,7 +198,7 @@ fn refused_bytes_and_waiting_time_are_absent_until_a_guard_counts_them() {
         for (index, word) in [says, 20, 30].into_iter().enumerate() {
             file[32 + index * 8..40 + index * 8].copy_from_slice(&word.to_ne_bytes());
         }
-        let (_, totals) = usage::parse(&file).unwrap();
+        let totals = usage::parse(&file).unwrap().totals;
         let expected = Totals {
             crowded: 0,
             denied_bytes: counted.map(|()| 20),
