@@ -129,7 +129,9 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Option<String>, FileError>
         Err(e) => return Err(error("read", path)(e)),
     };
     let refuse = |text: String| Err(error("read", path)(io::Error::new(io::ErrorKind::InvalidData, text)));
-    let mut bytes = Vec::new();
+    // Without the capacity, it is read in many small parts.
+    let size = file.metadata().map_or(0, |metadata| metadata.len().min(limit));
+    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0) + 1);
     file.take(limit + 1).read_to_end(&mut bytes).map_err(error("read", path))?;
     if bytes.len() as u64 > limit {
         return refuse(format!("it is larger than {limit} bytes"));

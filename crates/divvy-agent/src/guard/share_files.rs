@@ -54,6 +54,8 @@ pub(crate) enum Job {
     Open,
     /// Make the files if they are not there, repair the file of usage if it was changed, and read them. The outcome is [`Outcome::Found`].
     Make,
+    /// Read the file of usage before the driver is asked. The outcome is [`Outcome::Read`].
+    ReadBefore,
     /// Read the file of usage, and restore its size, its permissions, and its head if a program changed them. The outcome is [`Outcome::Read`].
     Read,
     /// Write the file of limits, unless something newer was written, and wake the processes that wait for it. The outcome is [`Outcome::Wrote`].
@@ -367,7 +369,8 @@ impl OpenFiles {
         match job {
             Job::Open => self.found(search),
             Job::Make => self.make(search),
-            Job::Read => Ok(Outcome::Read(self.read(search)?)),
+            Job::ReadBefore => Ok(Outcome::Read(self.read(search, false)?)),
+            Job::Read => Ok(Outcome::Read(self.read(search, true)?)),
             Job::Write(limits) => self.write(&limits),
         }
     }
@@ -383,7 +386,7 @@ impl OpenFiles {
                 std::fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(self.failed("open to the pod", name))?;
             }
         }
-        let before = self.read(search)?;
+        let before = self.read(search, true)?;
         if before.change.is_some() && self.has_no_owner(search) {
             // No process loses anything.
             if let Some(file) = &self.usage {
@@ -395,7 +398,7 @@ impl OpenFiles {
     }
 
     fn found(&mut self, search: Duration) -> Result<Outcome, FileError> {
-        let usage = self.read(search)?;
+        let usage = self.read(search, true)?;
         let limits = self.limits()?;
         self.written = limits.ok();
         let limits = limits.map(|(_, limits)| limits);
@@ -451,7 +454,8 @@ impl OpenFiles {
         move |source| FileError { action, path, source }
     }
 
-    fn read(&mut self, search: Duration) -> Result<UsageReading, FileError> {
+    /// `checks`: also look for changes that the content does not show, and restore the file.
+    fn read(&mut self, search: Duration, checks: bool) -> Result<UsageReading, FileError> {
         if let Some(change) = self.open()? {
             return Ok(UsageReading::unreadable(change));
         }
@@ -459,12 +463,19 @@ impl OpenFiles {
             return Ok(UsageReading::default());
         };
         let failed = || self.failed("read", USAGE);
-        let metadata = file.metadata().map_err(failed())?;
-        let status = FileStatus {
-            size: metadata.len(),
-            mode: metadata.mode() & 0o7777,
-            owner: (metadata.uid(), metadata.gid()),
+        let mut status = FileStatus {
+            size: usage::SIZE as u64,
+            mode: USAGE_MODE,
+            owner: self.owner,
         };
+        if checks {
+            let metadata = file.metadata().map_err(failed())?;
+            status = FileStatus {
+                size: metadata.len(),
+                mode: metadata.mode() & 0o7777,
+                owner: (metadata.uid(), metadata.gid()),
+            };
+        }
         let mut first = [0; FIRST];
         let read = read_at(file, &mut first).map_err(failed())?;
         let mut all = Vec::new();
@@ -493,10 +504,11 @@ impl OpenFiles {
         }
         self.length = self.length.max(usage::length(bytes));
         // Guards lock the bytes of owners and of cleaners only. A pod that makes the list of locks long needs others.
-        if reading.change.is_none() && lock_in(file, claim::cleaner(usage::SLOTS)..i64::MAX.unsigned_abs()).is_some() {
+        if checks && reading.change.is_none() && lock_in(file, claim::cleaner(usage::SLOTS)..i64::MAX.unsigned_abs()).is_some() {
             reading.change = Some(FileChange::ForeignLock);
         }
-        if reading.change.is_some()
+        if checks
+            && reading.change.is_some()
             && let Err(error) = restore(file, status, bytes, self.owner)
         {
             debug!(directory = %self.directory.display(), %error, "a file of usage is not restored");

@@ -182,22 +182,25 @@ impl Shares {
     /// Read the files of usage that are to be read before the driver is asked.
     pub(crate) async fn read_unsettled(&self) -> Readings {
         let ids: Vec<ShareId> = self.state().unsettled().cloned().collect();
-        self.read_files(ids).await
+        self.read_files(ids, Job::ReadBefore).await
     }
 
     /// Read the files of usage of all shares.
     pub(crate) async fn read(&self) -> Readings {
         let ids: Vec<ShareId> = self.state().ids().cloned().collect();
-        self.read_files(ids).await
+        self.read_files(ids, Job::Read).await
     }
 
-    async fn read_files(&self, ids: Vec<ShareId>) -> Readings {
-        let outcomes = self.files.run(ids.into_iter().map(|id| (id, Job::Read)).collect()).await;
+    async fn read_files(&self, ids: Vec<ShareId>, job: Job) -> Readings {
+        let outcomes = self.files.run(ids.into_iter().map(|id| (id, job)).collect()).await;
         let mut readings = Readings::new();
         for (id, outcome) in outcomes {
             match outcome {
                 Ok(Outcome::Read(reading)) => {
-                    self.tell(&id, reading.change.as_ref().map(FileChange::to_string));
+                    let fault = reading.change.as_ref().map(FileChange::to_string);
+                    if fault.is_some() || job == Job::Read {
+                        self.tell(&id, fault);
+                    }
                     readings.insert(id, reading);
                 }
                 Err(error) => self.tell(&id, Some(error.to_string())),
@@ -218,7 +221,7 @@ impl Shares {
     /// the monotonic clock.
     pub(crate) async fn kept_busy(&self, measured: &BTreeMap<String, BTreeMap<String, u64>>, now: u64) {
         let timed = self.state().timed_shares(&measured.keys().cloned().collect());
-        let readings = self.read_files(timed).await;
+        let readings = self.read_files(timed, Job::ReadBefore).await;
         {
             let mut state = self.state();
             for (gpu, busy) in measured {
