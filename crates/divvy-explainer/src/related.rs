@@ -68,13 +68,10 @@ async fn claim_state(client: &kube::Client, namespace: &str, name: &str) -> Resu
             .get_opt(&volume)
             .await
             .map_err(|source| failed("its volume", source))?;
-        // A user may write any volume's name into a claim. The claim is only bound if the volume also refers to the claim.
-        let volume = volume.and_then(|volume| volume.spec);
-        let is_its = |volume: &PersistentVolumeSpec| volume.claim_ref.as_ref().is_some_and(|of| of.uid == claim.metadata.uid);
-        return Ok(match volume.filter(is_its) {
-            Some(volume) => ClaimState::Bound(volume.node_affinity.and_then(|affinity| affinity.required)),
-            None => ClaimState::Unbound,
-        });
+        return Ok(with_volume(
+            claim.metadata.uid.as_deref(),
+            volume.and_then(|volume| volume.spec),
+        ));
     }
     let Some(class) = spec.storage_class_name.filter(|class| names::is_name(class)) else {
         return Ok(ClaimState::Unbound);
@@ -122,4 +119,44 @@ pub async fn warnings_of(client: &kube::Client, namespace: &str, name: &str) -> 
         found.push(one);
     }
     Ok(found.split_off(found.len().saturating_sub(EVENTS)))
+}
+
+/// Return the state of a claim with this UID that names this volume. A user may write any volume's name into a claim, so the claim is only bound if the volume
+/// also refers to the claim.
+fn with_volume(claim: Option<&str>, volume: Option<PersistentVolumeSpec>) -> ClaimState {
+    let owner = |volume: &PersistentVolumeSpec| volume.claim_ref.as_ref()?.uid.clone();
+    match volume.filter(|volume| owner(volume).is_some_and(|owner| Some(owner.as_str()) == claim)) {
+        Some(volume) => ClaimState::Bound(volume.node_affinity.and_then(|affinity| affinity.required)),
+        None => ClaimState::Unbound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::{NodeSelector, ObjectReference, VolumeNodeAffinity};
+
+    use super::*;
+
+    #[test]
+    fn a_claim_that_names_the_volume_of_another_one_says_nothing_about_it() {
+        let volume = |owner: Option<&str>| PersistentVolumeSpec {
+            claim_ref: owner.map(|uid| ObjectReference {
+                uid: Some(uid.to_owned()),
+                ..ObjectReference::default()
+            }),
+            node_affinity: Some(VolumeNodeAffinity {
+                required: Some(NodeSelector::default()),
+            }),
+            ..PersistentVolumeSpec::default()
+        };
+        let is_bound = |claim, owner| match with_volume(claim, Some(volume(owner))) {
+            ClaimState::Bound(nodes) => nodes.is_some(),
+            _ => false,
+        };
+        assert!(is_bound(Some("a"), Some("a")));
+        for (claim, owner) in [(Some("a"), Some("b")), (Some("a"), None), (None, Some("b")), (None, None)] {
+            assert!(!is_bound(claim, owner), "{claim:?} {owner:?}");
+        }
+        assert!(matches!(with_volume(Some("a"), None), ClaimState::Unbound));
+    }
 }

@@ -188,6 +188,16 @@ fn nothing_is_kept_of_a_node_that_is_gone_or_is_another_one() {
 }
 
 #[test]
+fn a_node_that_says_its_memory_is_never_freed_keeps_pods_only_from_itself() {
+    let q = pod("q", 8);
+    for (held, passed) in [(0, &[0, 1][..]), (8, &[1]), (1 << 40, &[1])] {
+        let mut core = synced(&[holding(&[8], &[held]), node("n2", &[8])], std::slice::from_ref(&q));
+        let answer = core.filter_at(&q, ["n1", "n2"], at(0)).expect("an answer");
+        assert_eq!(answer.passed, passed, "{held}");
+    }
+}
+
+#[test]
 fn it_is_an_error_only_where_nothing_else_has_room_and_the_departed_are_what_is_in_the_way() {
     let q = pod("q", 8);
     let nodes = [node("n1", &[8]), node("n2", &[8])];
