@@ -25,7 +25,8 @@ impl Agent {
             if self.shares().is_empty() {
                 self.guarded.notified().await;
             }
-            sleep_until(next(Instant::now(), interval)).await;
+            // A measurement that took nearly as long is not followed by the next one at once.
+            sleep_until(next(Instant::now() + interval / 2, interval)).await;
             // A failure is logged; the next measurement comes soon.
             let Some(processes) = self.measure().await else { continue };
             let escapes = self.escapes();
