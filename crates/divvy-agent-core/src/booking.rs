@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_model::{
-    Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, MemoryUnit, MiB, Pod, Vendor, WholeKind, names,
+    Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, GrantRecord, Health, Held, MemoryUnit, MiB, Pod, Vendor, WholeKind,
+    names,
 };
 
 use super::reason::Reason;
@@ -234,7 +235,14 @@ impl Core {
     /// the same GPUs: a pod with an allocation has the GPUs of its allocation, even if its ids name others.
     fn by_ids(&self, spec: ResourceSpec, handout: &Handout, pod: &Pod, facts: &Facts) -> Result<Booking, (Reason, String)> {
         let key = &handout.key;
-        if let Some(record) = self.records.get(key) {
+        // Containers of the pod with the same ids run one after the other under the same grant name, and a call does not say which of them starts. So they have the
+        // same GPUs, even if another pod claims one meanwhile.
+        let has_the_same_ids = |record: &&GrantRecord| record.cdi.is_some() && record.cdi == handout.grant;
+        let before = self
+            .records
+            .get(key)
+            .or_else(|| self.records_of(&key.uid).find(has_the_same_ids));
+        if let Some(record) = before {
             return Ok(Booking {
                 gpus: record.gpus.clone(),
                 container: record.container_gpus.clone(),

@@ -292,6 +292,20 @@ fn the_app_containers_of_a_pod_have_different_gpus_and_use_those_of_its_init_con
 }
 
 #[test]
+fn containers_with_the_same_ids_have_the_same_gpu_also_if_another_pod_claims_it() {
+    let mut node = node(3);
+    node.see(plain("a", &[("warm-up", Init, 1), ("main", App, 1)]));
+    for container in ["warm-up", "main"] {
+        node.allocate_of(AMD, "a", container, &ids(&[1])).expect("allocated");
+    }
+    node.start("a", "warm-up").expect("started");
+    node.see(placed("x", &[1]));
+    node.start("a", "main").expect("started");
+    assert_eq!(gpus_of(&node, "a", "main"), [amd(1).uuid]);
+    assert_eq!(gpus_of(&node, "a", "warm-up"), [amd(1).uuid]);
+}
+
+#[test]
 fn an_allocation_of_gpus_that_the_resource_does_not_offer_is_refused() {
     let mut node = Node::with(settings(), vec![gpu(0, 65536), amd(0), amd(1)]);
     let whole = |uid: &str, uuid: String, whole: bool| {

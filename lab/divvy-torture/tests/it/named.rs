@@ -733,3 +733,32 @@ fn a_pod_with_whole_gpus_and_gpushares_annotations_goes_on_after_a_restart_of_th
     };
     holds(&history).unwrap_or_else(|told| panic!("{told}"));
 }
+
+/// The sidecar runs, so the agent makes a record for the app container, which has not started. Then the init container starts again.
+#[test]
+fn an_init_container_that_crashed_has_its_gpu_again_also_if_another_pod_claims_it() {
+    let forge = |name, shape, node, gpu, how| Op::Forge {
+        name,
+        shape,
+        node,
+        gpu,
+        how,
+    };
+    let history = History {
+        mix: Mix::Whole,
+        steps: vec![
+            forge(141, 226, 199, 74, Forgery::Nothing),
+            hurry(187, 0, 59),
+            Op::Work { pod: 175, luck: 181 },
+            hurry(129, 3, 17),
+            Op::Work { pod: 71, luck: 255 },
+            forge(25, 221, 57, 203, Forgery::LegacyLess),
+            Op::End {
+                pod: 33,
+                container: 16,
+                how: Ending::Crash,
+            },
+        ],
+    };
+    holds(&history).unwrap_or_else(|told| panic!("{told}"));
+}
