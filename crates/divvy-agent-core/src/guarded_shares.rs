@@ -23,7 +23,7 @@ pub use reading::{FileChange, FileStatus, InSlots, Readings, ShareId, USAGE_MODE
 /// A sign in the driver's numbers counts if so many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
 const LASTING: u8 = 3;
 /// After so many equal readings in a row, a share is read once in a measurement and not twice: the reading of the measurement before counts as the one before
-/// the driver was asked. A pod that has allocated and freed memory again all the time since then is hardly found with the same numbers so often.
+/// the driver was asked. A pod that allocates and frees memory all the time is hardly ever found with the same numbers ten times in a row.
 const SETTLED: u8 = 10;
 /// What a context is charged with before the pod has shown what one takes, in bytes. It is more than contexts take on most GPUs, so that processes which allocate
 /// all that they get right at their start do not exceed the share. Two measurements later, the charge is what contexts of this pod take.
@@ -333,7 +333,6 @@ impl GuardedShares {
     pub fn kept_busy(&mut self, gpu: &str, busy: &BTreeMap<String, u64>, readings: &Readings, now: u64) {
         for (id, share) in self.shares.iter_mut().filter(|(id, _)| *id.gpu == *gpu) {
             let Some(Limits { rate, account, .. }) = share.timed() else {
-                share.meter = None;
                 continue;
             };
             // A pod that has damaged its file keeps the time of a launch that was measured before.
@@ -398,7 +397,7 @@ impl Share {
         self.wanted.filter(Limits::limits_compute)
     }
 
-    /// Compare a reading with the one of the measurement before. Return whether it is the same as often before.
+    /// Compare a reading with the one of the measurement before. Return whether it is the same, and was for [`SETTLED`] measurements before.
     fn settle(&mut self, reading: Option<&UsageReading>) -> bool {
         let (last, times) = &mut self.last;
         if last.as_ref() != reading {
@@ -446,9 +445,9 @@ impl Share {
     }
 
     /// Measure the memory that the driver reports for the pod in addition to its allocations.
-    fn measure<'r>(&mut self, processes: &[&PodProcess], before: Option<&'r UsageReading>, after: Option<&'r UsageReading>) {
-        let slots = |reading: Option<&'r UsageReading>| reading.and_then(|reading| reading.slots.as_ref());
-        let (Some(before), Some(after), Some(mut limits)) = (slots(before), slots(after), self.wanted) else {
+    fn measure(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) {
+        let [before, after] = [before, after].map(|reading| reading.and_then(|reading| reading.slots.as_ref()));
+        let (Some(before), Some(after), Some(mut limits)) = (before, after, self.wanted) else {
             return;
         };
         let outside = Outside {

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
 use crate::agent::Agent;
-use crate::clock::next;
+use crate::clock::next_tick;
 
 /// The time between two measurements while the metrics are not read.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ impl Agent {
     /// Measure what containers use, while there are any, so that short use is seen between two readers of the metrics.
     pub(crate) async fn keep_accounts(self: &Arc<Self>) {
         loop {
-            sleep_until(next(Instant::now(), PERIOD)).await;
+            sleep_until(next_tick(Instant::now(), PERIOD)).await;
             self.account().await;
         }
     }

@@ -15,7 +15,7 @@ pub(crate) fn monotonic() -> Duration {
 
 /// Return the next moment after `now` that is a whole number of periods after this program has begun. What is done at the same pace is then done at the same
 /// moments: the processor sleeps in between.
-pub(crate) fn next(now: Instant, period: Duration) -> Instant {
+pub(crate) fn next_tick(now: Instant, period: Duration) -> Instant {
     let since = nanos(now.saturating_duration_since(*BEGAN)) % nanos(period).max(1);
     now + (period - Duration::from_nanos(since))
 }

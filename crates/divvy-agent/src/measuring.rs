@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
 use crate::agent::Agent;
-use crate::clock::next;
+use crate::clock::next_tick;
 use crate::guard::{escaped, processes_of};
 
 /// How long to wait until the probe has killed a process.
@@ -26,7 +26,7 @@ impl Agent {
                 self.guarded.notified().await;
             }
             // A measurement that took nearly as long is not followed by the next one at once.
-            sleep_until(next(Instant::now() + interval / 2, interval)).await;
+            sleep_until(next_tick(Instant::now() + interval / 2, interval)).await;
             // A failure is logged; the next measurement comes soon.
             let Some(processes) = self.measure().await else { continue };
             let escapes = self.escapes();

@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 use crate::agent::Agent;
 use crate::busy::Samples;
-use crate::clock::{monotonic, nanos, next};
+use crate::clock::{monotonic, nanos, next_tick};
 
 /// The time between two questions about a GPU on which compute time is limited. It is less than the time between two samples of a driver, so that no answer
 /// has to sum up several samples of a process: how drivers do this is not documented.
@@ -60,7 +60,7 @@ impl Gpu {
     fn ask(&mut self, now: Instant) {
         let period = if self.is_limited { LIMITED } else { GRANTED };
         // One question is about all GPUs.
-        self.next = next(now, period);
+        self.next = next_tick(now, period);
     }
 
     /// Note that the GPU gave no samples, and return whether this reason must be logged. A probe that cannot be reached is logged elsewhere.
@@ -93,7 +93,7 @@ impl Agent {
                 self.timed.notified().await;
                 continue;
             }
-            let until = next(now, LOOK);
+            let until = next_tick(now, LOOK);
             loop {
                 let first = gpus.values().map(|gpu| gpu.next).min().unwrap_or(until);
                 tokio::select! {
@@ -201,7 +201,7 @@ mod tests {
             gpu.limit(is_limited, now);
             gpu.ask(now);
             assert!(!gpu.refuse(&failure(Code::Timeout, "late"), now));
-            assert_eq!(gpu.next, next(now, usual), "the probe may be there again");
+            assert_eq!(gpu.next, next_tick(now, usual), "the probe may be there again");
             assert!(gpu.refuse(&failure(Code::NotSupported, "MIG"), now));
             assert_eq!(gpu.next, now + refused);
             assert!(!gpu.refuse(&failure(Code::NotSupported, "MIG"), now + refused));
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn gpus_that_got_their_containers_at_different_times_are_asked_together() {
-        let began = next(Instant::now(), GRANTED);
+        let began = next_tick(Instant::now(), GRANTED);
         let asked = |ms, is_limited| {
             let now = began + Duration::from_millis(ms);
             let mut gpu = Gpu::new(now);

@@ -1,7 +1,7 @@
 //! Guarded pods on one GPU, of which one is hostile: it writes anything into its file of usage, changes the file, keeps it from being read, and uses the GPU
 //! without the guard. The same history is played with it and without it, and what the agent says about the other pods must be the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{
     DriverReport, Escape, FileChange, FileStatus, GuardCounts, GuardedShares, PodProcess, Readings, ShareFound, ShareId,
@@ -48,14 +48,16 @@ type Says = (
 pub fn play(seed: u64) -> Result<(), Broken> {
     let broken = |what: String| Err(Broken { what, story: Vec::new() });
     let mut chance = Chance::from_seed(seed ^ 0x5eed);
-    let seconds = 3 + chance.below(12);
+    // In some histories the honest pods keep what they have for so long that the agent reads their files less often.
+    let quiet = if chance.one_in(4) { 2..16 } else { 0..0 };
+    let seconds = 3 + chance.below(12) + quiet.len();
     let mut honest: Vec<Honest> = HONEST.iter().map(|pod| Honest::new(pod, &mut chance)).collect();
     let mut history: Vec<BTreeMap<String, Seen>> = Vec::new();
-    for _ in 0..seconds {
+    for second in 0..seconds {
         history.push(
             honest
                 .iter_mut()
-                .map(|pod| (pod.name.clone(), pod.second(&mut chance)))
+                .map(|pod| (pod.name.clone(), pod.second(quiet.contains(&second), &mut chance)))
                 .collect(),
         );
     }
@@ -126,7 +128,9 @@ fn says(history: &[BTreeMap<String, Seen>], honest: &[Honest], may_stop: bool) -
             let read = second.iter().filter_map(|(pod, seen)| Some((id(pod), of(seen).clone()?)));
             read.collect()
         };
-        let (before, after) = (readings(|seen| &seen.before), readings(|seen| &seen.after));
+        let (mut before, after) = (readings(|seen| &seen.before), readings(|seen| &seen.after));
+        let unsettled: BTreeSet<ShareId> = shares.unsettled().cloned().collect();
+        before.retain(|id, _| unsettled.contains(id));
         let report = DriverReport {
             gpus: [GPU.to_owned()].into(),
             processes: second.values().flat_map(|seen| seen.processes.clone()).collect(),
@@ -178,12 +182,13 @@ impl Honest {
         }
     }
 
-    fn second(&mut self, chance: &mut Chance) -> Seen {
+    fn second(&mut self, is_quiet: bool, chance: &mut Chance) -> Seen {
         let allocated: u64 = self.processes.values().map(|(_, mib)| mib).sum();
         // What is charged for a context, 512 MiB, or what it takes.
         let contexts = (self.processes.len() as u64 + 1) * self.context.max(512);
         let left = self.share.saturating_sub(allocated + contexts);
         match chance.below(4) {
+            _ if is_quiet => {}
             0 if self.processes.len() < 3 && left > 0 => {
                 // Any slots, but no slot twice: 7 and their number have no common divisor.
                 let slot = usize::try_from(self.next).unwrap_or(0) * 7 % usage::SLOTS;
@@ -223,9 +228,12 @@ struct File {
 }
 
 impl File {
+    /// A file whose slots have all had an owner.
     fn new() -> File {
+        let mut bytes = usage::file().to_vec();
+        bytes[24..32].copy_from_slice(&(usage::SLOTS as u64).to_ne_bytes());
         File {
-            bytes: usage::file().to_vec(),
+            bytes,
             status: FileStatus {
                 size: usage::SIZE as u64,
                 mode: USAGE_MODE,
@@ -240,7 +248,6 @@ impl File {
     }
 
     fn slot(&mut self, slot: usize, used: u64, pid: u64) {
-        self.word(3, slot as u64 + 1);
         self.word(8 + slot * 8, used);
         self.word(8 + slot * 8 + 2, pid);
         self.word(8 + slot * 8 + 6, 1);

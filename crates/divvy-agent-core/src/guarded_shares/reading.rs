@@ -54,8 +54,8 @@ pub enum FileChange {
     /// A number that no guard writes.
     #[error("the file says {0} where a guard writes at most {1}")]
     Number(u64, u64),
-    /// Slots that had an owner had none, as the file says now.
-    #[error("the file says that it has had fewer processes than it said before")]
+    /// The number of slots that have had an owner has become smaller.
+    #[error("the file says that fewer of its slots have been used than it said before")]
     FewerSlots,
     /// A lease (`F_SETLEASE` in fcntl(2)).
     #[error("a process holds a lease on the file, so the agent cannot open it")]

@@ -36,7 +36,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 const ROUNDS: u32 = 40;
 /// The pause before a thread looks again for a share that another run of jobs has at the moment.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The processor time after which the agent does not go on to look for the owners of slots. A pod can make the kernel's list of a file's locks very long.
+/// How long the agent looks for the owners of slots: for this time, and then for as much processor time. A pod can make the kernel's list of a file's locks very
+/// long.
 ///
 /// For 256 processes, as many as have slots, it takes about 1 ms.
 const SEARCH: Duration = Duration::from_millis(5);
@@ -613,7 +614,8 @@ fn processor_time() -> Duration {
 /// Return which of these slots have an owner: a process that holds the slot's lock. The questions take no lock, so they disturb no process.
 ///
 /// # Errors
-/// The search takes more processor time than twice this limit. Each question takes as long as the kernel's list of the file's locks is, and a pod can lock any number of ranges.
+/// The search does not end within this time and as much processor time after it. Each question takes as long as the kernel's list of the file's locks is, and a
+/// pod can lock any number of ranges.
 fn owners(file: &File, slots: &[usize], limit: Duration) -> Result<BTreeSet<usize>, FileChange> {
     let (Some(first), Some(last)) = (slots.first(), slots.last()) else {
         return Ok(BTreeSet::new());

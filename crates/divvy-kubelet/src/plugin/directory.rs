@@ -54,7 +54,7 @@ pub(super) struct Directory {
     warned: bool,
 }
 
-/// How many intervals are left out while inotify watches the directory.
+/// How many times as long an interval is while inotify watches the directory.
 const WATCHED: u32 = 4;
 /// The interval between two attempts to create an inotify instance, if the machine has run out of them.
 const RETRY_WATCH: Duration = Duration::from_secs(30);
