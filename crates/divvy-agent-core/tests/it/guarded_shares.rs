@@ -540,6 +540,30 @@ fn only_a_pod_with_a_rate_is_measured() {
 }
 
 #[test]
+fn what_was_measured_before_a_share_lost_its_rate_does_not_count_when_it_has_one_again() {
+    let launch_ns = |loses_its_rate| {
+        let mut node = Node::new();
+        node.hold_at("a", 1000, 30, said(&[]));
+        let measure = |node: &mut Node, ms, launches| {
+            node.now += 100 * MS;
+            let busy = BTreeMap::from([("a".to_owned(), ms * MS)]);
+            node.shares.kept_busy(GPU, &busy, &launched(launches), node.now);
+            node.write();
+        };
+        for ms in [10, 90] {
+            measure(&mut node, ms, 7);
+        }
+        if loses_its_rate {
+            node.hold_at("a", 1000, 0, said(&[]));
+            node.hold_at("a", 1000, 30, said(&[]));
+        }
+        measure(&mut node, 10, 8);
+        node.limits("a").account.launch_ns
+    };
+    assert_eq!([false, true].map(launch_ns), [110 * MS, 10 * MS]);
+}
+
+#[test]
 fn busy_time_and_launches_are_in_the_account_and_another_agent_continues_with_it() {
     let mut node = Node::new();
     node.hold_at("a", 1000, 30, said(&[]));
