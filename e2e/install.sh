@@ -408,12 +408,12 @@ replicas() {
     ! grep -qzF "POD_IP=$ip" "/proc/$i/environ" 2> /dev/null || kill -9 "$i"
   done
   binds_after "kill -9 of the leader" after-kill
-  kube rollout status -n $NAMESPACE deployment/divvy-extender --timeout=60s > /dev/null
+  extender_rolled_out 60
   leader=$(holder)
   step deleted "the leader's pod, ${leader%%_*}"
   kube delete pod -n $NAMESPACE "${leader%%_*}" --wait=false > /dev/null
   binds_after "SIGTERM of the leader" after-term
-  kube rollout status -n $NAMESPACE deployment/divvy-extender --timeout=60s > /dev/null
+  extender_rolled_out 60
 }
 
 objects() {

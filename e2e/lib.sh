@@ -124,6 +124,24 @@ wait_for() {
   say "$what"
 }
 
+# Wait until the extender's Deployment is rolled out and its Service leads to exactly these pods. Kubernetes' endpointslice controller doubles its pause
+# (1 s, 2 s, 4 s, ...) with each change of a pod that it sees before its own last write, so several changes at once can delay it by minutes; it does not
+# wait after a change of the Service.
+extender_rolled_out() { # SECONDS
+  local pods endpoints limit=$((SECONDS + $1)) nudge=$((SECONDS + 5))
+  kube rollout status -n "$NAMESPACE" deployment/divvy-extender --timeout="$1s" > /dev/null
+  while :; do
+    pods=$(kube get pods -n "$NAMESPACE" -l app.kubernetes.io/component=extender \
+      -o go-template='{{range .items}}{{if not .metadata.deletionTimestamp}}{{.status.podIP}}{{"\n"}}{{end}}{{end}}' | sort)
+    endpoints=$(kube get endpointslices -n "$NAMESPACE" -l kubernetes.io/service-name=divvy-extender \
+      -o go-template='{{range .items}}{{range .endpoints}}{{if .conditions.ready}}{{index .addresses 0}}{{"\n"}}{{end}}{{end}}{{end}}' | sort)
+    [ "$pods" != "$endpoints" ] || return 0
+    [ $SECONDS -lt $limit ] || die "the extender's pods are at ${pods//$'\n'/, }, but its Service leads to ${endpoints//$'\n'/, }"
+    [ $SECONDS -lt $nudge ] || { nudge=$limit; kube annotate service -n "$NAMESPACE" divvy-extender --overwrite "divvy.dev/look-again=$SECONDS" > /dev/null; }
+    sleep 0.2
+  done
+}
+
 nodes() { local i; for i in $(seq "$NODES"); do echo "n$i"; done; }
 known_nodes() { local f; for f in "$CLUSTER_DIR"/pids/*.holder; do [ -e "$f" ] && basename "$f" .holder; done; true; }
 in_node() { local node=$1; shift; nsenter -t "$(pid_of "$node.holder")" -m -- "$@"; }

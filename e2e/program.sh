@@ -156,7 +156,7 @@ start_parts() {
       pod-divvy-extender)
         [ ! -e "$replicas" ] || kube scale deployment -n $NAMESPACE divvy-extender --replicas "$(cat "$replicas")" > /dev/null
         rm -f "$replicas"
-        kube rollout status -n $NAMESPACE deployment/divvy-extender --timeout=60s > /dev/null ;;
+        extender_rolled_out 60 ;;
       *.agent | *-divvy-extender) "$CLUSTER_ROOT/divvy.sh" start "$name" > /dev/null ;;
       *) cluster=1 ;;
     esac
@@ -198,10 +198,12 @@ power_off() {
 roll() {
   local node what
   if is_installed; then
-    for what in daemonset/divvy-probe daemonset/divvy-agent deployment/divvy-extender; do
+    for what in daemonset/divvy-probe daemonset/divvy-agent; do
       kube rollout restart -n $NAMESPACE $what > /dev/null
       kube rollout status -n $NAMESPACE $what --timeout=120s > /dev/null
     done
+    kube rollout restart -n $NAMESPACE deployment/divvy-extender > /dev/null
+    extender_rolled_out 120
     return
   fi
   for node in $(known_nodes); do
@@ -214,15 +216,13 @@ roll() {
 }
 
 change_unit() {
-  local node
   if is_installed; then
     # shellcheck disable=SC1091
     . "$CLUSTER_DIR/divvy.settings"
     # Change the unit as a user does. Both programs are replaced at the same time.
     chart --values "$CLUSTER_DIR/install.yaml" --set "memoryUnit=$1" | kube apply -f - > /dev/null
-    for node in daemonset/divvy-agent deployment/divvy-extender; do
-      kube rollout status -n $NAMESPACE $node --timeout=120s > /dev/null
-    done
+    kube rollout status -n $NAMESPACE daemonset/divvy-agent --timeout=120s > /dev/null
+    extender_rolled_out 120
     return
   fi
   export MEMORY_UNIT=$1   # divvy.sh stores it
