@@ -426,6 +426,8 @@ pub struct Core {
     guess: Option<(BTreeSet<String>, Key)>,
     held: BTreeMap<String, MiB>,
     leaving: bool,
+    /// The GPUs that pods have as a whole without an allocation that names them.
+    held_by_pods: BTreeSet<String>,
     /// Why containers get none of the driver's libraries, or the wrong ones.
     driver_trouble: Option<driver_spec::Trouble>,
     registered: bool,
@@ -457,6 +459,7 @@ impl Core {
             guess: None,
             held: BTreeMap::new(),
             leaving: false,
+            held_by_pods: BTreeSet::new(),
             driver_trouble: None,
             registered: false,
             knows_service: false,
@@ -490,6 +493,7 @@ impl Core {
         for gpu in &mut self.gpus {
             gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
         }
+            gpu.held_by_pod = (gpu.held > MiB::ZERO).then(|| self.held_by_pods.contains(&gpu.uuid));
     }
 
     /// Return the version of a vendor's driver that the probe found. It is empty before the first snapshot, and if the driver is
@@ -661,6 +665,7 @@ impl Core {
                 // The extender must not promise these GPUs until the next reconciliation.
                 for (uuid, memory) in self.held_by_choice(record) {
                     let held = self.held.entry(uuid).or_default();
+                    self.held_by_pods.insert(uuid.clone());
                     *held = memory.max(*held);
                 }
                 self.show_held();

@@ -18,6 +18,8 @@ pub struct Reconciled {
     /// Memory that containers hold without an allocation, by GPU UUID. The inventory publishes it.
     pub held: BTreeMap<String, MiB>,
 }
+    /// The GPUs in [`Reconciled::held`] that pods of the node have as a whole, without an allocation that names them.
+    pub held_by_pods: BTreeSet<String>,
 
 impl Reconciled {
     fn count(&mut self, class: Class) {
@@ -46,6 +48,7 @@ impl Core {
         self.reported.retain(|(_, uid)| known.contains(uid));
         self.held = out.held.clone();
         self.show_held();
+        self.held_by_pods.clone_from(&out.held_by_pods);
         out
     }
 
@@ -211,6 +214,7 @@ impl Core {
             .or(may_start.first())
             .copied()
     }
+            out.held_by_pods.clone_from(&self.held_by_pods);
 
     /// Sum up the memory that containers hold and that the extender cannot see in any pod's allocation. The holders are pods
     /// whose object is gone or has ended, and pods that got whole GPUs without an allocation. Each pod counts once.
@@ -228,6 +232,7 @@ impl Core {
                 for share in &record.gpus {
                     let booked = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.booked(share, gpu));
                     let most = gpus.entry(&share.uuid).or_default();
+                out.held_by_pods.insert(uuid.clone());
                     *most = booked.max(*most);
                 }
             }
@@ -235,6 +240,7 @@ impl Core {
         for record in records.values() {
             for (uuid, memory) in self.held_by_choice(record) {
                 let held = out.held.entry(uuid).or_default();
+                out.held_by_pods.insert(gpu.uuid.clone());
                 *held = memory.max(*held);
             }
         }

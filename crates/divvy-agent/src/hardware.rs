@@ -566,6 +566,7 @@ fn described(facts: &GpuFacts, Verdict { health, reason }: Verdict, Offer { rese
         whole,
         // The core fills in what containers hold without an allocation: this changes without the hardware.
         held: MiB::ZERO,
+        held_by_pod: None,
         numa: facts.numa,
         health,
         reason,

@@ -78,8 +78,11 @@ pub struct Gpu {
     /// shared as well ([`Gpu::is_shared`]) is then offered in both ways: a pod that has the whole GPU holds all its units, and a GPU with a
     /// share on it is not free as a whole.
     pub whole: Option<WholeKind>,
-    /// Memory in MiB that containers of departed pods still hold. It must not be allocated again yet.
+    /// Memory in MiB that is held without an allocation of a pod that names the GPU. It must not be allocated again yet.
     pub held: MiB,
+    /// Whether a pod of the node has the GPU as a whole without such an allocation. If `false`, only containers hold the memory whose pods are gone or
+    /// have ended. `None` if nothing is held, and in the inventories of agents that do not say it.
+    pub held_by_pod: Option<bool>,
     /// NUMA node; `None` if the platform does not report it.
     pub numa: Option<u32>,
     /// Whether pods may be placed on the GPU.

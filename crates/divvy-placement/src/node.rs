@@ -68,6 +68,8 @@ pub struct GpuState {
     pub speed: u64,
     /// The memory that containers still hold although their pod object is gone. It must not be granted again yet.
     pub held: MiB,
+    /// Whether a pod without an allocation that names the GPU has it as a whole ([`Gpu::held_by_pod`]).
+    pub held_by_pod: Option<bool>,
     /// The GPU's health: pods are placed only on a healthy GPU.
     pub health: Health,
     /// Why the GPU is not healthy, for example `XID 79`.
@@ -348,6 +350,7 @@ fn read_division(node: &Node, unit: MemoryUnit) -> (Source, Vec<GpuState>) {
                     total: unit.memory(each).unwrap_or(MiB::ZERO),
                     speed: 0,
                     held: MiB::ZERO,
+                    held_by_pod: None,
                     health: Health::Ok,
                     reason: None,
                     uuid_hash: 0,
@@ -426,6 +429,7 @@ fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
         total,
         speed: speed::of(gpu),
         held: gpu.held,
+        held_by_pod: gpu.held_by_pod,
         health: gpu.health,
         reason: gpu.reason.clone(),
         test: gpu.test.clone(),

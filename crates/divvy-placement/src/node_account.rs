@@ -245,14 +245,15 @@ impl NodeAccount {
         ask.gpus.saturating_add(usize::try_from(unlocated).unwrap_or(usize::MAX))
     }
 
-    /// Return the positions of the GPUs of a kind that the inventory shows as held, although neither a pod's allocation nor a departed pod
-    /// explains it: pods without an allocation have them.
+    /// Return the positions of the GPUs of a kind that pods without an allocation have: the inventory says so, or, if the agent's release does not
+    /// say who holds a GPU, neither a pod's allocation nor a departed pod explains it.
     pub(crate) fn located_whole(&self, kind: WholeKind) -> impl Iterator<Item = usize> {
         let explained = |memory: &[MiB], position: usize| memory.get(position).is_some_and(|memory| *memory > MiB::ZERO);
         let gpus = self.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
         let located = gpus.iter().enumerate().filter(move |(position, gpu)| {
             gpu.whole == Some(kind)
                 && gpu.held > MiB::ZERO
+                && gpu.held_by_pod != Some(false)
                 && !explained(&self.usage.gpus, *position)
                 && !explained(&self.usage.departed, *position)
         });

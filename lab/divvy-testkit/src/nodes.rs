@@ -63,6 +63,7 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
         units,
         whole: None,
         held: MiB::ZERO,
+        held_by_pod: None,
         numa: None,
         health: Health::Ok,
         reason: None,

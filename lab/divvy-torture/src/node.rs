@@ -938,6 +938,7 @@ fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
         units: 0,
         whole: None,
         held: MiB::ZERO,
+        held_by_pod: None,
         numa: None,
         health: Health::Ok,
         reason: None,

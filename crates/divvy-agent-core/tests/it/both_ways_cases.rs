@@ -110,8 +110,11 @@ fn the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_whole_g
     node.allocate_of(WHOLE, "forged", "main", &[uuid(1)]).expect("allocated");
     node.start("forged", "main").expect("started");
     assert_eq!(gpus_of(&node, "forged"), [uuid(1)]);
+    let shown = |node: &Node| node.core.inventory().gpus[1].held_by_pod;
+    assert_eq!(shown(&node), Some(true));
     let found = node.reconcile();
     assert_eq!(found.held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
+    assert_eq!(shown(&node), Some(true));
 }
 
 /// A tenant adds an allocation to its running pod, which had none.

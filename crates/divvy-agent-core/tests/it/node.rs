@@ -50,6 +50,7 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
         whole: None,
         held: MiB::ZERO,
         numa: Some(index % 2),
+        held_by_pod: None,
         health: Health::Ok,
         reason: None,
         test: None,

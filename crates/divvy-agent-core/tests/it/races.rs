@@ -121,7 +121,8 @@ fn r6_a_force_deleted_pods_container_holds_its_memory_also_over_an_agents_restar
     );
     let found = node.reconcile();
     assert_eq!(found.held["GPU-0"], MiB(3072));
-    assert_eq!(node.core.inventory().gpus[0].held, MiB(3072));
+    let gpu = &node.core.inventory().gpus[0];
+    assert_eq!((gpu.held, gpu.held_by_pod), (MiB(3072), Some(false)));
     assert_eq!(found.classes[&Class::HeldWithoutPod], 1);
     assert_eq!(
         node.events

@@ -38,6 +38,7 @@ pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
             units: *units,
             whole: None,
             held: MiB::ZERO,
+            held_by_pod: None,
             numa: None,
             health: Health::Ok,
             reason: None,

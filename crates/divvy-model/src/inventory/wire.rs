@@ -81,6 +81,8 @@ struct WireGpu {
     whole_by_profile: bool,
     #[serde(default, rename = "heldMiB")]
     held: MiB,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    held_by_pod: Option<bool>,
     #[serde(default)]
     numa: Option<u32>,
     health: Health,
@@ -185,6 +187,7 @@ impl Wire {
                 },
                 partition,
                 held: gpu.held,
+                held_by_pod: gpu.held_by_pod,
                 numa: gpu.numa,
                 health: gpu.health,
                 reason: gpu.reason,
@@ -227,6 +230,7 @@ impl WireGpu {
             whole: gpu.whole == Some(WholeKind::Gpu(gpu.vendor)),
             whole_by_profile: matches!(gpu.whole, Some(WholeKind::Mig(_))),
             held: gpu.held,
+            held_by_pod: gpu.held_by_pod,
             numa: gpu.numa,
             health: gpu.health,
             reason: gpu.reason.clone(),
@@ -243,6 +247,8 @@ enum Omission {
     LongReasons(usize),
     /// Links of GPUs on which nothing can be placed.
     LinksOfUnhealthy,
+    /// Who holds memory, as in the inventories of older agents.
+    Holders,
     /// Links that are no NVLinks.
     SlowLinks,
     /// All links. GPUs are then chosen as if nothing were known about their connections.
@@ -251,15 +257,16 @@ enum Omission {
     Tests,
 }
 
-use Omission::{Links, LinksOfUnhealthy, LongReasons, SlowLinks, Tests};
+use Omission::{Holders, Links, LinksOfUnhealthy, LongReasons, SlowLinks, Tests};
 
 /// The omissions in their order. Placement does not depend on the first ones.
-const OMISSIONS: [Omission; 8] = [
+const OMISSIONS: [Omission; 9] = [
     LongReasons(128),
     LongReasons(64),
     LinksOfUnhealthy,
     LongReasons(32),
     LongReasons(8),
+    Holders,
     SlowLinks,
     Links,
     Tests,
@@ -286,6 +293,7 @@ impl Omission {
     fn apply(&self, gpu: &mut Gpu) {
         match self {
             LongReasons(most) => gpu.reason = gpu.reason.as_deref().map(|reason| shortened(reason, *most).into_owned()),
+            Holders => gpu.held_by_pod = None,
             LinksOfUnhealthy if gpu.health == Health::Ok => {}
             SlowLinks => gpu.links.retain(|Link(_, kind, _)| kind == "nvlink"),
             LinksOfUnhealthy | Links => gpu.links.clear(),
@@ -353,6 +361,7 @@ mod tests {
                 units: 78,
                 whole: is_part.then(|| WholeKind::Mig("1g.10gb+me".parse().expect("a profile"))),
                 held: MiB(81559),
+                held_by_pod: Some(false),
                 numa: Some(1),
                 health: if number.is_multiple_of(2) {
                     Health::Failed
@@ -397,7 +406,7 @@ mod tests {
             let plain = |inventory: &Inventory| {
                 let mut inventory = inventory.clone();
                 for gpu in &mut inventory.gpus {
-                    (gpu.reason, gpu.links, gpu.test) = (None, Vec::new(), None);
+                    (gpu.reason, gpu.links, gpu.test, gpu.held_by_pod) = (None, Vec::new(), None, None);
                 }
                 inventory
             };

@@ -57,6 +57,23 @@ fn a_located_pod_without_an_allocation_can_be_preempted() {
     assert_eq!(ledger.victims("n", &vip, &["u-w".to_owned()]), Some(vec!["u-w".to_owned()]));
 }
 
+/// GPU 0 is held by containers whose pod was deleted by force. The pod without an allocation has not started yet.
+#[test]
+fn a_gpu_that_is_held_without_a_pod_is_not_free_after_the_preemption_of_another_pod() {
+    let mut node = node(3);
+    (node.cpu_milli, node.memory_bytes, node.pods) = (64_000, 64 << 30, 110);
+    edit_gpu(&mut node, 0, |gpu| (gpu.held, gpu.held_by_pod) = (gpu.total, Some(false)));
+    let vip = Pod {
+        priority: 10,
+        ..whole_pending(Vendor::Nvidia, "vip", 2)
+    };
+    let ledger = ledger(&node, &[unnamed("w", 1), divvy_pod("low", "n", 1, 16)]);
+    assert_eq!(
+        ledger.victims("n", &vip, &["u-w".to_owned()]),
+        Some(vec!["u-low".to_owned(), "u-w".to_owned()])
+    );
+}
+
 /// docs/operate.md: "To go back, remove the label and let NVIDIA's plugin run on the node again." The inventory stays on the node.
 #[test]
 fn a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {

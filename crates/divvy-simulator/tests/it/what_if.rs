@@ -29,6 +29,7 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
         units: mib / 1024,
         whole: None,
         held: MiB::ZERO,
+        held_by_pod: None,
         numa: None,
         health: Health::Ok,
         reason: None,

@@ -69,6 +69,7 @@ fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
             units: SIZE,
             whole: None,
             held: MiB::ZERO,
+            held_by_pod: None,
             numa: None,
             health: Health::Ok,
             reason: None,
