@@ -30,6 +30,7 @@ mod under_test;
 mod vendor;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
@@ -256,8 +257,8 @@ pub struct Facts {
     pub fresh: bool,
     /// The driver's files on the node.
     pub node: NodeFiles,
-    /// The grants' specs in the CDI directory: the text by grant name.
-    pub specs: BTreeMap<String, String>,
+    /// The grants' specs in the CDI directory, by grant name.
+    pub specs: BTreeMap<String, Arc<SpecOnNode>>,
     /// Memory that each pod's processes use on each GPU, as the driver reports it: by GPU UUID, then by pod UID. The amount is
     /// zero where the driver does not report it. `None` if the driver was not queried this time or did not answer.
     pub memory_in_use: Option<BTreeMap<String, BTreeMap<String, MiB>>>,
@@ -425,9 +426,9 @@ pub struct Core {
     /// The last answer of GetPreferredAllocation, if it was meant for a particular container.
     guess: Option<(BTreeSet<String>, Key)>,
     held: BTreeMap<String, MiB>,
-    leaving: bool,
     /// The GPUs that pods have as a whole without an allocation that names them.
     held_by_pods: BTreeSet<String>,
+    leaving: bool,
     /// Why containers get none of the driver's libraries, or the wrong ones.
     driver_trouble: Option<driver_spec::Trouble>,
     registered: bool,
@@ -458,8 +459,8 @@ impl Core {
             in_flight: Vec::new(),
             guess: None,
             held: BTreeMap::new(),
-            leaving: false,
             held_by_pods: BTreeSet::new(),
+            leaving: false,
             driver_trouble: None,
             registered: false,
             knows_service: false,
@@ -492,8 +493,8 @@ impl Core {
     fn show_held(&mut self) {
         for gpu in &mut self.gpus {
             gpu.held = self.held.get(&gpu.uuid).copied().unwrap_or(MiB::ZERO);
-        }
             gpu.held_by_pod = (gpu.held > MiB::ZERO).then(|| self.held_by_pods.contains(&gpu.uuid));
+        }
     }
 
     /// Return the version of a vendor's driver that the probe found. It is empty before the first snapshot, and if the driver is
@@ -664,8 +665,8 @@ impl Core {
                 self.records.insert(Key::of(record), record.clone());
                 // The extender must not promise these GPUs until the next reconciliation.
                 for (uuid, memory) in self.held_by_choice(record) {
-                    let held = self.held.entry(uuid).or_default();
                     self.held_by_pods.insert(uuid.clone());
+                    let held = self.held.entry(uuid).or_default();
                     *held = memory.max(*held);
                 }
                 self.show_held();
@@ -756,12 +757,25 @@ impl Key {
     }
 }
 
-/// Return the record that a grant's spec carries, or `None` if it cannot be read.
-fn record_in_spec(text: &str) -> Option<GrantRecord> {
-    GrantRecord::parse(cdi::Spec::parse(text).ok()?.owner()?).ok()
+/// A grant's spec as it is on the node: what decisions need of its text, which is long.
+#[derive(Debug, PartialEq, Eq)]
+pub struct SpecOnNode {
+    digest: u64,
+    record: Option<GrantRecord>,
 }
 
-/// Return the UID of the pod that a grant's spec belongs to, or `None` if the spec does not say.
-pub fn owner_of_spec(text: &str) -> Option<String> {
-    record_in_spec(text).map(|record| record.uid)
+impl SpecOnNode {
+    /// Read a spec. Any text is accepted.
+    pub fn of(text: &str) -> SpecOnNode {
+        let record = || GrantRecord::parse(cdi::Spec::parse(text).ok()?.owner()?).ok();
+        SpecOnNode {
+            digest: project::digest(text),
+            record: record(),
+        }
+    }
+
+    /// Return the UID of the pod that the spec belongs to, or `None` if the spec does not say.
+    pub fn owner(&self) -> Option<&str> {
+        self.record.as_ref().map(|record| record.uid.as_str())
+    }
 }

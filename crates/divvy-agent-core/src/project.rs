@@ -2,14 +2,14 @@
 //! so it can be rebuilt at any time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 
 use divvy_cdi::shadow::{CUDA, Library, NVML, Shadow};
 use divvy_cdi::{self as cdi, GrantSpec};
 use divvy_model::{Gpu, GrantRecord, Vendor};
 use divvy_share::{AUDIT, GUARD_CUDA, GUARD_NVML, REAL_CUDA, REAL_NVML, TUNABLES};
 
-use super::{Core, Key, NodeFiles, mps, vendor};
+use super::{Core, Key, NodeFiles, SpecOnNode, mps, vendor};
 
 /// The specs as the last reconciliation made them. To make and to parse each spec again takes most of the time of a reconciliation, and nearly all stay as they
 /// are.
@@ -17,8 +17,8 @@ use super::{Core, Key, NodeFiles, mps, vendor};
 pub(super) struct Projected {
     node: NodeFiles,
     gpus: Vec<Gpu>,
-    /// The key of the record, and the digest of the record and the text, by the spec's name. The texts would take a megabyte.
-    specs: BTreeMap<String, (Key, u64)>,
+    /// The key of the record, and the digests of the record and of the text, by the spec's name. The texts would take a megabyte.
+    specs: BTreeMap<String, (Key, u64, u64)>,
 }
 
 impl Projected {
@@ -36,20 +36,25 @@ impl Projected {
 
     /// Note that a spec was made from a record.
     pub(super) fn made(&mut self, name: String, text: &str, record: &GrantRecord) {
-        self.specs.insert(name, (Key::of(record), digest(record, text)));
+        self.specs.insert(name, (Key::of(record), digest(record), digest(text)));
     }
 
-    /// Return the record from which a spec with this text was made.
-    pub(super) fn of<'r>(&self, name: &str, text: &str, records: &'r BTreeMap<Key, GrantRecord>) -> Option<&'r GrantRecord> {
-        let (key, made) = self.specs.get(name)?;
-        records.get(key).filter(|record| digest(record, text) == *made)
+    /// Return the record from which a spec was made.
+    pub(super) fn of<'r>(
+        &self,
+        name: &str,
+        spec: &SpecOnNode,
+        records: &'r BTreeMap<Key, GrantRecord>,
+    ) -> Option<&'r GrantRecord> {
+        let (key, of_record, of_text) = self.specs.get(name)?;
+        let record = records.get(key).filter(|_| spec.digest == *of_text);
+        record.filter(|record| digest(*record) == *of_record)
     }
 }
 
-fn digest(record: &GrantRecord, text: &str) -> u64 {
+pub(super) fn digest(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    record.hash(&mut hasher);
-    text.hash(&mut hasher);
+    of.hash(&mut hasher);
     hasher.finish()
 }
 

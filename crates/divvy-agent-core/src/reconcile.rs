@@ -2,11 +2,12 @@
 //! start and then every 10 s.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_model::{GpuShare, GrantRecord, Held, MiB};
 
 use super::reason::Class;
-use super::{Action, Core, Escape, Facts, Handout, Key, Reaction, record_in_spec};
+use super::{Action, Core, Escape, Facts, Handout, Key, Reaction, SpecOnNode, project};
 
 /// The result of a reconciliation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -17,9 +18,9 @@ pub struct Reconciled {
     pub classes: BTreeMap<Class, u64>,
     /// Memory that containers hold without an allocation, by GPU UUID. The inventory publishes it.
     pub held: BTreeMap<String, MiB>,
-}
     /// The GPUs in [`Reconciled::held`] that pods of the node have as a whole, without an allocation that names them.
     pub held_by_pods: BTreeSet<String>,
+}
 
 impl Reconciled {
     fn count(&mut self, class: Class) {
@@ -47,8 +48,8 @@ impl Core {
             .collect();
         self.reported.retain(|(_, uid)| known.contains(uid));
         self.held = out.held.clone();
-        self.show_held();
         self.held_by_pods.clone_from(&out.held_by_pods);
+        self.show_held();
         out
     }
 
@@ -78,16 +79,13 @@ impl Core {
     /// record, and the checkpoint together with the allocations of running pods.
     fn recover_records(&mut self, facts: &Facts, records: &mut BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         let mut found: Vec<GrantRecord> = Vec::new();
-        for (name, text) in &facts.specs {
-            if self.projected.of(name, text, records).is_some() {
-                continue;
-            }
-            if let Some(record) = record_in_spec(text)
+        for (name, spec) in &facts.specs {
+            if let Some(record) = &spec.record
                 && record.cdi.as_ref() == Some(name)
-                && !records.contains_key(&Key::of(&record))
+                && !records.contains_key(&Key::of(record))
                 && self.may_run(&record.uid, facts)
             {
-                found.push(record);
+                found.push(record.clone());
             }
         }
         for (spec, handout) in self.granting(facts.handouts.as_deref().unwrap_or_default()) {
@@ -144,15 +142,15 @@ impl Core {
         projected.keep(&by_name, &facts.node, &self.gpus);
         for (name, candidates) in &by_name {
             let present = facts.specs.get(*name);
-            let Some(record) = self.owner_of(name, candidates, present.map(String::as_str), facts) else {
+            let Some(record) = self.owner_of(name, candidates, present.map(Arc::as_ref), facts) else {
                 continue;
             };
-            if present.is_some_and(|text| projected.of(name, text, records) == Some(record)) {
+            if present.is_some_and(|spec| projected.of(name, spec, records) == Some(record)) {
                 continue;
             }
             if let Some((name, text)) = self.project(record, &facts.node) {
                 projected.made(name.clone(), &text, record);
-                if present != Some(&text) {
+                if present.is_none_or(|spec| spec.digest != project::digest(text.as_str())) {
                     out.actions.push(Action::WriteSpec { name, text });
                     out.count(Class::SpecRebuilt);
                 }
@@ -162,11 +160,11 @@ impl Core {
         if !facts.synced {
             return;
         }
-        for (name, text) in &facts.specs {
+        for (name, spec) in &facts.specs {
             if !by_name.contains_key(name.as_str()) && !out.actions.iter().any(|action| removes(action, name)) {
                 out.actions.push(Action::RemoveSpec {
                     name: name.clone(),
-                    owner: super::owner_of_spec(text),
+                    owner: spec.owner().map(str::to_owned),
                 });
                 out.count(Class::SpecOrphan);
             }
@@ -180,7 +178,7 @@ impl Core {
         &self,
         name: &str,
         candidates: &[&'a GrantRecord],
-        present: Option<&str>,
+        present: Option<&SpecOnNode>,
         facts: &Facts,
     ) -> Option<&'a GrantRecord> {
         let may_start: Vec<&GrantRecord> = candidates
@@ -194,12 +192,8 @@ impl Core {
         if let [] | [_] = may_start[..] {
             return may_start.first().copied();
         }
-        let present = present.and_then(record_in_spec);
-        let in_file = |record: &&&GrantRecord| {
-            present
-                .as_ref()
-                .is_some_and(|p| p.uid == record.uid && p.container == record.container)
-        };
+        let present = present.and_then(|spec| spec.record.as_ref());
+        let in_file = |record: &&&GrantRecord| present.is_some_and(|p| p.uid == record.uid && p.container == record.container);
         let handouts = facts.handouts.as_deref().unwrap_or_default();
         let in_checkpoint = |record: &&&GrantRecord| {
             handouts
@@ -214,13 +208,13 @@ impl Core {
             .or(may_start.first())
             .copied()
     }
-            out.held_by_pods.clone_from(&self.held_by_pods);
 
     /// Sum up the memory that containers hold and that the extender cannot see in any pod's allocation. The holders are pods
     /// whose object is gone or has ended, and pods that got whole GPUs without an allocation. Each pod counts once.
     fn measure_held(&mut self, facts: &Facts, records: &BTreeMap<Key, GrantRecord>, out: &mut Reconciled) {
         if !facts.synced {
             out.held.clone_from(&self.held);
+            out.held_by_pods.clone_from(&self.held_by_pods);
             return;
         }
         let mut by_pod: BTreeMap<&str, (&GrantRecord, BTreeMap<&str, MiB>)> = BTreeMap::new();
@@ -232,21 +226,21 @@ impl Core {
                 for share in &record.gpus {
                     let booked = self.gpu(&share.uuid).map_or(share.memory, |gpu| self.booked(share, gpu));
                     let most = gpus.entry(&share.uuid).or_default();
-                out.held_by_pods.insert(uuid.clone());
                     *most = booked.max(*most);
                 }
             }
         }
         for record in records.values() {
             for (uuid, memory) in self.held_by_choice(record) {
+                out.held_by_pods.insert(uuid.clone());
                 let held = out.held.entry(uuid).or_default();
-                out.held_by_pods.insert(gpu.uuid.clone());
                 *held = memory.max(*held);
             }
         }
         let handouts = facts.handouts.as_deref().unwrap_or_default();
         for (key, gpu) in self.promised_by_another_plugin(handouts, facts) {
             if !records.contains_key(key) {
+                out.held_by_pods.insert(gpu.uuid.clone());
                 let held = out.held.entry(gpu.uuid.clone()).or_default();
                 *held = self.capacity(gpu).max(*held);
             }

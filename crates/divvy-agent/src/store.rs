@@ -5,13 +5,14 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use divvy_cdi as cdi;
 use divvy_model::GrantRecord;
 use tracing::{info, warn};
 
 use crate::files::{self, FileError, LIMIT};
-use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, owner_of_spec};
+use divvy_agent_core::{Action, Key, NodeFiles, NodeKey, SpecOnNode};
 
 const KEY_FILE: &str = "node.key";
 
@@ -30,6 +31,8 @@ pub(crate) struct Store {
     state: PathBuf,
     /// The parsed specs of whole GPUs, kept until a file changes: a driver's spec is long, and container starts are frequent.
     driver_specs: Mutex<Arc<DriverSpecs>>,
+    /// The grants' specs as they were read last, by file name: they take a megabyte, and nearly all stay as they are.
+    specs: Mutex<BTreeMap<String, (Stamp, Arc<SpecOnNode>)>>,
 }
 
 /// The specs of whole GPUs, in the order in which grants search them for a GPU.
@@ -87,6 +90,7 @@ impl Store {
             sys_root: sys_root.to_owned(),
             state: state.to_owned(),
             driver_specs: Mutex::default(),
+            specs: Mutex::default(),
         })
     }
 
@@ -180,7 +184,7 @@ impl Store {
                 match files::read(&path, LIMIT) {
                     Ok(None) => Ok(()),
                     // The grant name was reused, and the file belongs to another pod by now.
-                    Ok(Some(text)) if owner_of_spec(&text) != *owner => Ok(()),
+                    Ok(Some(text)) if SpecOnNode::of(&text).owner() != owner.as_deref() => Ok(()),
                     Err(error) if owner.is_some() => Err(error),
                     Ok(Some(_)) | Err(_) => files::remove(&self.cdi, &file),
                 }
@@ -189,23 +193,42 @@ impl Store {
         }
     }
 
-    /// Return the grants' specs on the node, by grant name. A spec that cannot be read has an empty text and thus no owner.
+    /// Return the grants' specs on the node, by grant name. A spec that cannot be read has no owner. The files are read again only after a change.
     ///
     /// # Errors
     /// The directory cannot be listed.
-    pub(crate) fn specs(&self) -> Result<BTreeMap<String, String>, FileError> {
+    pub(crate) fn specs(&self) -> Result<BTreeMap<String, Arc<SpecOnNode>>, FileError> {
+        self.specs_at(SystemTime::now())
+    }
+
+    fn specs_at(&self, now: SystemTime) -> Result<BTreeMap<String, Arc<SpecOnNode>>, FileError> {
+        let mut known = self.specs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = BTreeMap::new();
         let mut specs = BTreeMap::new();
         for file in files::names(&self.cdi)? {
-            let Some(name) = cdi::name_of_file(&file) else { continue };
-            match files::read(&self.cdi.join(&file), LIMIT) {
-                Ok(Some(text)) => drop(specs.insert(name.to_owned(), text)),
-                Ok(None) => {}
-                Err(error) => {
-                    warn!(%error, "this CDI spec of a grant cannot be read");
-                    specs.insert(name.to_owned(), String::new());
-                }
+            let Some(name) = cdi::name_of_file(&file).map(str::to_owned) else {
+                continue;
+            };
+            let path = self.cdi.join(&file);
+            let Some(stamp) = Stamp::of(path.clone()) else { continue };
+            let spec = match known.remove(&file).filter(|(before, _)| *before == stamp) {
+                Some((_, spec)) => spec,
+                None => match files::read(&path, LIMIT) {
+                    Ok(Some(text)) => Arc::new(SpecOnNode::of(&text)),
+                    Ok(None) => continue,
+                    Err(error) => {
+                        warn!(%error, "this CDI spec of a grant cannot be read");
+                        specs.insert(name, Arc::new(SpecOnNode::of("")));
+                        continue;
+                    }
+                },
+            };
+            if stamp.is_settled(now) {
+                read.insert(file, (stamp, spec.clone()));
             }
+            specs.insert(name, spec);
         }
+        *known = read;
         Ok(specs)
     }
 
@@ -317,6 +340,13 @@ impl Stamp {
             size: metadata.size(),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         })
+    }
+
+    /// Report whether a file with this stamp has its content: another change so soon after the last one may have left the same stamp, because the kernel's
+    /// clock for files goes in steps.
+    fn is_settled(&self, now: SystemTime) -> bool {
+        let since_1970 = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        i64::try_from(since_1970.as_secs()).is_ok_and(|now| self.changed.0.saturating_add(1) < now)
     }
 }
 
@@ -464,6 +494,32 @@ mod tests {
         };
         assert_eq!(remove("old"), 1);
         assert_eq!(remove("new"), 0);
+    }
+
+    #[test]
+    fn a_spec_is_read_again_after_a_change_and_while_its_stamp_is_new() {
+        let root = tempfile::tempdir().expect("temp dir");
+        let store = store(root.path());
+        let name = "00".repeat(16);
+        let write = |owner: &str| {
+            let text = cdi::grant_spec(&cdi::GrantSpec {
+                name: &name,
+                owner: &record(owner).to_json(),
+                ..cdi::GrantSpec::default()
+            });
+            // In place, as some editors do.
+            std::fs::write(store.cdi.join(cdi::file_name(&name)), text).expect("written");
+        };
+        let later = SystemTime::now() + std::time::Duration::from_secs(60);
+        let read = |now| store.specs_at(now).expect("listed").remove(&name).expect("the spec");
+        write("u1");
+        let first = read(SystemTime::now());
+        assert!(!Arc::ptr_eq(&first, &read(later)), "the stamp was new");
+        assert!(Arc::ptr_eq(&read(later), &read(later)));
+        write("other");
+        assert_eq!(read(later).owner(), Some("other"));
+        std::fs::write(store.cdi.join(cdi::file_name(&name)), "{").expect("written");
+        assert_eq!(read(later).owner(), None);
     }
 
     #[test]

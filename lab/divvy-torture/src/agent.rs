@@ -1,10 +1,11 @@
 //! The agent's shell in the simulation: the real decisions, with a disk in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_agent_core::{
     Action, Core, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec,
-    Settings, owner_of_spec,
+    Settings, SpecOnNode,
 };
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod};
@@ -17,7 +18,8 @@ use crate::whole::WHOLE;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Disk {
     pub records: BTreeMap<Key, GrantRecord>,
-    pub specs: BTreeMap<String, String>,
+    /// The text of each spec, and what the agent reads in it.
+    pub specs: BTreeMap<String, (String, Arc<SpecOnNode>)>,
 }
 
 impl Disk {
@@ -33,9 +35,12 @@ impl Disk {
                 self.records.insert(Key::of(record), read);
             }
             Action::RemoveRecord(key) => drop(self.records.remove(key)),
-            Action::WriteSpec { name, text } => drop(self.specs.insert(name.clone(), text.clone())),
+            Action::WriteSpec { name, text } => {
+                let read = Arc::new(SpecOnNode::of(text));
+                self.specs.insert(name.clone(), (text.clone(), read));
+            }
             Action::RemoveSpec { name, owner } => {
-                if self.specs.get(name).is_some_and(|text| owner_of_spec(text) == *owner) {
+                if self.specs.get(name).is_some_and(|(_, spec)| spec.owner() == owner.as_deref()) {
                     self.specs.remove(name);
                 }
             }
@@ -209,7 +214,11 @@ impl Agent {
             synced: self.synced,
             fresh,
             node: NodeFiles::default(),
-            specs: disk.specs.clone(),
+            specs: disk
+                .specs
+                .iter()
+                .map(|(name, (_, spec))| (name.clone(), spec.clone()))
+                .collect(),
             memory_in_use: None,
             escapes: BTreeMap::new(),
         }

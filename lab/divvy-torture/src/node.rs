@@ -607,7 +607,7 @@ impl SimNode {
     /// Let the runtime resolve the CDI name that the kubelet recorded, and run the container with what the spec contains.
     fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), String> {
         let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
-        let Some(spec) = name.and_then(|name| self.disk.specs.get(&name)) else {
+        let Some((spec, _)) = name.and_then(|name| self.disk.specs.get(&name)) else {
             story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be retried"));
             self.finish(uid);
             self.report(api, uid);

@@ -1,10 +1,11 @@
 //! A node in memory: a kubelet's device manager, cgroups, the agent's files, and the core under test.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use divvy_agent_core::{
     Action, Core, Escape, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled,
-    ResourceSpec, Settings, owner_of_spec,
+    ResourceSpec, Settings, SpecOnNode,
 };
 use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
@@ -49,8 +50,8 @@ pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
         units: 0,
         whole: None,
         held: MiB::ZERO,
-        numa: Some(index % 2),
         held_by_pod: None,
+        numa: Some(index % 2),
         health: Health::Ok,
         reason: None,
         test: None,
@@ -251,7 +252,11 @@ impl Node {
             synced: self.synced,
             fresh: false,
             node: self.node_files.clone(),
-            specs: self.specs.clone(),
+            specs: self
+                .specs
+                .iter()
+                .map(|(name, text)| (name.clone(), Arc::new(SpecOnNode::of(text))))
+                .collect(),
             memory_in_use: self.memory_in_use.clone(),
             escapes: self.escapes.clone(),
         }
@@ -280,7 +285,11 @@ impl Node {
                     self.specs.insert(name.clone(), text.clone());
                 }
                 Action::RemoveSpec { name, owner } => {
-                    if self.specs.get(name).is_some_and(|text| owner_of_spec(text) == *owner) {
+                    if self
+                        .specs
+                        .get(name)
+                        .is_some_and(|text| SpecOnNode::of(text).owner() == owner.as_deref())
+                    {
                         self.specs.remove(name);
                     }
                 }
