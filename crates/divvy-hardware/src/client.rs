@@ -14,8 +14,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use divvy_cdi::driver_spec::Basis;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -23,7 +21,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::child::Child;
 use self::connection::Connection;
 use crate::protocol::{
-    DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, Limit, Limited, Op, ShareName, bounded,
+    Answer, DriverFiles, DriverQuestion, DriverSpec, FaultEvent, FromProbe, Hello, Kill, Limit, Limited, Op, ShareName, bounded,
 };
 use crate::{Code, Failure, GpuGauges, GpuProcesses, GpuSamples, SamplesSince, Snapshot};
 
@@ -129,7 +127,7 @@ enum Ask {
     Snapshot,
 }
 
-type Reply = oneshot::Sender<Result<Value, Failure>>;
+type Reply = oneshot::Sender<Result<Answer, Failure>>;
 
 impl ProbeClient {
     /// Start the client in the background. The caller must be within a tokio runtime.
@@ -165,7 +163,7 @@ impl Drop for ProbeClient {
 impl ProbeHandle {
     /// Read the processes on all GPUs now.
     pub async fn processes(&self) -> Result<Vec<GpuProcesses>, Failure> {
-        let all: Vec<GpuProcesses> = parse(self.ask(Op::Processes).await?)?;
+        let all: Vec<GpuProcesses> = self.ask(Op::Processes).await?.read()?;
         GpuProcesses::validate(&all).map_err(protocol)?;
         Ok(all)
     }
@@ -174,7 +172,7 @@ impl ProbeHandle {
     /// [`Code::Protocol`].
     pub async fn utilization(&self, gpus: Vec<SamplesSince>) -> Result<Vec<GpuSamples>, Failure> {
         let asked: BTreeSet<String> = gpus.iter().map(|of| of.uuid.clone()).collect();
-        let mut all: Vec<GpuSamples> = parse(self.ask(Op::Utilization { gpus }).await?)?;
+        let mut all: Vec<GpuSamples> = self.ask(Op::Utilization { gpus }).await?.read()?;
         GpuSamples::validate(&all).map_err(protocol)?;
         all.retain(|of| asked.contains(&of.uuid));
         for of in &mut all {
@@ -185,7 +183,7 @@ impl ProbeHandle {
 
     /// Read what the drivers measure and count of all GPUs now. An older probe refuses this with [`Code::Protocol`].
     pub async fn metrics(&self) -> Result<Vec<GpuGauges>, Failure> {
-        let all: Vec<GpuGauges> = parse(self.ask(Op::Metrics).await?)?;
+        let all: Vec<GpuGauges> = self.ask(Op::Metrics).await?.read()?;
         GpuGauges::validate(&all).map_err(protocol)?;
         Ok(all)
     }
@@ -197,13 +195,13 @@ impl ProbeHandle {
 
     /// Check the driver's files on the machine. An older probe refuses this with [`Code::Protocol`].
     pub async fn driver(&self, question: DriverQuestion) -> Result<DriverFiles, Failure> {
-        parse(self.ask(Op::Driver(question)).await?)
+        self.ask(Op::Driver(question)).await?.read()
     }
 
     /// Make the CDI spec of the driver from the basis that [`ProbeHandle::driver`] found. Fails with [`Code::DriverFiles`] if no
     /// spec can be made.
     pub async fn driver_spec(&self, basis: Basis) -> Result<DriverSpec, Failure> {
-        let made: DriverSpec = parse(self.ask(Op::DriverSpec { basis: Box::new(basis) }).await?)?;
+        let made: DriverSpec = self.ask(Op::DriverSpec { basis: Box::new(basis) }).await?.read()?;
         match made.spec.is_valid() {
             true => Ok(made),
             false => Err(Failure::new(
@@ -215,7 +213,7 @@ impl ProbeHandle {
 
     /// Limit how much memory of a GPU the processes of a pod or of a container can allocate. An older probe refuses this with [`Code::Protocol`].
     pub async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
-        parse(self.ask(Op::Limit(limit)).await?)
+        self.ask(Op::Limit(limit)).await?.read()
     }
 
     /// Mount a file system of their own for the files of a share. Succeeds if there is one already. [`Code::NotSupported`] says that the files lie on the
@@ -229,7 +227,7 @@ impl ProbeHandle {
         self.ask(Op::UnmountShare(share)).await.map(drop)
     }
 
-    async fn ask(&self, op: Op) -> Result<Value, Failure> {
+    async fn ask(&self, op: Op) -> Result<Answer, Failure> {
         let gone = |_| Failure::new(Code::ProbeUnreachable, "the probe is not connected");
         let (sender, receiver) = oneshot::channel();
         self.asks.try_send(Ask::Op(op, sender)).map_err(|error| match error {
@@ -425,7 +423,7 @@ impl Client {
                             // Ignore an answer without a request.
                             None => {}
                             Some(Kind::Hello) => {
-                                let hello: Hello = parse(result?)?;
+                                let hello: Hello = result?.read()?;
                                 for past in &hello.recent {
                                     past.event.fault.validate().map_err(protocol)?;
                                 }
@@ -435,8 +433,8 @@ impl Client {
                             }
                             Some(Kind::Snapshot) => {
                                 let update = match result {
-                                    Ok(value) => {
-                                        let snapshot: Snapshot = parse(value)?;
+                                    Ok(answer) => {
+                                        let snapshot: Snapshot = answer.read()?;
                                         snapshot.validate().map_err(protocol)?;
                                         *useful = true;
                                         Update::Snapshot(snapshot)
@@ -518,11 +516,6 @@ fn child_is_starting(probe: &Probe) -> bool {
 
 fn protocol(error: crate::Error) -> Failure {
     Failure::new(Code::Protocol, error.to_string())
-}
-
-fn parse<T: DeserializeOwned>(value: Value) -> Result<T, Failure> {
-    serde_json::from_value(value)
-        .map_err(|error| Failure::new(Code::Protocol, format!("the probe sent an invalid answer: {error}")))
 }
 
 /// Return when the next snapshot may be taken: now, or [`AFTER_FAULT`] after the last one if that is later.

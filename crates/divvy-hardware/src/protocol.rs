@@ -8,10 +8,14 @@
 
 mod line;
 
+use std::borrow::Cow;
+
 use divvy_cdi::Spec;
 use divvy_cdi::driver_spec::{Basis, Place};
 use divvy_model::MiB;
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::{Code, Error, Failure, Fault, SamplesSince};
@@ -182,6 +186,27 @@ pub struct FaultEvent {
 /// The name of the event that reports a fault.
 const FAULT: &str = "fault";
 
+/// The text of an answer. Who asked knows how to read it, so it is read only once: the answer about the processes comes each second, and is long.
+#[derive(Debug, Clone)]
+pub struct Answer(Box<RawValue>);
+
+impl Answer {
+    /// Read the answer.
+    ///
+    /// # Errors
+    /// The answer has another shape ([`Code::Protocol`]).
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        serde_json::from_str(self.0.get())
+            .map_err(|error| Failure::new(Code::Protocol, format!("the probe sent an invalid answer: {error}")))
+    }
+}
+
+impl PartialEq for Answer {
+    fn eq(&self, other: &Answer) -> bool {
+        self.0.get() == other.0.get()
+    }
+}
+
 /// A line from the probe.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FromProbe {
@@ -190,7 +215,7 @@ pub enum FromProbe {
         /// The request's id, or `None` if the probe could not read the request.
         id: Option<u64>,
         /// The result or the failure.
-        result: Result<Value, Failure>,
+        result: Result<Answer, Failure>,
     },
     /// A fault.
     Fault(FaultEvent),
@@ -253,29 +278,36 @@ pub fn event_line(event: &FaultEvent) -> String {
 /// Parse a line from the probe. The line is untrusted input.
 pub fn parse_from_probe(line: &str) -> Result<FromProbe, Error> {
     #[derive(Deserialize)]
-    struct Head {
-        event: Option<Value>,
+    struct Line<'l> {
+        #[serde(default, borrow, deserialize_with = "present")]
+        event: Option<&'l RawValue>,
         #[serde(default)]
         id: Option<u64>,
+        #[serde(default, borrow, deserialize_with = "present")]
+        ok: Option<&'l RawValue>,
         err: Option<Failure>,
     }
     let wrong = |error: serde_json::Error| Error::Protocol(format!("a line does not follow the protocol: {error}"));
-    let mut value: Value = serde_json::from_str(line).map_err(wrong)?;
-    let head = Head::deserialize(&value).map_err(wrong)?;
-    if let Some(event) = head.event {
-        if event != FAULT {
+    let Line { event, id, ok, err } = serde_json::from_str(line).map_err(wrong)?;
+    if let Some(event) = event.map(RawValue::get).filter(|event| *event != "null") {
+        if serde_json::from_str::<Cow<'_, str>>(event).ok().as_deref() != Some(FAULT) {
             return Ok(FromProbe::OtherEvent);
         }
-        let event: FaultEvent = serde_json::from_value(value).map_err(wrong)?;
+        let event: FaultEvent = serde_json::from_str(line).map_err(wrong)?;
         event.fault.validate()?;
         return Ok(FromProbe::Fault(event));
     }
-    let result = match (value.get_mut("ok"), head.err) {
-        (Some(answer), None) => Ok(answer.take()),
+    let result = match (ok, err) {
+        (Some(answer), None) => Ok(Answer(answer.to_owned())),
         (None, Some(failure)) => Err(bounded(failure)),
         _ => return Err(Error::Protocol("a line has neither or both of ok and err".to_owned())),
     };
-    Ok(FromProbe::Answer { id: head.id, result })
+    Ok(FromProbe::Answer { id, result })
+}
+
+/// Read a value that is there, also if it is null.
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
+    <&RawValue>::deserialize(deserializer).map(Some)
 }
 
 /// Limit a failure's text to one line of at most 1,024 characters, because it is logged and shown to users.
@@ -388,8 +420,10 @@ mod tests {
             Ok(Value::Null),
             Err(Failure::new(Code::GpuLost, "gone")),
         ] {
-            let read = parse_from_probe(&answer_line(Some(3), &result)).expect("answer");
-            assert_eq!(read, FromProbe::Answer { id: Some(3), result });
+            let FromProbe::Answer { id, result: read } = parse_from_probe(&answer_line(Some(3), &result)).expect("answer") else {
+                panic!("an answer")
+            };
+            assert_eq!((id, read.and_then(|answer| answer.read())), (Some(3), result));
         }
         for uuid in [None, Some("GPU-a")] {
             let event = FaultEvent {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use divvy_cdi::generate::ldcache::{self, Library};
 use divvy_cdi::{Edits, Format, Hook, Severity, Spec};
 use divvy_engines::{Plan, RuntimeSettings, Target as Files, configure, undo};
-use divvy_hardware::protocol::{self, FromProbe};
+use divvy_hardware::protocol::{self, Answer, FromProbe};
 use divvy_hardware::{GpuGauges, Snapshot};
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_oci::runtime::bundle::{Bundle, Device};
@@ -336,15 +336,20 @@ fn line(bytes: &[u8]) -> bool {
         return false;
     };
     let said = match &read {
-        FromProbe::Answer { id, result } => protocol::answer_line(*id, result),
+        FromProbe::Answer { id, result } => match result.as_ref().map(Answer::read) {
+            Ok(Ok(value)) => protocol::answer_line(*id, &Ok(value)),
+            Err(failure) => protocol::answer_line(*id, &Err(failure.clone())),
+            // Who asked gets this error.
+            Ok(Err(_)) => return false,
+        },
         FromProbe::Fault(event) => protocol::event_line(event),
         FromProbe::OtherEvent => return true,
     };
     // Continue as the agent does.
     let mut accepted = true;
-    if let FromProbe::Answer { result: Ok(value), .. } = &read {
-        let snapshot = serde_json::from_value::<Snapshot>(value.clone()).ok();
-        let measured = serde_json::from_value::<Vec<GpuGauges>>(value.clone()).ok();
+    if let FromProbe::Answer { result: Ok(answer), .. } = &read {
+        let snapshot = answer.read::<Snapshot>().ok();
+        let measured = answer.read::<Vec<GpuGauges>>().ok();
         accepted = snapshot.is_some() || measured.is_some();
         if let Some(snapshot) = snapshot {
             let written = serde_json::to_value(&snapshot).expect("JSON");
