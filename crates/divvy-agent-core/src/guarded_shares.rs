@@ -176,7 +176,7 @@ impl GuardedShares {
     /// Return the UIDs of the pods that have files.
     #[must_use]
     pub fn pods(&self) -> BTreeSet<String> {
-        self.shares.keys().map(|id| id.pod.to_string()).collect()
+        self.shares.keys().map(|id| id.pod().to_owned()).collect()
     }
 
     /// Take over the files of an earlier agent. `now` is in nanoseconds of the monotonic clock.
@@ -237,15 +237,15 @@ impl GuardedShares {
         let may_stop = self.may_stop;
         for (id, share) in &mut self.shares {
             if let Some(limits) = &mut share.wanted {
-                limits.is_stopped = may_stop && pods.contains(&*id.pod);
+                limits.is_stopped = may_stop && pods.contains(id.pod());
             }
         }
     }
 
     /// Forget a pod.
     pub fn forget(&mut self, pod: &str) {
-        self.shares.retain(|id, _| *id.pod != *pod);
-        self.ungranted.retain(|(id, _), _| *id.pod != *pod);
+        self.shares.retain(|id, _| id.pod() != pod);
+        self.ungranted.retain(|(id, _), _| id.pod() != pod);
     }
 
     /// Return the shares whose files of limits are to be written, with the content.
@@ -279,7 +279,7 @@ impl GuardedShares {
         }
         let mut ungranted = BTreeMap::new();
         for (id, processes) in &of_share {
-            if !self.shares.contains_key(*id) && self.shares.keys().any(|share| share.pod == id.pod) {
+            if !self.shares.contains_key(*id) && self.shares.keys().any(|share| share.pod() == id.pod()) {
                 for process in processes.iter().filter(|process| is_seen(process)) {
                     let key = ((*id).clone(), process.pid);
                     let times = self.ungranted.get(&key).copied().unwrap_or(0).saturating_add(1);
@@ -304,7 +304,7 @@ impl GuardedShares {
                 share.counted.add(counts, now);
             }
             // Without the driver's numbers nothing is known.
-            if report.gpus.contains(&*id.gpu) {
+            if report.gpus.contains(id.gpu()) {
                 let processes = of_share.get(id).map(Vec::as_slice).unwrap_or_default();
                 share.watch(processes, before, after);
                 share.measure(processes, before, after);
@@ -316,7 +316,7 @@ impl GuardedShares {
     #[must_use]
     pub fn timed_gpus(&self) -> BTreeSet<String> {
         let timed = self.shares.iter().filter(|(_, share)| share.timed().is_some());
-        timed.map(|(id, _)| id.gpu.to_string()).collect()
+        timed.map(|(id, _)| id.gpu().to_owned()).collect()
     }
 
     /// Return the shares of these GPUs that have a limit of compute time.
@@ -325,13 +325,13 @@ impl GuardedShares {
         let timed = self
             .shares
             .iter()
-            .filter(|(id, share)| gpus.contains(&*id.gpu) && share.timed().is_some());
+            .filter(|(id, share)| gpus.contains(id.gpu()) && share.timed().is_some());
         timed.map(|(id, _)| id.clone()).collect()
     }
 
     /// Take for how many nanoseconds the pods kept a GPU busy, by their UIDs. `now` is in nanoseconds of the monotonic clock.
     pub fn kept_busy(&mut self, gpu: &str, busy: &BTreeMap<String, u64>, readings: &Readings, now: u64) {
-        for (id, share) in self.shares.iter_mut().filter(|(id, _)| *id.gpu == *gpu) {
+        for (id, share) in self.shares.iter_mut().filter(|(id, _)| id.gpu() == gpu) {
             let Some(Limits { rate, account, .. }) = share.timed() else {
                 continue;
             };
@@ -344,7 +344,7 @@ impl GuardedShares {
                 // By an earlier agent.
                 _ => Meter::resume(account),
             });
-            let account = meter.measure(rate, now, busy.get(&*id.pod).copied().unwrap_or(0), launches);
+            let account = meter.measure(rate, now, busy.get(id.pod()).copied().unwrap_or(0), launches);
             if let Some(limits) = &mut share.wanted {
                 limits.account = account;
             }
@@ -371,19 +371,19 @@ impl GuardedShares {
     pub fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
         let mut by_pod: BTreeMap<String, Vec<Escape>> = BTreeMap::new();
         for (id, share) in &self.shares {
-            let untimed = self.untimed.get(&*id.gpu).filter(|_| share.timed().is_some());
+            let untimed = self.untimed.get(id.gpu()).filter(|_| share.timed().is_some());
             let untimed = untimed.map(|text| Escape::Untimed {
-                uuid: id.gpu.to_string(),
+                uuid: id.gpu().to_owned(),
                 text: text.clone(),
             });
-            let all: Vec<Escape> = share.escapes(&id.gpu).into_iter().chain(untimed).collect();
+            let all: Vec<Escape> = share.escapes(id.gpu()).into_iter().chain(untimed).collect();
             if !all.is_empty() {
-                by_pod.entry(id.pod.to_string()).or_default().extend(all);
+                by_pod.entry(id.pod().to_owned()).or_default().extend(all);
             }
         }
         for ((id, pid), _) in self.ungranted.iter().filter(|(_, times)| **times >= LASTING) {
-            by_pod.entry(id.pod.to_string()).or_default().push(Escape::NotGranted {
-                uuid: id.gpu.to_string(),
+            by_pod.entry(id.pod().to_owned()).or_default().push(Escape::NotGranted {
+                uuid: id.gpu().to_owned(),
                 pid: *pid,
             });
         }

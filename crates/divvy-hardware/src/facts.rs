@@ -405,8 +405,8 @@ impl GpuProcesses {
 
 /// Report whether a UUID may become part of a file name, a device id, or a message.
 pub(crate) fn is_uuid(text: &str) -> bool {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    (1..=96).contains(&text.len()) && text.chars().all(allowed)
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'_';
+    (1..=96).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 /// Report whether a text is a path below `/dev` that cannot leave it.

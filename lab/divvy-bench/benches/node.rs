@@ -21,6 +21,7 @@ use divvy_testbed::programs::Programs;
 use divvy_testbed::scenario::Cluster as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, PostParams};
+use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
@@ -123,6 +124,15 @@ async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
         }
     }
     ensure!(slots.len() == PODS, "{} pods are guarded, and not {PODS}", slots.len());
+    // The driver lists each process with what it has allocated and a context.
+    for container in cluster.node("dgx")?.running()() {
+        let gpu = container
+            .env
+            .get("ALIYUN_COM_GPU_MEM_IDX")
+            .context("a GPU of the container")?;
+        let process = json!({"op": "memory", "gpu": gpu.parse::<u32>()?, "pid": container.pid, "used_mib": 1024 + 300});
+        cluster.driver("dgx", process).await?;
+    }
     let agent = cluster.agent_pid("dgx").context("the agent runs")?;
     let mut times = Vec::new();
     for round in 0..=GUARDED.as_secs() {

@@ -316,8 +316,5 @@ fn process(pod: &str, pid: u32, used: u64) -> PodProcess {
 }
 
 fn id(pod: &str) -> ShareId {
-    ShareId {
-        pod: pod.into(),
-        gpu: GPU.into(),
-    }
+    ShareId::new(pod, GPU)
 }

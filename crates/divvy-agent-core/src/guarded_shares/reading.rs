@@ -1,6 +1,8 @@
 //! What a file of usage says, and whether a program in the pod has changed it in a way in which no guard changes it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use divvy_share::usage::{self, Content, SLOTS, Seen, Totals, Unusable};
@@ -10,13 +12,46 @@ pub const USAGE_MODE: u32 = 0o666;
 /// The largest PID that Linux gives (`PID_MAX_LIMIT` in include/linux/threads.h).
 const LARGEST_PID: u64 = 1 << 22;
 
-/// The share of a pod of a GPU. Each measurement copies it several times for each pod, so copies share their text.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+/// The share of a pod of a GPU. Each measurement copies and compares it many times for each pod, so copies share their text, and the order is that of a digest.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ShareId {
-    /// The pod's UID.
-    pub pod: Arc<str>,
-    /// The UUID of the GPU or of the MIG device.
-    pub gpu: Arc<str>,
+    digest: u64,
+    /// The pod's UID, and the UUID of the GPU or of the MIG device.
+    text: Arc<str>,
+    /// Where the UUID begins.
+    at: usize,
+}
+
+impl ShareId {
+    /// Return the id of a share: of the pod with this UID, of the GPU or the MIG device with this UUID.
+    #[must_use]
+    pub fn new(pod: &str, gpu: &str) -> ShareId {
+        let mut hasher = DefaultHasher::new();
+        (pod, gpu).hash(&mut hasher);
+        ShareId {
+            digest: hasher.finish(),
+            text: [pod, gpu].concat().into(),
+            at: pod.len(),
+        }
+    }
+
+    /// Return the pod's UID.
+    #[must_use]
+    pub fn pod(&self) -> &str {
+        &self.text[..self.at]
+    }
+
+    /// Return the UUID of the GPU or of the MIG device.
+    #[must_use]
+    pub fn gpu(&self) -> &str {
+        &self.text[self.at..]
+    }
+}
+
+impl fmt::Debug for ShareId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ShareId").field(&self.pod()).field(&self.gpu()).finish()
+    }
 }
 
 /// What was read from the files of usage. A share is missing if its file could not be read in time.

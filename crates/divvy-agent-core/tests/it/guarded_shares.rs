@@ -20,10 +20,7 @@ fn id(pod: &str) -> ShareId {
 }
 
 fn on(pod: &str, gpu: &str) -> ShareId {
-    ShareId {
-        pod: pod.into(),
-        gpu: gpu.into(),
-    }
+    ShareId::new(pod, gpu)
 }
 
 /// A process with a context: its PID, also in its container, what the driver says that it has, and what it has allocated according to its slot, in MiB.

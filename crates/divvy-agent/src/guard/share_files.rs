@@ -107,19 +107,24 @@ impl Seats {
     /// Take the files of the first share that has its files here.
     fn take(&self, root: &Path, jobs: &mut VecDeque<(ShareId, Job)>) -> Option<(ShareId, OpenFiles, Job)> {
         let mut seats = self.lock();
-        let at = jobs
-            .iter()
-            .position(|(id, _)| !matches!(seats.get(id), Some(Seat::Taken { .. })))?;
+        let take = |(at, (id, _)): (usize, &(ShareId, Job))| {
+            let taken = Seat::Taken { is_late: false };
+            let files = match seats.get_mut(id) {
+                Some(Seat::Taken { .. }) => return None,
+                Some(seat) => match std::mem::replace(seat, taken) {
+                    Seat::Free(files) => Some(files),
+                    Seat::Taken { .. } => None,
+                },
+                None => {
+                    seats.insert(id.clone(), taken);
+                    None
+                }
+            };
+            Some((at, files))
+        };
+        let (at, files) = jobs.iter().enumerate().find_map(take)?;
         let (id, job) = jobs.remove(at)?;
-        let taken = Seat::Taken { is_late: false };
-        let before = match seats.get_mut(&id) {
-            Some(seat) => Some(std::mem::replace(seat, taken)),
-            None => seats.insert(id.clone(), taken),
-        };
-        let files = match before {
-            Some(Seat::Free(files)) => files,
-            Some(Seat::Taken { .. }) | None => OpenFiles::new(root.join(&*id.pod).join(&*id.gpu)),
-        };
+        let files = files.unwrap_or_else(|| OpenFiles::new(root.join(id.pod()).join(id.gpu())));
         Some((id, files, job))
     }
 
@@ -227,13 +232,8 @@ impl ShareFiles {
     pub(crate) fn present(&self) -> Result<Vec<ShareId>, FileError> {
         let mut present = Vec::new();
         for pod in files::names(&self.root)? {
-            let pod: Arc<str> = pod.into();
-            for gpu in files::names(&self.root.join(&*pod))? {
-                present.push(ShareId {
-                    pod: pod.clone(),
-                    gpu: gpu.into(),
-                });
-            }
+            let gpus = files::names(&self.root.join(&pod))?;
+            present.extend(gpus.iter().map(|gpu| ShareId::new(&pod, gpu)));
         }
         Ok(present)
     }
@@ -305,7 +305,7 @@ impl ShareFiles {
 
     /// Close the files of a pod. A thread that has some of them at the moment closes them afterwards.
     pub(crate) fn close(&self, pod: &str) {
-        self.seats.lock().retain(|id, _| *id.pod != *pod);
+        self.seats.lock().retain(|id, _| id.pod() != pod);
     }
 
     /// Remove the files of a pod.
@@ -434,7 +434,7 @@ impl OpenFiles {
         Ok(None)
     }
 
-    fn refused(&self, name: &str, error: io::Error) -> Result<Option<FileChange>, FileError> {
+    fn refused(&self, name: &'static str, error: io::Error) -> Result<Option<FileChange>, FileError> {
         match error.raw_os_error() {
             Some(libc::EWOULDBLOCK) => Ok(Some(FileChange::Leased)),
             Some(libc::EACCES) => {
@@ -450,9 +450,12 @@ impl OpenFiles {
         }
     }
 
-    fn failed(&self, action: &'static str, name: &str) -> impl FnOnce(io::Error) -> FileError + use<> {
-        let path = self.path(name);
-        move |source| FileError { action, path, source }
+    fn failed(&self, action: &'static str, name: &'static str) -> impl FnOnce(io::Error) -> FileError {
+        move |source| FileError {
+            action,
+            path: self.path(name),
+            source,
+        }
     }
 
     /// `checks`: also look for changes that the content does not show, and restore the file.

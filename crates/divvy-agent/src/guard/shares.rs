@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use divvy_agent_core::{
@@ -101,7 +101,7 @@ impl Shares {
     /// # Errors
     /// A file cannot be written.
     pub(crate) async fn hold(&self, pod: &str, gpus: &[Guarded]) -> Result<(), HoldError> {
-        let ids: Vec<ShareId> = gpus.iter().map(|gpu| id(pod, &gpu.uuid)).collect();
+        let ids: Vec<ShareId> = gpus.iter().map(|gpu| ShareId::new(pod, &gpu.uuid)).collect();
         let mut made = self.files.run(ids.iter().map(|id| (id.clone(), Job::Make)).collect()).await;
         let mut writes = Vec::new();
         for (id, gpu) in ids.iter().zip(gpus) {
@@ -141,13 +141,13 @@ impl Shares {
     pub(crate) async fn clear(&self, gone: &BTreeSet<String>, probe: Option<&ProbeHandle>) {
         for pod in gone {
             self.files.close(pod);
-            let of_pod: Vec<ShareId> = self.state().ids().filter(|id| *id.pod == **pod).cloned().collect();
-            for ShareId { pod, gpu } in of_pod {
+            let of_pod: Vec<ShareId> = self.state().ids().filter(|id| id.pod() == pod).cloned().collect();
+            for id in of_pod {
                 let Some(probe) = probe else { continue };
                 // A probe that mounts nothing refuses. If something is mounted nevertheless, it cannot be removed.
                 let share = ShareName {
-                    pod: pod.to_string(),
-                    gpu: gpu.to_string(),
+                    pod: id.pod().to_owned(),
+                    gpu: id.gpu().to_owned(),
                 };
                 match timeout(PATIENCE, probe.unmount_share(share)).await {
                     Ok(Ok(())) => {}
@@ -173,7 +173,7 @@ impl Shares {
                     self.told
                         .lock()
                         .unwrap_or_else(PoisonError::into_inner)
-                        .retain(|id, _| *id.pod != **pod);
+                        .retain(|id, _| id.pod() != pod);
                 }
             }
         }
@@ -260,7 +260,7 @@ impl Shares {
         let counted = self.state().counted();
         counted
             .into_iter()
-            .map(|(id, counts)| ((id.pod.to_string(), id.gpu.to_string()), counts))
+            .map(|(id, counts)| ((id.pod().to_owned(), id.gpu().to_owned()), counts))
             .collect()
     }
 
@@ -276,8 +276,11 @@ impl Shares {
             None => drop(told.remove(id)),
             Some(text) if told.get(id) == Some(&text) => {}
             Some(text) => {
-                let ShareId { pod, gpu } = id;
-                warn!(%pod, %gpu, "the file in which the pod's processes count what they use: {text}");
+                warn!(
+                    pod = id.pod(),
+                    gpu = id.gpu(),
+                    "the file in which the pod's processes count what they use: {text}"
+                );
                 told.insert(id.clone(), text);
             }
         }
@@ -294,25 +297,14 @@ const UNREAD: ShareFound = ShareFound {
     },
 };
 
-fn id(pod: &str, gpu: &str) -> ShareId {
-    ShareId {
-        pod: pod.into(),
-        gpu: gpu.into(),
-    }
-}
-
 fn report(gpus: &[GpuProcesses]) -> DriverReport {
     let mut report = DriverReport::default();
     for gpu in gpus.iter().filter(|gpu| gpu.error.is_none()) {
         report.gpus.insert(gpu.uuid.clone());
-        let uuid: Arc<str> = gpu.uuid.as_str().into();
         // --reserve-memory accounts for the host's own processes.
         let processes = gpu.processes.iter().filter_map(|process| {
             Some(PodProcess {
-                share: ShareId {
-                    pod: process.pod.as_deref()?.into(),
-                    gpu: uuid.clone(),
-                },
+                share: ShareId::new(process.pod.as_deref()?, &gpu.uuid),
                 pid: process.pid,
                 own_pid: process.own_pid,
                 used: process.used,

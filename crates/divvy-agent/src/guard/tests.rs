@@ -24,10 +24,7 @@ const GPU: &str = "GPU-1";
 const MEBIBYTE: u64 = 1 << 20;
 
 fn id(pod: &str) -> ShareId {
-    ShareId {
-        pod: pod.into(),
-        gpu: GPU.into(),
-    }
+    ShareId::new(pod, GPU)
 }
 
 fn share_of(mib: u64, cores: u32) -> [Guarded; 1] {
