@@ -131,6 +131,12 @@ impl World {
                     "GPU {uuid}: {} are published as held, containers of pods that are gone hold {ghosts}",
                     gpu.held
                 );
+                let says = (gpu.held > MiB::ZERO).then(|| self.is_had_by_ids(node, uuid));
+                ensure!(
+                    gpu.held_by_pod == says || node.no_pod_cgroups,
+                    "GPU {uuid}: published as held by a pod: {:?}, and not {says:?}",
+                    gpu.held_by_pod
+                );
                 let real = node.gpus.iter().find(|real| real.uuid == uuid).ok_or("an unknown GPU")?;
                 ensure!(
                     gpu.health == real.health,
@@ -180,6 +186,15 @@ impl World {
         granted.into_values().fold(by_ids, MiB::saturating_add)
     }
 
+    /// Report whether a pod that got its GPUs by their ids has this one.
+    fn is_had_by_ids(&self, node: &SimNode, uuid: &str) -> bool {
+        let mut records = node.disk.records.values();
+        records.any(|record| {
+            let pod = self.api.pod(&record.uid).filter(|pod| !pod.ended());
+            record.gpus.iter().any(|share| share.uuid == uuid) && pod.is_some_and(is_by_ids)
+        })
+    }
+
     /// Report, by a simple count, whether the node has enough healthy GPUs with room for the pod. Any GPU that is free may belong to
     /// a pod that gets its GPUs by their ids and has not started yet, so as many stay free.
     pub fn fits(&self, pod: &Pod, node: usize) -> bool {
@@ -198,7 +213,7 @@ impl World {
     fn unlocated(&self, node: &SimNode) -> usize {
         let here = |pod: &&Pod| pod.node.as_deref() == Some(&*node.name) && !pod.ended();
         let loose: u64 = self.api.pods.values().filter(here).map(unnamed).sum();
-        let shown = |gpu: &&Gpu| self.api.ledger(&gpu.uuid) == MiB::ZERO && self.ghosts(node, &gpu.uuid) > MiB::ZERO;
+        let shown = |gpu: &&Gpu| self.api.ledger(&gpu.uuid) == MiB::ZERO && self.is_had_by_ids(node, &gpu.uuid);
         usize::try_from(loose)
             .unwrap()
             .saturating_sub(node.gpus.iter().filter(shown).count())
