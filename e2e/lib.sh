@@ -124,9 +124,9 @@ wait_for() {
   say "$what"
 }
 
-# Wait until the extender's Deployment is rolled out and its Service leads to exactly these pods. Kubernetes' endpointslice controller doubles its pause
-# (1 s, 2 s, 4 s, ...) with each change of a pod that it sees before its own last write, so several changes at once can delay it by minutes; it does not
-# wait after a change of the Service.
+# Wait until the extender's Deployment is rolled out and its Service leads to exactly these pods. Kubernetes' endpointslice controller retries a failed sync
+# after 1 s, 2 s, 4 s, and so on, up to 1000 s. A sync fails while the controller's cache does not have its own last write, and each event of a pod causes a
+# sync, so a rollout can stop the updates for minutes. An update of the Service causes a sync at once (onServiceUpdate in endpointslice_controller.go).
 extender_rolled_out() { # SECONDS
   local pods endpoints limit=$((SECONDS + $1)) nudge=$((SECONDS + 5))
   kube rollout status -n "$NAMESPACE" deployment/divvy-extender --timeout="$1s" > /dev/null

@@ -52,6 +52,7 @@ impl Projected {
     }
 }
 
+/// Return a 64-bit hash of a value. It is the same in each run of a program.
 pub(super) fn digest(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);

@@ -342,8 +342,8 @@ impl Stamp {
         })
     }
 
-    /// Report whether a file with this stamp has its content: another change so soon after the last one may have left the same stamp, because the kernel's
-    /// clock for files goes in steps.
+    /// Report whether the next change of the file will leave another stamp. The kernel's clock for files advances in steps of some milliseconds, so two
+    /// changes within one step can leave the same stamp.
     fn is_settled(&self, now: SystemTime) -> bool {
         let since_1970 = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         i64::try_from(since_1970.as_secs()).is_ok_and(|now| self.changed.0.saturating_add(1) < now)

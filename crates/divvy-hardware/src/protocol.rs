@@ -186,15 +186,16 @@ pub struct FaultEvent {
 /// The name of the event that reports a fault.
 const FAULT: &str = "fault";
 
-/// The text of an answer. Who asked knows how to read it, so it is read only once: the answer about the processes comes each second, and is long.
+/// An answer that is not parsed yet: the client parses it into the type that belongs to its request. So each answer is parsed once. The list of processes
+/// arrives every second and is long.
 #[derive(Debug, Clone)]
 pub struct Answer(Box<RawValue>);
 
 impl Answer {
-    /// Read the answer.
+    /// Parse the answer.
     ///
     /// # Errors
-    /// The answer has another shape ([`Code::Protocol`]).
+    /// The JSON does not have this type ([`Code::Protocol`]).
     pub fn read<T: DeserializeOwned>(&self) -> Result<T, Failure> {
         serde_json::from_str(self.0.get())
             .map_err(|error| Failure::new(Code::Protocol, format!("the probe sent an invalid answer: {error}")))

@@ -80,8 +80,8 @@ pub struct Gpu {
     pub whole: Option<WholeKind>,
     /// Memory in MiB that is held without an allocation of a pod that names the GPU. It must not be allocated again yet.
     pub held: MiB,
-    /// Whether a pod of the node has the GPU as a whole without such an allocation. If `false`, only containers hold the memory whose pods are gone or
-    /// have ended. `None` if nothing is held, and in the inventories of agents that do not say it.
+    /// Whether a pod of the node has the GPU as a whole without such an allocation. If `false`, the memory is held only by containers whose pods are gone
+    /// or have ended. `None` if no memory is held, and if the agent does not report it.
     pub held_by_pod: Option<bool>,
     /// NUMA node; `None` if the platform does not report it.
     pub numa: Option<u32>,

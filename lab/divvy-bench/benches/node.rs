@@ -124,7 +124,7 @@ async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
         }
     }
     ensure!(slots.len() == PODS, "{} pods are guarded, and not {PODS}", slots.len());
-    // The driver lists each process with what it has allocated and a context.
+    // For each pod, the driver reports a process that has allocated 1 GiB and has a context of 300 MiB.
     for container in cluster.node("dgx")?.running()() {
         let gpu = container
             .env

@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use divvy_share::usage::{self, Content, SLOTS, Seen, Totals, Unusable};
+
+use crate::project::digest;
 
 /// The permissions of a file of usage: the processes of a container may have any user.
 pub const USAGE_MODE: u32 = 0o666;
 /// The largest PID that Linux gives (`PID_MAX_LIMIT` in include/linux/threads.h).
 const LARGEST_PID: u64 = 1 << 22;
 
-/// The share of a pod of a GPU. Each measurement copies and compares it many times for each pod, so copies share their text, and the order is that of a digest.
+/// Identifies a pod's share of a GPU. Each measurement copies and compares ids many times, so copies share their text, and a comparison starts with a digest.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ShareId {
     digest: u64,
@@ -26,10 +27,8 @@ impl ShareId {
     /// Return the id of a share: of the pod with this UID, of the GPU or the MIG device with this UUID.
     #[must_use]
     pub fn new(pod: &str, gpu: &str) -> ShareId {
-        let mut hasher = DefaultHasher::new();
-        (pod, gpu).hash(&mut hasher);
         ShareId {
-            digest: hasher.finish(),
+            digest: digest((pod, gpu)),
             text: [pod, gpu].concat().into(),
             at: pod.len(),
         }

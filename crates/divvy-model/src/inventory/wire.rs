@@ -247,7 +247,7 @@ enum Omission {
     LongReasons(usize),
     /// Links of GPUs on which nothing can be placed.
     LinksOfUnhealthy,
-    /// Who holds memory, as in the inventories of older agents.
+    /// [`Gpu::held_by_pod`]. Readers then decide as they do for an older agent, which does not report it.
     Holders,
     /// Links that are no NVLinks.
     SlowLinks,

@@ -339,7 +339,7 @@ fn line(bytes: &[u8]) -> bool {
         FromProbe::Answer { id, result } => match result.as_ref().map(Answer::read) {
             Ok(Ok(value)) => protocol::answer_line(*id, &Ok(value)),
             Err(failure) => protocol::answer_line(*id, &Err(failure.clone())),
-            // Who asked gets this error.
+            // The agent returns this error to the function that sent the request.
             Ok(Err(_)) => return false,
         },
         FromProbe::Fault(event) => protocol::event_line(event),
