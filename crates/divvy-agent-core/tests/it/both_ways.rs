@@ -245,6 +245,7 @@ fn gpus_that_another_plugin_gives_while_this_agent_runs_are_reported() {
         "{text}"
     );
     assert_eq!(found.held.len(), 2, "both GPUs are in use: {:?}", found.held);
+    assert_eq!(found.held_by_pods, BTreeSet::from([uuid(0), uuid(1)]));
 }
 
 proptest! {

@@ -297,6 +297,7 @@ fn a_device_that_another_plugin_gave_through_another_resource_stays_its_pods_own
         node.handouts[0].resource = kind.resource().into_owned();
         let found = node.reconcile();
         assert_eq!(found.held, BTreeMap::from([(uuid(1), MiB(4 * GIB))]), "{strategy:?}, {kind}");
+        assert_eq!(found.held_by_pods, BTreeSet::from([uuid(1)]), "{strategy:?}, {kind}");
         node.see(simple("ours", 1, 1));
         node.admit("ours").expect("admitted");
         let (reason, _) = node.start("ours", "main").expect_err("the device is in use");
