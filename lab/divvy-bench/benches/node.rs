@@ -24,6 +24,7 @@ use kube::api::{Api, PostParams};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::process::{Child, Command};
 
 const ROUNDS: usize = 10;
 /// As many pods as a kubelet runs by default.
@@ -115,28 +116,36 @@ async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
     cluster.join("dgx").await?;
     offered(&cluster, 640).await?;
     let address = full(&cluster).await?;
-    let mut slots = Vec::new();
     let kubelet = cluster.node("dgx")?.paths().kubelet_dir.clone();
     let shares = kubelet.parent().context("a directory of the node")?.join("state/shares");
-    for pod in std::fs::read_dir(shares)? {
-        for gpu in std::fs::read_dir(pod?.path())? {
-            slots.push(slot(&gpu?.path().join(divvy_share::USAGE))?);
-        }
-    }
-    ensure!(slots.len() == PODS, "{} pods are guarded, and not {PODS}", slots.len());
-    // For each pod, the driver reports a process that has allocated 1 GiB and has a context of 300 MiB.
-    for container in cluster.node("dgx")?.running()() {
+    let mut processes = Vec::new();
+    let node = cluster.node("dgx")?;
+    for container in node.running()() {
+        let program = Command::new("sleep").arg("infinity").kill_on_drop(true).spawn()?;
+        let pid = program.id().context("sleep runs")?;
+        node.attach(&container.id, pid)?;
+        let share = std::fs::read_dir(shares.join(&container.pod_uid))?.next();
+        let share = share.context("a share of the pod")??.path();
         let gpu = container
             .env
             .get("ALIYUN_COM_GPU_MEM_IDX")
             .context("a GPU of the container")?;
-        let process = json!({"op": "memory", "gpu": gpu.parse::<u32>()?, "pid": container.pid, "used_mib": 1024 + 300});
-        cluster.driver("dgx", process).await?;
+        processes.push(Process {
+            slot: slot(&share.join(divvy_share::USAGE), pid)?,
+            gpu: gpu.parse()?,
+            pid,
+            _program: program,
+        });
     }
+    ensure!(
+        processes.len() == PODS,
+        "{} pods are guarded, and not {PODS}",
+        processes.len()
+    );
     let agent = cluster.agent_pid("dgx").context("the agent runs")?;
     let mut times = Vec::new();
     for round in 0..=GUARDED.as_secs() {
-        allocate(&slots, round)?;
+        allocate(&cluster, &processes, round).await?;
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(1) {
             let asked = Instant::now();
@@ -148,13 +157,12 @@ async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
     report("/healthz of an agent with guarded pods", "5 ms, the longest", &mut times);
     for allocates in [true, false] {
         if !allocates {
-            // An agent reads files that stay as they are less often.
-            tokio::time::sleep(Duration::from_secs(15)).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
         }
         let (began, before) = (Instant::now(), processor_time(agent)?);
         for round in 0..GUARDED.as_secs() {
             if allocates {
-                allocate(&slots, round)?;
+                allocate(&cluster, &processes, round).await?;
             }
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
@@ -170,8 +178,17 @@ async fn guarded(gpus: &str, programs: Programs) -> Result<()> {
     Ok(())
 }
 
-/// Take the first slot of a file of usage as a process of the pod does: it has 1 GiB. The slot is taken as long as the file is open.
-fn slot(path: &Path) -> Result<std::fs::File> {
+/// A process of a pod.
+struct Process {
+    /// The file of usage, of which it has the first slot as long as the file is open.
+    slot: std::fs::File,
+    gpu: u32,
+    pid: u32,
+    _program: Child,
+}
+
+/// Take the first slot of a file of usage as a process with a context does.
+fn slot(path: &Path, pid: u32) -> Result<std::fs::File> {
     let file = std::fs::File::options().read(true).write(true).open(path)?;
     let lock = nix::libc::flock {
         l_type: nix::libc::F_WRLCK as nix::libc::c_short,
@@ -181,16 +198,23 @@ fn slot(path: &Path) -> Result<std::fs::File> {
         l_pid: 0,
     };
     nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_OFD_SETLK(&lock))?;
-    file.write_all_at(&1_u64.to_ne_bytes(), 24)?;
-    file.write_all_at(&(1_u64 << 30).to_ne_bytes(), 64)?;
-    file.write_all_at(&7_u64.to_ne_bytes(), 64 + 16)?;
+    for (at, word) in [(24, 1), (64 + 16, u64::from(pid)), (64 + 48, 1)] {
+        file.write_all_at(&word.to_ne_bytes(), at)?;
+    }
     Ok(file)
 }
 
-/// Have the processes allocate memory, or free it.
-fn allocate(slots: &[std::fs::File], round: u64) -> Result<()> {
-    for slot in slots {
-        slot.write_all_at(&((1 + round % 2) << 30).to_ne_bytes(), 64)?;
+/// Have each process have 1 GiB in even rounds, 2 GiB in the others, and a context of 300 MiB. A guard counts memory before it is allocated, and until it is freed.
+async fn allocate(cluster: &Embedded, processes: &[Process], round: u64) -> Result<()> {
+    for Process { slot, gpu, pid, .. } in processes {
+        let allocated = 1 + round % 2;
+        let count = || slot.write_all_at(&(allocated << 30).to_ne_bytes(), 64);
+        if allocated == 2 {
+            count()?;
+        }
+        let memory = json!({"op": "memory", "gpu": gpu, "pid": pid, "used_mib": 1024 * allocated + 300});
+        cluster.driver("dgx", memory).await?;
+        count()?;
     }
     Ok(())
 }
