@@ -22,9 +22,6 @@ pub use reading::{FileChange, FileStatus, InSlots, Readings, ShareId, USAGE_MODE
 
 /// A sign in the driver's numbers counts if so many measurements in a row show it. A process that starts or ends can look like one that avoids the guard.
 const LASTING: u8 = 3;
-/// After so many equal readings in a row, a share is read once in a measurement and not twice: the reading of the measurement before counts as the one before
-/// the driver was asked. A pod that allocates and frees memory all the time is hardly ever found with the same numbers ten times in a row.
-const SETTLED: u8 = 10;
 /// What a context is charged with before the pod has shown what one takes, in bytes. It is more than contexts take on most GPUs, so that processes which allocate
 /// all that they get right at their start do not exceed the share. Two measurements later, the charge is what contexts of this pod take.
 const CONTEXT: u64 = 512 << 20;
@@ -117,8 +114,8 @@ struct Share {
     outside: Option<Outside>,
     /// The least that a context of the pod was seen to take, in bytes.
     context: Option<u64>,
-    /// What the file of usage said last, and how often it has said the same in a row.
-    last: (Option<UsageReading>, u8),
+    /// Whether the file of usage is read only after the driver was asked, and not before it as well.
+    is_read_once: bool,
     counted: Counted,
     meter: Option<Meter>,
     signs: Signs,
@@ -168,9 +165,9 @@ impl GuardedShares {
     }
 
     /// Return the shares whose files are to be read before the driver is asked. The files of all shares are to be read afterwards.
-    pub fn unsettled(&self) -> impl Iterator<Item = &ShareId> {
-        let unsettled = self.shares.iter().filter(|(_, share)| share.last.1 < SETTLED);
-        unsettled.map(|(id, _)| id)
+    pub fn read_twice(&self) -> impl Iterator<Item = &ShareId> {
+        let read_twice = self.shares.iter().filter(|(_, share)| !share.is_read_once);
+        read_twice.map(|(id, _)| id)
     }
 
     /// Return the UIDs of the pods that have files.
@@ -267,11 +264,12 @@ impl GuardedShares {
         }
     }
 
-    /// Take a measurement: what the driver says, and the files as they were read before ([`GuardedShares::unsettled`]) and after it was asked. `now` is in
+    /// Take a measurement: what the driver says, and the files as they were read before ([`GuardedShares::read_twice`]) and after it was asked. `now` is in
     /// nanoseconds of the monotonic clock.
     ///
     /// A process may allocate or free memory between these moments. Therefore an estimate of the overhead (contexts and code, which no allocation accounts for)
-    /// counts only as far as the one before it agrees, so that a process is not refused memory that it has just freed.
+    /// counts only as far as the one before it agrees, so that a process is not refused memory that it has just freed. The reading before the driver was asked
+    /// can only lower the estimate, so it is not needed while the other one alone shows nothing new.
     pub fn measured(&mut self, report: &DriverReport, before: &Readings, after: &Readings, now: u64) {
         let mut of_share: BTreeMap<&ShareId, Vec<&PodProcess>> = BTreeMap::new();
         for process in &report.processes {
@@ -290,8 +288,7 @@ impl GuardedShares {
         self.ungranted = ungranted;
         for (id, share) in &mut self.shares {
             let after = after.get(id);
-            let settled = share.settle(after);
-            let before = before.get(id).or(after.filter(|_| settled));
+            let before = before.get(id);
             for reading in [before, after].into_iter().flatten() {
                 share.signs.note(reading);
             }
@@ -306,8 +303,10 @@ impl GuardedShares {
             // Without the driver's numbers nothing is known.
             if report.gpus.contains(id.gpu()) {
                 let processes = of_share.get(id).map(Vec::as_slice).unwrap_or_default();
-                share.watch(processes, before, after);
-                share.measure(processes, before, after);
+                let have_slots = share.watch(processes, before, after);
+                share.is_read_once = share.measure(processes, before, after) && have_slots;
+            } else {
+                share.is_read_once = true;
             }
         }
     }
@@ -397,42 +396,28 @@ impl Share {
         self.wanted.filter(Limits::limits_compute)
     }
 
-    /// Compare a reading with the one of the measurement before. Return whether it is the same, and was for [`SETTLED`] measurements before.
-    fn settle(&mut self, reading: Option<&UsageReading>) -> bool {
-        let (last, times) = &mut self.last;
-        if last.as_ref() != reading {
-            *times = 0;
-            *last = reading.cloned();
-        } else if last.is_some() {
-            let settled = *times >= SETTLED;
-            *times = times.saturating_add(1);
-            return settled;
-        }
-        false
-    }
-
     /// Return what each context of this pod is charged with. It is only a part of the share: a program must start, and then shows what a context takes.
     fn context_of(&self, bytes: u64) -> u64 {
         self.context.unwrap_or(CONTEXT).min(bytes / 4).next_multiple_of(PAGE)
     }
 
-    /// Compare the driver's processes with the slots.
-    fn watch(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) {
-        if let (Some(before), Some(after)) = (before, after) {
-            let has_slot = |own_pid: u32| {
-                let slots = [before, after].into_iter().filter_map(|reading| reading.slots.as_ref());
-                slots.into_iter().any(|slots| slots.pids.contains(&u64::from(own_pid)))
-            };
-            let unguarded = processes
-                .iter()
-                .filter(|process| is_seen(process) && !process.own_pid.is_some_and(has_slot));
+    /// Compare the driver's processes with the slots. Return whether each process has a slot.
+    fn watch(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) -> bool {
+        let readings = [before, after].into_iter().flatten();
+        let slots = || readings.clone().filter_map(|reading| reading.slots.as_ref());
+        let has_slot = |own_pid: u32| slots().any(|slots| slots.pids.binary_search(&u64::from(own_pid)).is_ok());
+        let without = |process: &&&PodProcess| is_seen(process) && !process.own_pid.is_some_and(has_slot);
+        let mut unguarded = processes.iter().filter(without).peekable();
+        let have_slots = unguarded.peek().is_none();
+        // Without the other reading, a process has perhaps freed its slot after the driver was asked.
+        if after.is_some() && (before.is_some() || have_slots) {
             let unguarded = unguarded.map(|process| {
                 let times = self.signs.unguarded.get(&process.pid).copied().unwrap_or(0);
                 (process.pid, times.saturating_add(1))
             });
             self.signs.unguarded = unguarded.collect();
         }
-        let Some(limits) = self.wanted else { return };
+        let Some(limits) = self.wanted else { return have_slots };
         // Contexts are counted by the driver's processes, because a pod can make any number of slots. What a context takes beyond its charge was not refused.
         let contexts = processes.iter().filter(|process| process.used > MiB::ZERO).count() as u64;
         let context = self.context.unwrap_or(LARGEST_CONTEXT);
@@ -442,22 +427,29 @@ impl Share {
         let (times, last) = &mut self.signs.exceeded;
         *times = if used > most { times.saturating_add(1) } else { 0 };
         *last = used;
+        have_slots
     }
 
-    /// Measure the memory that the driver reports for the pod in addition to its allocations.
-    fn measure(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) {
+    /// Measure the memory that the driver reports for the pod in addition to its allocations. Return whether nothing has changed.
+    fn measure(&mut self, processes: &[&PodProcess], before: Option<&UsageReading>, after: Option<&UsageReading>) -> bool {
         let [before, after] = [before, after].map(|reading| reading.and_then(|reading| reading.slots.as_ref()));
-        let (Some(before), Some(after), Some(mut limits)) = (before, after, self.wanted) else {
-            return;
+        let (Some(after), Some(mut limits)) = (after, self.wanted) else {
+            return false;
         };
+        let earlier = before.unwrap_or(after);
         let outside = Outside {
-            bytes: reported(processes).saturating_sub(before.bytes.max(after.bytes)),
-            contexts: before.contexts.max(after.contexts),
+            bytes: reported(processes).saturating_sub(earlier.bytes.max(after.bytes)),
+            contexts: earlier.contexts.max(after.contexts),
         };
+        if before.is_none() && self.outside.is_none_or(|last| last.bytes < outside.bytes) {
+            // A process has perhaps freed memory after the driver was asked.
+            return false;
+        }
         let last = self.outside.replace(outside);
         // Two equal measurements: no process makes a context or loads code at the moment.
-        if last == Some(outside)
-            && before == after
+        let is_still = last == Some(outside) && earlier == after;
+        if is_still
+            && before.is_some()
             && let Some(each @ 1..) = outside.bytes.checked_div(outside.contexts)
         {
             let least = self.context.get_or_insert(LARGEST_CONTEXT);
@@ -467,6 +459,7 @@ impl Share {
         let overhead = |of: Outside| of.bytes.saturating_sub(limits.contexts(of.contexts));
         limits.overhead = last.map_or(0, |last| overhead(last).min(overhead(outside)));
         self.wanted = Some(limits);
+        is_still
     }
 
     fn escapes(&self, gpu: &str) -> Vec<Escape> {

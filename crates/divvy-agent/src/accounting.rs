@@ -1,8 +1,10 @@
 //! Measures what the node's GPUs and the containers on them use.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use divvy_hardware::GpuProcesses;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::debug;
 
@@ -21,7 +23,11 @@ impl Agent {
     pub(crate) async fn keep_accounts(self: &Arc<Self>) {
         loop {
             sleep_until(next_tick(Instant::now(), PERIOD)).await;
-            self.account().await;
+            if self.shares().is_empty() {
+                self.account().await;
+            } else {
+                self.usage().is_due.store(true, Ordering::Relaxed);
+            }
         }
     }
 
@@ -48,11 +54,21 @@ impl Agent {
     /// Bring the accounts up to date.
     async fn account(&self) {
         let is_any = self.usage().grants(self.core().records());
-        if !is_any {
-            return;
+        if is_any {
+            self.account_memory(self.processes().await.as_deref());
         }
-        match self.processes().await {
-            Some(processes) => self.usage().memory(&processes),
+    }
+
+    /// Bring the accounts up to date if the driver has just been asked for the processes and the accounts are due.
+    pub(crate) fn account_if_due(&self, processes: Option<&[GpuProcesses]>) {
+        if self.usage().is_due.swap(false, Ordering::Relaxed) && self.usage().grants(self.core().records()) {
+            self.account_memory(processes);
+        }
+    }
+
+    fn account_memory(&self, processes: Option<&[GpuProcesses]>) {
+        match processes {
+            Some(processes) => self.usage().memory(processes),
             None => {
                 for uuid in self.granted_gpus() {
                     self.usage().memory_is_unknown(&uuid);

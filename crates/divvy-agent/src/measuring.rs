@@ -21,14 +21,19 @@ impl Agent {
     /// Measure at each interval. While no pod is guarded, wait.
     pub(crate) async fn keep_measuring(self: &Arc<Self>, interval: Duration) {
         let mut told = BTreeMap::new();
+        // In every other measurement, because the checks take as long as the reading.
+        let mut checks = false;
         loop {
             if self.shares().is_empty() {
                 self.guarded.notified().await;
             }
             // A measurement that took nearly as long is not followed by the next one at once.
             sleep_until(next_tick(Instant::now() + interval / 2, interval)).await;
+            checks = !checks;
             // A failure is logged; the next measurement comes soon.
-            let Some(processes) = self.measure().await else { continue };
+            let Some(processes) = self.measure(checks).await else {
+                continue;
+            };
             let escapes = self.escapes();
             // The events come first, because a process that was killed is not found again.
             if escapes != told && !escapes.is_empty() {
@@ -44,12 +49,19 @@ impl Agent {
         }
     }
 
-    /// Measure once, and return the processes on the GPUs.
-    async fn measure(self: &Arc<Self>) -> Option<Vec<GpuProcesses>> {
-        let before = self.shares().read_unsettled().await;
-        let processes = self.processes().await?;
-        let after = self.shares().read().await;
+    /// Measure once, and return the processes on the GPUs. `checks`: also look for changes of the files that their content does not show.
+    async fn measure(self: &Arc<Self>, checks: bool) -> Option<Vec<GpuProcesses>> {
+        let before = self.shares().read_before().await;
+        let Some(processes) = self.processes().await else {
+            self.account_if_due(None);
+            return None;
+        };
+        let after = match checks {
+            true => self.shares().check().await,
+            false => self.shares().read().await,
+        };
         self.shares().measured(&processes, &before, &after).await;
+        self.account_if_due(Some(&processes));
         Some(processes)
     }
 

@@ -15,14 +15,12 @@ use crate::clock::{monotonic, nanos, next_tick};
 /// The time between two questions about a GPU on which compute time is limited. It is less than the time between two samples of a driver, so that no answer
 /// has to sum up several samples of a process: how drivers do this is not documented.
 const LIMITED: Duration = Duration::from_millis(100);
-/// The same for another GPU on which a container has a grant.
-const GRANTED: Duration = Duration::from_secs(1);
+/// The same for another GPU on which a container has a grant. It is also the time after which new grants are looked for, if nothing says that there are some.
+const GRANTED: Duration = Duration::from_secs(2);
 /// How long to wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The time until a GPU that gives no samples is asked again.
 const REFUSED: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(1)];
-/// How often to look which GPUs are to be asked, if nothing says that they have changed.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// A GPU on which a container has a grant.
 #[derive(Debug)]
@@ -93,7 +91,7 @@ impl Agent {
                 self.timed.notified().await;
                 continue;
             }
-            let until = next_tick(now, LOOK);
+            let until = next_tick(now, GRANTED);
             loop {
                 let first = gpus.values().map(|gpu| gpu.next).min().unwrap_or(until);
                 tokio::select! {
@@ -219,8 +217,8 @@ mod tests {
             gpu.ask(now);
             (gpu.next - began).as_millis()
         };
-        assert_eq!([0, 1, 400, 999].map(|ms| asked(ms, false)), [1000; 4]);
-        assert_eq!([1000, 1001].map(|ms| asked(ms, false)), [2000; 2]);
+        assert_eq!([0, 1, 400, 1999].map(|ms| asked(ms, false)), [2000; 4]);
+        assert_eq!([2000, 2001].map(|ms| asked(ms, false)), [4000; 2]);
         assert_eq!([900, 950, 999].map(|ms| asked(ms, true)), [1000; 3]);
     }
 

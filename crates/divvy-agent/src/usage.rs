@@ -1,6 +1,7 @@
 //! What the node's GPUs and the containers on them use, as metrics show it.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -28,6 +29,8 @@ pub(crate) struct Usage {
     gauges: Mutex<Option<(Instant, Vec<GpuGauges>)>>,
     /// When the driver was asked last for what metrics show.
     pub(crate) asked: tokio::sync::Mutex<Option<Instant>>,
+    /// Whether the accounts are to be brought up to date with the processes that the next measurement of guarded pods finds.
+    pub(crate) is_due: AtomicBool,
     began: Instant,
     /// The last sample that `/v1/usage` has shown.
     shown: Mutex<divvy_model::usage::Usage>,
@@ -42,6 +45,7 @@ impl Default for Usage {
             names: Mutex::default(),
             gauges: Mutex::default(),
             asked: tokio::sync::Mutex::default(),
+            is_due: AtomicBool::default(),
             began: Instant::now(),
             shown: Mutex::default(),
             origin: SystemTime::now()

@@ -124,13 +124,12 @@ fn says(history: &[BTreeMap<String, Seen>], honest: &[Honest], may_stop: bool) -
                 );
             }
         }
-        let readings = |of: fn(&Seen) -> &Option<UsageReading>| -> Readings {
-            let read = second.iter().filter_map(|(pod, seen)| Some((id(pod), of(seen).clone()?)));
-            read.collect()
-        };
-        let (mut before, after) = (readings(|seen| &seen.before), readings(|seen| &seen.after));
-        let unsettled: BTreeSet<ShareId> = shares.unsettled().cloned().collect();
-        before.retain(|id, _| unsettled.contains(id));
+        let read_twice: BTreeSet<ShareId> = shares.read_twice().cloned().collect();
+        let before = second.iter().map(|(pod, seen)| (id(pod), &seen.before));
+        let before = before.filter(|(id, _)| read_twice.contains(id));
+        let before: Readings = before.filter_map(|(id, reading)| Some((id, reading.clone()?))).collect();
+        let after = second.iter().filter_map(|(pod, seen)| Some((id(pod), seen.after.clone()?)));
+        let after: Readings = after.collect();
         let report = DriverReport {
             gpus: [GPU.to_owned()].into(),
             processes: second.values().flat_map(|seen| seen.processes.clone()).collect(),
@@ -256,7 +255,8 @@ impl File {
 
     fn read(&self) -> UsageReading {
         UsageReading::of(self.status, &self.bytes, OWNER, |slots| {
-            Ok(slots.iter().filter(|slot| self.locked.contains(slot)).copied().collect())
+            slots.retain(|slot| self.locked.contains(slot));
+            Ok(())
         })
     }
 }

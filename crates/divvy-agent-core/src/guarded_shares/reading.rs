@@ -1,6 +1,6 @@
 //! What a file of usage says, and whether a program in the pod has changed it in a way in which no guard changes it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Ordering;
 use std::fmt;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub const USAGE_MODE: u32 = 0o666;
 const LARGEST_PID: u64 = 1 << 22;
 
 /// Identifies a pod's share of a GPU. Each measurement copies and compares ids many times, so copies share their text, and a comparison starts with a digest.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ShareId {
     digest: u64,
     /// The pod's UID, and the UUID of the GPU or of the MIG device.
@@ -47,6 +47,24 @@ impl ShareId {
     }
 }
 
+impl Ord for ShareId {
+    fn cmp(&self, other: &ShareId) -> Ordering {
+        self.digest
+            .cmp(&other.digest)
+            .then_with(|| match Arc::ptr_eq(&self.text, &other.text) {
+                // Copies are of the same pod and GPU.
+                true => Ordering::Equal,
+                false => (self.pod(), self.gpu()).cmp(&(other.pod(), other.gpu())),
+            })
+    }
+}
+
+impl PartialOrd for ShareId {
+    fn partial_cmp(&self, other: &ShareId) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 impl fmt::Debug for ShareId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ShareId").field(&self.pod()).field(&self.gpu()).finish()
@@ -54,7 +72,29 @@ impl fmt::Debug for ShareId {
 }
 
 /// What was read from the files of usage. A share is missing if its file could not be read in time.
-pub type Readings = BTreeMap<ShareId, UsageReading>;
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Readings {
+    /// In the order of the ids.
+    all: Vec<(ShareId, UsageReading)>,
+}
+
+impl Readings {
+    /// Return what was read of a share.
+    #[must_use]
+    pub fn get(&self, id: &ShareId) -> Option<&UsageReading> {
+        let at = self.all.binary_search_by(|(of, _)| of.cmp(id)).ok()?;
+        self.all.get(at).map(|(_, reading)| reading)
+    }
+}
+
+/// Each share is to be there once.
+impl FromIterator<(ShareId, UsageReading)> for Readings {
+    fn from_iter<I: IntoIterator<Item = (ShareId, UsageReading)>>(readings: I) -> Self {
+        let mut all: Vec<_> = readings.into_iter().collect();
+        all.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Self { all }
+    }
+}
 
 /// The status of a file of usage (`fstat(2)`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,9 +163,9 @@ pub struct InSlots {
     pub bytes: u64,
     /// The number of their contexts.
     pub contexts: u64,
-    /// The PIDs of all processes whose slots have memory or a context, as they see them themselves. A process that the driver lists has a context, so a slot
-    /// that says nothing is not its slot.
-    pub pids: BTreeSet<u64>,
+    /// The PIDs of all processes whose slots have memory or a context, as they see them themselves, in order. A process that the driver lists has a context, so
+    /// a slot that says nothing is not its slot.
+    pub pids: Vec<u64>,
 }
 
 /// What the guards of a pod count.
@@ -149,13 +189,13 @@ impl UsageReading {
         }
     }
 
-    /// Read a file of usage. `bytes` are as many as [`usage::length`] says, or more. `owner` is the user and the group that made the file. `find_owners` gets the
-    /// slots that say something, and returns those that a process has locked.
+    /// Read a file of usage. `bytes` are as many as [`usage::length`] says, or more. `owner` is the user and the group that made the file. `keep_owned` gets the
+    /// slots that say something, and removes those that no process has locked.
     pub fn of(
         status: FileStatus,
         bytes: &[u8],
         owner: (u32, u32),
-        find_owners: impl FnOnce(&[usize]) -> Result<BTreeSet<usize>, FileChange>,
+        keep_owned: impl FnOnce(&mut Vec<usize>) -> Result<(), FileChange>,
     ) -> Self {
         let (user, group) = status.owner;
         let status = if status.size != usage::SIZE as u64 {
@@ -178,28 +218,29 @@ impl UsageReading {
         let counts = Some(UsageCounts::of(content));
         let says_something = |slot: &Seen| slot.used > 0 || slot.contexts > 0 || slot.pid > 0;
         let used = content.slots().enumerate().filter(|(_, slot)| says_something(slot));
-        let (used, said): (Vec<usize>, Vec<Seen>) = used.unzip();
-        let owners = match find_owners(&used) {
-            Ok(owners) => owners,
-            Err(change) => {
-                return Self {
-                    change: Some(change),
-                    slots: None,
-                    counts,
-                };
-            }
-        };
-        let owned = used.iter().zip(said).filter(|(index, _)| owners.contains(index));
+        let mut owned: Vec<usize> = used.map(|(index, _)| index).collect();
+        if let Err(change) = keep_owned(&mut owned) {
+            return Self {
+                change: Some(change),
+                slots: None,
+                counts,
+            };
+        }
+        let owned = content
+            .slots()
+            .enumerate()
+            .filter(|(index, _)| owned.binary_search(index).is_ok());
         let mut sum = InSlots::default();
         let mut change = status.or(too_large(content.bound, SLOTS as u64));
         for (_, Seen { used, pid, contexts, .. }) in owned {
             sum.bytes = sum.bytes.saturating_add(used);
             sum.contexts = sum.contexts.saturating_add(contexts);
             if used > 0 || contexts > 0 {
-                sum.pids.insert(pid);
+                sum.pids.push(pid);
             }
             change = change.or(too_large(pid, LARGEST_PID));
         }
+        sum.pids.sort_unstable();
         Self {
             change,
             slots: Some(sum),

@@ -49,18 +49,19 @@ const FIXED: usize = 16;
 const FIRST: usize = usage::HEAD + 15 * usage::SLOT;
 
 /// What to do with the files of a share.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Job {
     /// Open the files that an earlier agent made, and read them. The outcome is [`Outcome::Found`].
     Open,
     /// Make the files if they are not there, repair the file of usage if it was changed, and read them. The outcome is [`Outcome::Found`].
     Make,
-    /// Read the file of usage before the driver is asked. The outcome is [`Outcome::Read`].
-    ReadBefore,
-    /// Read the file of usage, and restore its size, its permissions, and its head if a program changed them. The outcome is [`Outcome::Read`].
+    /// Read the file of usage. The outcome is [`Outcome::Read`].
     Read,
+    /// Read the file of usage, look for changes that its content does not show, and restore its size, its permissions, and its head if a program changed them.
+    /// The outcome is [`Outcome::Read`].
+    Check,
     /// Write the file of limits, unless something newer was written, and wake the processes that wait for it. The outcome is [`Outcome::Wrote`].
-    Write(LimitsToWrite),
+    Write(Box<LimitsToWrite>),
 }
 
 /// What became of a [`Job`].
@@ -74,8 +75,8 @@ pub(crate) enum Outcome {
     Wrote(Limits),
 }
 
-/// The outcomes of jobs. A share is missing if its job did not end in time.
-pub(crate) type Outcomes = BTreeMap<ShareId, Result<Outcome, FileError>>;
+/// The outcomes of jobs, each share's once. A share is missing if its job did not end in time.
+pub(crate) type Outcomes = Vec<(ShareId, Result<Outcome, FileError>)>;
 
 /// The open files of all shares.
 #[derive(Debug)]
@@ -135,8 +136,11 @@ impl Seats {
         }
     }
 
-    fn is_late(&self, id: &ShareId) -> bool {
-        matches!(self.lock().get(id), Some(Seat::Taken { is_late: true }))
+    /// Return the shares of which a job is late.
+    fn late(&self) -> BTreeSet<ShareId> {
+        let seats = self.lock();
+        let late = seats.iter().filter(|(_, seat)| matches!(seat, Seat::Taken { is_late: true }));
+        late.map(|(id, _)| id.clone()).collect()
     }
 }
 
@@ -185,7 +189,7 @@ impl Queue {
                     self.seats.put(&id, files);
                     let mut todo = self.todo();
                     todo.begun.retain(|begun| *begun != id);
-                    todo.done.insert(id, outcome);
+                    todo.done.push((id, outcome));
                 }
                 None if self.has_jobs() && started.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
                 None => break,
@@ -205,7 +209,8 @@ impl Queue {
         }
         drop(seats);
         let has_begun = !todo.begun.is_empty();
-        todo.jobs.retain(|(id, _)| !self.seats.is_late(id));
+        let late = self.seats.late();
+        todo.jobs.retain(|(id, _)| !late.contains(id));
         (!todo.jobs.is_empty(), has_begun)
     }
 }
@@ -240,7 +245,8 @@ impl ShareFiles {
 
     /// Perform jobs, one for each share, and wait until all have ended that end in time.
     pub(crate) async fn run(&self, mut jobs: Vec<(ShareId, Job)>) -> Outcomes {
-        jobs.retain(|(id, _)| !self.seats.is_late(id));
+        let late = self.seats.late();
+        jobs.retain(|(id, _)| !late.contains(id));
         let expected = jobs.len();
         if expected == 0 {
             return Outcomes::new();
@@ -282,8 +288,9 @@ impl ShareFiles {
             seats: self.seats.clone(),
             search: self.search,
             todo: Mutex::new(Todo {
+                done: Outcomes::with_capacity(jobs.len()),
                 jobs: jobs.into(),
-                ..Todo::default()
+                begun: Vec::new(),
             }),
             ended: Notify::new(),
         }
@@ -292,7 +299,7 @@ impl ShareFiles {
     /// Have a job of a share be late, as if an operation on its files did not end.
     #[cfg(test)]
     pub(super) fn hang(&self, id: &ShareId) {
-        let queue = self.queue(vec![(id.clone(), Job::Read)]);
+        let queue = self.queue(vec![(id.clone(), Job::Check)]);
         drop(queue.next());
         queue.give_up();
     }
@@ -370,8 +377,8 @@ impl OpenFiles {
         match job {
             Job::Open => self.found(search),
             Job::Make => self.make(search),
-            Job::ReadBefore => Ok(Outcome::Read(self.read(search, false)?)),
-            Job::Read => Ok(Outcome::Read(self.read(search, true)?)),
+            Job::Read => Ok(Outcome::Read(self.read(search, false)?)),
+            Job::Check => Ok(Outcome::Read(self.read(search, true)?)),
             Job::Write(limits) => self.write(&limits),
         }
     }
@@ -497,7 +504,7 @@ impl OpenFiles {
                 return Err(FileChange::Locks);
             }
             let began = Instant::now();
-            let found = owners(file, slots, search);
+            let found = keep_owned(file, slots, search);
             if found.is_err() {
                 rests = Instant::now().checked_add(began.elapsed().saturating_mul(REST));
             }
@@ -523,9 +530,9 @@ impl OpenFiles {
 
     /// Report whether no process has a slot, also if the file does not say which slots are used.
     fn has_no_owner(&self, search: Duration) -> bool {
-        let all: Vec<usize> = (0..usage::SLOTS).collect();
-        let found = self.usage.as_ref().map(|file| owners(file, &all, search));
-        matches!(found, Some(Ok(owners)) if owners.is_empty())
+        let mut slots: Vec<usize> = (0..usage::SLOTS).collect();
+        let found = self.usage.as_ref().map(|file| keep_owned(file, &mut slots, search));
+        matches!(found, Some(Ok(()))) && slots.is_empty()
     }
 
     fn write(&mut self, LimitsToWrite { limits, number }: &LimitsToWrite) -> Result<Outcome, FileError> {
@@ -614,24 +621,28 @@ fn processor_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// Return which of these slots have an owner: a process that holds the slot's lock. The questions take no lock, so they disturb no process.
+/// Keep those of these slots that have an owner: a process that holds the slot's lock. The questions take no lock, so they disturb no process.
 ///
 /// # Errors
 /// The search does not end within this time and as much processor time after it. Each question takes as long as the kernel's list of the file's locks is, and a
 /// pod can lock any number of ranges.
-fn owners(file: &File, slots: &[usize], limit: Duration) -> Result<BTreeSet<usize>, FileChange> {
+fn keep_owned(file: &File, slots: &mut Vec<usize>, limit: Duration) -> Result<(), FileChange> {
     let (Some(first), Some(last)) = (slots.first(), slots.last()) else {
-        return Ok(BTreeSet::new());
+        return Ok(());
     };
     let (began, mut used_then) = (Instant::now(), None);
-    let mut owned = BTreeSet::new();
-    let mut ranges: Vec<_> = std::iter::once(claim::owner(*first)..claim::owner(last + 1)).collect();
-    while let Some(range) = ranges.pop() {
+    let mut owned = [false; usage::SLOTS];
+    // Most files have one lock, for which no list is needed.
+    let mut range = Some(claim::owner(*first)..claim::owner(last + 1));
+    let mut ranges = Vec::new();
+    while let Some(range) = range.take().or_else(|| ranges.pop()) {
         // An answer is any lock in the range, not the first one, so both sides of it are asked for.
         let Some(locked) = lock_in(file, range.clone()) else {
             continue;
         };
-        owned.extend(slots.iter().filter(|slot| locked.contains(&claim::owner(**slot))));
+        for slot in slots.iter().filter(|slot| locked.contains(&claim::owner(**slot))) {
+            owned[*slot] = true;
+        }
         ranges.extend(
             [range.start..locked.start, locked.end..range.end]
                 .into_iter()
@@ -645,7 +656,8 @@ fn owners(file: &File, slots: &[usize], limit: Duration) -> Result<BTreeSet<usiz
             }
         }
     }
-    Ok(owned)
+    slots.retain(|slot| owned[*slot]);
+    Ok(())
 }
 
 /// Return a locked part of a range of bytes. If the kernel does not answer, all of it counts as locked, so that the memory of its owners counts.

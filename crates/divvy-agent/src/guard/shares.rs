@@ -64,10 +64,8 @@ impl Shares {
             are_on_disk: AtomicBool::new(false),
         };
         let present = shares.files.present()?;
-        let mut opened = shares
-            .files
-            .run(present.iter().map(|id| (id.clone(), Job::Open)).collect())
-            .await;
+        let jobs = present.iter().map(|id| (id.clone(), Job::Open)).collect();
+        let mut opened: BTreeMap<_, _> = shares.files.run(jobs).await.into_iter().collect();
         let now = nanos(monotonic());
         for id in present {
             let found = match opened.remove(&id) {
@@ -102,7 +100,8 @@ impl Shares {
     /// A file cannot be written.
     pub(crate) async fn hold(&self, pod: &str, gpus: &[Guarded]) -> Result<(), HoldError> {
         let ids: Vec<ShareId> = gpus.iter().map(|gpu| ShareId::new(pod, &gpu.uuid)).collect();
-        let mut made = self.files.run(ids.iter().map(|id| (id.clone(), Job::Make)).collect()).await;
+        let jobs = ids.iter().map(|id| (id.clone(), Job::Make)).collect();
+        let mut made: BTreeMap<_, _> = self.files.run(jobs).await.into_iter().collect();
         let mut writes = Vec::new();
         for (id, gpu) in ids.iter().zip(gpus) {
             let found = match made.remove(id) {
@@ -113,9 +112,9 @@ impl Shares {
             let limits = self
                 .state()
                 .hold(id.clone(), gpu.memory, gpu.cores, &found, nanos(monotonic()))?;
-            writes.push((id.clone(), Job::Write(limits)));
+            writes.push((id.clone(), Job::Write(Box::new(limits))));
         }
-        let mut outcomes = self.files.run(writes).await;
+        let mut outcomes: BTreeMap<_, _> = self.files.run(writes).await.into_iter().collect();
         for (id, gpu) in ids.iter().zip(gpus) {
             match outcomes.remove(id) {
                 Some(Ok(Outcome::Wrote(limits))) => self.state().wrote(id, limits),
@@ -180,34 +179,43 @@ impl Shares {
     }
 
     /// Read the files of usage that are to be read before the driver is asked.
-    pub(crate) async fn read_unsettled(&self) -> Readings {
-        let ids: Vec<ShareId> = self.state().unsettled().cloned().collect();
-        self.read_files(ids, Job::ReadBefore).await
+    pub(crate) async fn read_before(&self) -> Readings {
+        let ids: Vec<ShareId> = self.state().read_twice().cloned().collect();
+        self.read_files(ids, Job::Read).await
     }
 
     /// Read the files of usage of all shares.
     pub(crate) async fn read(&self) -> Readings {
+        self.read_all(Job::Read).await
+    }
+
+    /// Read the files of usage of all shares, look for changes that their content does not show, and restore what a program changed.
+    pub(crate) async fn check(&self) -> Readings {
+        self.read_all(Job::Check).await
+    }
+
+    async fn read_all(&self, job: Job) -> Readings {
         let ids: Vec<ShareId> = self.state().ids().cloned().collect();
-        self.read_files(ids, Job::Read).await
+        self.read_files(ids, job).await
     }
 
     async fn read_files(&self, ids: Vec<ShareId>, job: Job) -> Readings {
-        let outcomes = self.files.run(ids.into_iter().map(|id| (id, job)).collect()).await;
-        let mut readings = Readings::new();
-        for (id, outcome) in outcomes {
-            match outcome {
-                Ok(Outcome::Read(reading)) => {
-                    let fault = reading.change.as_ref().map(FileChange::to_string);
-                    if fault.is_some() || job == Job::Read {
-                        self.tell(&id, fault);
-                    }
-                    readings.insert(id, reading);
+        let outcomes = self.files.run(ids.into_iter().map(|id| (id, job.clone())).collect()).await;
+        let readings = outcomes.into_iter().filter_map(|(id, outcome)| match outcome {
+            Ok(Outcome::Read(reading)) => {
+                let fault = reading.change.as_ref().map(FileChange::to_string);
+                if fault.is_some() || job == Job::Check {
+                    self.tell(&id, fault);
                 }
-                Err(error) => self.tell(&id, Some(error.to_string())),
-                Ok(_) => {}
+                Some((id, reading))
             }
-        }
-        readings
+            Err(error) => {
+                self.tell(&id, Some(error.to_string()));
+                None
+            }
+            Ok(_) => None,
+        });
+        readings.collect()
     }
 
     /// Take a measurement: the processes that the driver lists, and the files before and after it was asked. Write what changes.
@@ -221,7 +229,7 @@ impl Shares {
     /// the monotonic clock.
     pub(crate) async fn kept_busy(&self, measured: &BTreeMap<String, BTreeMap<String, u64>>, now: u64) {
         let timed = self.state().timed_shares(&measured.keys().cloned().collect());
-        let readings = self.read_files(timed, Job::ReadBefore).await;
+        let readings = self.read_files(timed, Job::Read).await;
         {
             let mut state = self.state();
             for (gpu, busy) in measured {
@@ -234,7 +242,10 @@ impl Shares {
     /// Write the files of limits that do not say what they are to say.
     async fn write(&self) {
         let unwritten = self.state().unwritten();
-        let jobs = unwritten.into_iter().map(|(id, limits)| (id, Job::Write(limits))).collect();
+        let jobs = unwritten
+            .into_iter()
+            .map(|(id, limits)| (id, Job::Write(Box::new(limits))))
+            .collect();
         for (id, outcome) in self.files.run(jobs).await {
             match outcome {
                 Ok(Outcome::Wrote(limits)) => self.state().wrote(&id, limits),

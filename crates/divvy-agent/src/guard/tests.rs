@@ -91,7 +91,7 @@ impl Bed {
     }
 
     async fn read(&self) -> UsageReading {
-        self.shares.read().await.remove(&id("a")).expect("in time")
+        self.shares.check().await.get(&id("a")).cloned().expect("in time")
     }
 
     async fn change(&self) -> Option<FileChange> {
@@ -100,7 +100,7 @@ impl Bed {
 
     /// Compare with what the driver lists: PID in the container, and memory in MiB.
     async fn measure(&self, processes: &[(u32, u64)]) -> Readings {
-        let said = self.shares.read().await;
+        let said = self.shares.check().await;
         self.shares.measured(&[listed(processes)], &said, &said).await;
         said
     }
@@ -314,8 +314,8 @@ async fn an_agent_that_starts_does_not_wait_for_leases_and_names_them() {
 async fn a_file_whose_owners_take_too_long_to_find_is_named_and_not_searched_again_for_a_while() {
     let bed = Bed::new().await;
     let files = ShareFiles::searching(shares(bed.state.path()), Duration::ZERO);
-    let read = async || match files.run(vec![(id("a"), Job::Read)]).await.remove(&id("a")) {
-        Some(Ok(Outcome::Read(reading))) => reading,
+    let read = async || match files.run(vec![(id("a"), Job::Check)]).await.pop() {
+        Some((_, Ok(Outcome::Read(reading)))) => reading,
         other => panic!("{other:?}"),
     };
     assert_eq!(read().await.change, None, "without slots there is nothing to search");
@@ -332,18 +332,18 @@ async fn a_share_whose_files_are_in_use_is_left_out_and_the_others_are_read() {
     let bed = Bed::new().await;
     bed.shares.hold("b", &share_of(1000, 0)).await.expect("made");
     let files = ShareFiles::new(shares(bed.state.path()));
-    let jobs = || ["a", "b"].map(|pod| (id(pod), Job::Read)).to_vec();
+    let jobs = || ["a", "b"].map(|pod| (id(pod), Job::Check)).to_vec();
     assert_eq!(files.run(jobs()).await.len(), 2);
     files.occupy(&id("a"));
-    let left: Vec<ShareId> = files.run(jobs()).await.into_keys().collect();
+    let left: Vec<ShareId> = files.run(jobs()).await.into_iter().map(|(id, _)| id).collect();
     assert_eq!(left, [id("b")]);
     files.close("a");
     assert_eq!(files.run(jobs()).await.len(), 2);
     // What is late is not waited for again: the answer is there at once.
     files.hang(&id("a"));
-    let late = tokio::time::timeout(Duration::ZERO, files.run(vec![(id("a"), Job::Read)])).await;
+    let late = tokio::time::timeout(Duration::ZERO, files.run(vec![(id("a"), Job::Check)])).await;
     assert!(late.is_ok_and(|outcomes| outcomes.is_empty()));
-    let left: Vec<ShareId> = files.run(jobs()).await.into_keys().collect();
+    let left: Vec<ShareId> = files.run(jobs()).await.into_iter().map(|(id, _)| id).collect();
     assert_eq!(left, [id("b")]);
 }
 
@@ -357,7 +357,7 @@ async fn the_owners_of_slots_are_found_with_any_pattern_of_locks() {
     let all = InSlots {
         bytes: 5 * MEBIBYTE,
         contexts: 0,
-        pids: [4, 1, 256, 255, 101].into(),
+        pids: vec![1, 4, 101, 255, 256],
     };
     assert_eq!(bed.read().await.slots, Some(all.clone()));
     // A guard also locks a byte while it clears a slot. No guard locks others, which change nothing, but are named.
