@@ -96,7 +96,7 @@ up() {
 
   local node
   for node in $(known_nodes); do
-    in_node "$node" "$CLUSTER_BIN/ctr" -n k8s.io images import "$IMAGE" > "$LOGS/$node.images.log" 2>&1 || die "image import; see $LOGS/$node.images.log"
+    import_images "$node" "$IMAGE"
     make_devices "$node" "$MACHINES"
   done
   # Replace the files instead of overwriting them, because a running probe has the old library mapped.

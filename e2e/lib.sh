@@ -90,6 +90,13 @@ start() {
   die "$name did not start; see $LOGS/$name.log"
 }
 
+# Have the containerd of a node take an archive of images. An error repeats what containerd said last: that the disk is full, for example.
+import_images() { # NODE ARCHIVE
+  local log="$LOGS/$1.images.log"
+  in_node "$1" "$CLUSTER_BIN/ctr" -n k8s.io images import "$2" > "$log" 2>&1 ||
+    die "$1: containerd did not take the images of $2: $(tail -n 1 "$log")"
+}
+
 # stop NAME [SECONDS]: send SIGTERM, and SIGKILL after SECONDS (10).
 stop() {
   local name=$1 limit=${2:-10} pid i

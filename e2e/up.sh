@@ -145,7 +145,7 @@ node_up() { # NODE INDEX
   fill "$CLUSTER_ROOT/templates/containerd.toml.in" NODE_DIR="$dir" BIN="$CLUSTER_BIN" PAUSE_IMAGE=$PAUSE_IMAGE > "$dir/containerd.toml"
   start "$node.containerd" nsenter -t "$(cat "$(pid_file "$node.holder")")" -m -- containerd --config "$dir/containerd.toml"
   wait_for "$node: containerd ready" 30 "$node.containerd" in_node "$node" "$CLUSTER_BIN/ctr" version
-  in_node "$node" "$CLUSTER_BIN/ctr" -n k8s.io images import "$CLUSTER_BIN/images.tar" > "$LOGS/$node.images.log" 2>&1 || die "image import; see $LOGS/$node.images.log"
+  import_images "$node" "$CLUSTER_BIN/images.tar"
 
   local root=/ qos=false enforce='[]' c
   if [ "$QOS_CGROUPS" = 1 ]; then
