@@ -8,8 +8,9 @@
 //!
 //! The nominated pods of a node are placed in the order of their priority, by best fit. If they do not all have room that
 //! way, and they are few (`FEW`), a second way is tried: each pod that takes several GPUs gets the GPUs with the most room.
-//! The way that serves the more important pods better is used. If neither way has room for all pods, nothing is kept for
-//! those without room, even if some other choice of GPUs had room for all.
+//! If a pod has no room then either, a third way is tried: among pods of equal priority, those that take the most memory of a
+//! GPU come first. The way that serves the more important pods better is used. If no way has room for all pods, nothing is
+//! kept for those without room, even if some other choice of GPUs had room for all.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::taste::Taste;
 /// The maximum number of nominated pods of one node that are counted. Pods with a higher priority come first.
 const MOST: usize = 64;
 
-/// The maximum number of nominated pods for which the second way is tried. On a node with hundreds of pods, it takes
+/// The maximum number of nominated pods for which the other ways are tried. On a node with hundreds of pods, each takes
 /// milliseconds.
 const FEW: usize = 16;
 
@@ -46,24 +47,51 @@ pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryU
         (pod, ask)
     };
     let waiting: Vec<(Pod, Ask)> = waiting.into_iter().map(with_ask).collect();
-    let tight = keep_for_each(entry, &here, &waiting, Way::BestFit);
-    let worth = waiting.len() <= FEW && waiting.iter().any(|(_, ask)| ask.gpus > 1);
-    if worth && tight.iter().any(|room| *room < Room::Now) {
+    let in_order: Vec<usize> = (0..waiting.len()).collect();
+    let mut best = keep_for_each(entry, &here, &waiting, &in_order, Way::BestFit);
+    if waiting.len() > FEW {
+        return;
+    }
+    let mut try_another = |best: &mut Vec<Room>, order: &[usize], way| {
         let kept = entry.nominated_to.clone();
+        let found = keep_for_each(entry, &here, &waiting, order, way);
         // The most important pod that the two ways serve differently decides.
-        if keep_for_each(entry, &here, &waiting, Way::Roomiest) <= tight {
+        if found > *best {
+            *best = found;
+        } else {
             entry.nominated_to = kept;
         }
+    };
+    if best.iter().any(|room| *room < Room::Now) && waiting.iter().any(|(_, ask)| ask.gpus > 1) {
+        try_another(&mut best, &in_order, Way::Roomiest);
+    }
+    if best.contains(&Room::Never) {
+        let mut largest_first = in_order;
+        largest_first.sort_by_key(|at| {
+            waiting
+                .get(*at)
+                .map(|(pod, ask)| (Reverse(pod.priority), Reverse(ask.memory), *at))
+        });
+        try_another(&mut best, &largest_first, Way::BestFit);
     }
 }
 
-/// Choose GPUs for the pods in their order, and return for each pod whether it has room now, later, or never.
-fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
+/// Choose GPUs for the pods in this order of their positions, and return for each pod, in its own position, whether it has room now, later, or never.
+fn keep_for_each(
+    entry: &mut NodeAccount,
+    here: &[PodOnNode<'_>],
+    waiting: &[(Pod, Ask)],
+    order: &[usize],
+    way: Way,
+) -> Vec<Room> {
     entry.nominated_to.clear();
-    let mut found = Vec::new();
-    for (pod, ask) in waiting {
+    let mut found = vec![Room::Never; waiting.len()];
+    for at in order {
+        let Some((pod, ask)) = waiting.get(*at) else { continue };
         let (room, positions) = kept_positions(entry, here, pod, ask, way);
-        found.push(room);
+        if let Some(found) = found.get_mut(*at) {
+            *found = room;
+        }
         if let (true, Some(memory)) = (room > Room::Never, ask.memory) {
             let gpus = entry.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
             let kept = positions.iter().filter_map(|position| gpus.get(*position));

@@ -1,7 +1,9 @@
 //! The pods that must go so that one GPU has room.
 
-use divvy_model::Pod;
-use divvy_placement::Ledger;
+use std::sync::Arc;
+
+use divvy_model::{GpuRules, Pod};
+use divvy_placement::{Ask, Ledger};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -183,6 +185,41 @@ proptest! {
                     prop_assert!(fits(&[]) || !fits(&fewer), "{} could have stayed", victims[without]);
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn each_of_two_nominated_pods_keeps_its_room_whatever_their_names() {
+    for [on_two, on_one] in [["a", "b"], ["b", "a"]] {
+        let mut ledger = Ledger::new(GIB);
+        ledger.apply_node(&divvy_node("n1", &[3, 4, 4]));
+        let nominated = |name, gpus| {
+            let mut pod = Pod {
+                nominated: Some("n1".into()),
+                priority: 1000,
+                ..pending(name, 4)
+            };
+            let rules = GpuRules {
+                gpus: Some(gpus),
+                ..GpuRules::default()
+            };
+            pod.request.rules = Some(Arc::new(Ok(rules)));
+            pod
+        };
+        let pods = [nominated(on_two, 2), nominated(on_one, 1)];
+        for pod in &pods {
+            ledger.apply_pod(pod.clone());
+        }
+        // Best fit alone would choose the two GPUs of 4 GiB.
+        for pod in pods {
+            let choice = ledger.choose("n1", &Ask::of_pod(&pod, GIB)).expect("room");
+            ledger.apply_pod(Pod {
+                held: choice.held(&pod.request, GIB),
+                node: Some("n1".to_owned()),
+                nominated: None,
+                ..pod
+            });
         }
     }
 }
