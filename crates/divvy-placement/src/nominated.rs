@@ -47,14 +47,13 @@ pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryU
         (pod, ask)
     };
     let waiting: Vec<(Pod, Ask)> = waiting.into_iter().map(with_ask).collect();
-    let in_order: Vec<usize> = (0..waiting.len()).collect();
-    let mut best = keep_for_each(entry, &here, &waiting, &in_order, Way::BestFit);
+    let mut best = keep_for_each(entry, &here, &waiting, Way::BestFit);
     if waiting.len() > FEW {
         return;
     }
-    let mut try_another = |best: &mut Vec<Room>, order: &[usize], way| {
+    let mut try_another = |best: &mut Vec<Room>, way| {
         let kept = entry.nominated_to.clone();
-        let found = keep_for_each(entry, &here, &waiting, order, way);
+        let found = keep_for_each(entry, &here, &waiting, way);
         // The most important pod that the two ways serve differently decides.
         if found > *best {
             *best = found;
@@ -63,35 +62,24 @@ pub(crate) fn keep(entry: &mut NodeAccount, mut waiting: Vec<Pod>, unit: MemoryU
         }
     };
     if best.iter().any(|room| *room < Room::Now) && waiting.iter().any(|(_, ask)| ask.gpus > 1) {
-        try_another(&mut best, &in_order, Way::Roomiest);
+        try_another(&mut best, Way::Roomiest);
     }
     if best.contains(&Room::Never) {
-        let mut largest_first = in_order;
-        largest_first.sort_by_key(|at| {
-            waiting
-                .get(*at)
-                .map(|(pod, ask)| (Reverse(pod.priority), Reverse(ask.memory), *at))
-        });
-        try_another(&mut best, &largest_first, Way::BestFit);
+        try_another(&mut best, Way::LargestFirst);
     }
 }
 
-/// Choose GPUs for the pods in this order of their positions, and return for each pod, in its own position, whether it has room now, later, or never.
-fn keep_for_each(
-    entry: &mut NodeAccount,
-    here: &[PodOnNode<'_>],
-    waiting: &[(Pod, Ask)],
-    order: &[usize],
-    way: Way,
-) -> Vec<Room> {
+/// Choose GPUs for the pods in one way. Return for each pod whether it has room now, later, or never.
+fn keep_for_each(entry: &mut NodeAccount, here: &[PodOnNode<'_>], waiting: &[(Pod, Ask)], way: Way) -> Vec<Room> {
     entry.nominated_to.clear();
-    let mut found = vec![Room::Never; waiting.len()];
-    for at in order {
-        let Some((pod, ask)) = waiting.get(*at) else { continue };
+    let mut order: Vec<(usize, &(Pod, Ask))> = waiting.iter().enumerate().collect();
+    if way == Way::LargestFirst {
+        order.sort_by_key(|(_, (pod, ask))| (Reverse(pod.priority), Reverse(ask.memory)));
+    }
+    let mut found = Vec::new();
+    for (at, (pod, ask)) in order {
         let (room, positions) = kept_positions(entry, here, pod, ask, way);
-        if let Some(found) = found.get_mut(*at) {
-            *found = room;
-        }
+        found.push((at, room));
         if let (true, Some(memory)) = (room > Room::Never, ask.memory) {
             let gpus = entry.state.as_ref().map(|state| state.gpus.as_slice()).unwrap_or_default();
             let kept = positions.iter().filter_map(|position| gpus.get(*position));
@@ -107,7 +95,8 @@ fn keep_for_each(
             });
         }
     }
-    found
+    found.sort_unstable_by_key(|(at, _)| *at);
+    found.into_iter().map(|(_, room)| room).collect()
 }
 
 /// Return the GPUs on which the pod has room, or else the GPUs on which it will have room when its victims have ended.
@@ -130,6 +119,8 @@ enum Way {
     BestFit,
     /// A pod that takes several GPUs gets those with the most room, which leaves more GPUs with some room.
     Roomiest,
+    /// By best fit, but of pods with equal priority, those that take the most memory of a GPU come first.
+    LargestFirst,
 }
 
 /// When a node has room for a nominated pod.
