@@ -145,6 +145,30 @@ async fn a_process_that_avoids_the_guard_is_told_and_its_pod_has_the_consequence
     }
 }
 
+#[tokio::test]
+async fn the_peak_of_a_guarded_pod_is_seen_while_nobody_reads_the_metrics() {
+    let mut bed = bed().await;
+    let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
+    bed.running("a").await;
+    bed.machine.send_modify(|machine| machine.process_of = Some(uid));
+    // The agent asks for samples every two seconds, and brings the accounts up to date every five.
+    let sampled = bed.machine.borrow().sampled.clone();
+    let sampled = || *sampled.lock().expect("no panic");
+    let before = sampled();
+    bed.eventually("a period of the accounts", || (sampled() > before + 4).then_some(()))
+        .await;
+    bed.machine.send_modify(|machine| machine.process_of = None);
+    let (_, usage) = bed.get("/v1/usage").await.expect("served");
+    let usage: Value = serde_json::from_str(&usage).expect("JSON");
+    let container = &usage["containers"][0];
+    assert_eq!(
+        (&container["usedBytes"], &container["peakBytes"]),
+        (&json!(0), &json!(300 << 20)),
+        "{usage}"
+    );
+    bed.stop_agent().await;
+}
+
 /// Change a file of limits in place, as the agent does.
 fn change(path: &Path, change: impl FnOnce(&mut Limits)) {
     let (generation, mut limits) = Limits::from_bytes(&fs::read(path).expect("read")).expect("readable");
