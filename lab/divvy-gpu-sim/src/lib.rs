@@ -1,6 +1,7 @@
 //! What `divvy-nvml-sim` and `divvy-cuda-sim` have in common. Both are dynamic libraries, which cannot depend on each other.
 
 mod clock;
+pub mod exports;
 mod ledger;
 pub mod mig;
 mod versions;
@@ -8,5 +9,5 @@ mod work;
 
 pub use clock::monotonic;
 pub use ledger::{Error, Ledger, Slot, Usage, directory};
-pub use versions::{cuda_version, parse_version};
+pub use versions::{branch, cuda_version, parse_version};
 pub use work::Work;

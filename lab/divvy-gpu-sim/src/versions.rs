@@ -1,7 +1,7 @@
 //! Which CUDA a driver has.
 
-/// The first driver branch of each CUDA version (tables 2 and 3 of the CUDA Toolkit Release Notes).
-const TABLE: [(u32, i32); 24] = [
+/// The first driver branch of each CUDA version (tables 2 and 3 of the CUDA Toolkit Release Notes, and what the libraries of 340, 390, and 418 say).
+const TABLE: [(u32, i32); 32] = [
     (615, 13040),
     (610, 13030),
     (595, 13020),
@@ -26,13 +26,26 @@ const TABLE: [(u32, i32); 24] = [
     (460, 11020),
     (455, 11010),
     (450, 11000),
+    (440, 10020),
+    (418, 10010),
+    (410, 10000),
+    (396, 9020),
+    (390, 9010),
+    (384, 9000),
+    (375, 8000),
+    (352, 7050),
 ];
 
-/// Return the CUDA version of a driver such as `550.54.15` as NVML and CUDA encode it: 12040 for 12.4. An unknown driver has 10.0.
+/// Return the branch of a driver: 550 for `550.54.15`. `None` for the driver of a Tegra, whose version is empty.
+pub fn branch(driver: &str) -> Option<u32> {
+    driver.split('.').next()?.parse().ok()
+}
+
+/// Return the CUDA version of a driver such as `550.54.15` as NVML and CUDA encode it: 12040 for 12.4. A Tegra's driver has 10.0.
 pub fn cuda_version(driver: &str) -> i32 {
-    let branch: u32 = driver.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0);
+    let branch = branch(driver).unwrap_or(410);
     let found = TABLE.iter().find(|(first, _)| branch >= *first);
-    found.map_or(10000, |(_, cuda)| *cuda)
+    found.map_or(6050, |(_, cuda)| *cuda)
 }
 
 /// Read a version such as `12.4` as CUDA encodes it.
@@ -54,7 +67,8 @@ mod tests {
             ("550.54.15", 12040),
             ("470.82.01", 11040),
             ("450.36.06", 11000),
-            ("390.46", 10000),
+            ("390.46", 9010),
+            ("340.108", 6050),
             ("", 10000),
         ];
         for (driver, cuda) in cases {

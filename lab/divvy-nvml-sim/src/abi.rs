@@ -3,6 +3,7 @@
 mod cuda;
 mod device;
 mod event;
+mod export_table;
 mod gauges;
 mod gpm;
 mod health;

@@ -75,6 +75,7 @@
 mod abi;
 mod changes;
 mod control;
+mod exports;
 mod gauges;
 mod machine;
 mod samples;

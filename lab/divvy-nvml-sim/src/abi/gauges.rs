@@ -145,6 +145,17 @@ unsafe extern "C" fn nvmlDeviceGetPowerManagementLimit(device: ffi::nvmlDevice_t
     })
 }
 
+/// The lowest of all limits. Here there is one.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetEnforcedPowerLimit(device: ffi::nvmlDevice_t, milliwatts: *mut c_uint) -> ffi::nvmlReturn_t {
+    answer(|| {
+        call(device, "nvmlDeviceGetEnforcedPowerLimit", |inner, card, index| {
+            // SAFETY: the caller's out parameter.
+            unsafe { put(milliwatts, gauges::power_limit(card, inner.gpu(index))) }
+        })
+    })
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetPerformanceState(
     device: ffi::nvmlDevice_t,
