@@ -82,6 +82,92 @@ pub(super) fn memory_info_v1(device: &Device<'_>) -> Result<GpuMemory, NvmlError
     })
 }
 
+/// Which processes on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ProcessList {
+    Compute,
+    Graphics,
+    MpsClients,
+}
+
+/// Return the PIDs of processes on a GPU, and the memory of each in bytes; 0 if the driver does not return the memory.
+pub(super) fn processes(device: &Device<'_>, list: ProcessList) -> Result<Vec<(u32, u64)>, NvmlError> {
+    let lib = device.nvml().lib();
+    let (third, second, first) = match list {
+        ProcessList::Compute => (
+            &lib.nvmlDeviceGetComputeRunningProcesses_v3,
+            &lib.nvmlDeviceGetComputeRunningProcesses_v2,
+            &lib.nvmlDeviceGetComputeRunningProcesses,
+        ),
+        ProcessList::Graphics => (
+            &lib.nvmlDeviceGetGraphicsRunningProcesses_v3,
+            &lib.nvmlDeviceGetGraphicsRunningProcesses_v2,
+            &lib.nvmlDeviceGetGraphicsRunningProcesses,
+        ),
+        ProcessList::MpsClients => (
+            &lib.nvmlDeviceGetMPSComputeRunningProcesses_v3,
+            &lib.nvmlDeviceGetMPSComputeRunningProcesses_v2,
+            &lib.nvmlDeviceGetMPSComputeRunningProcesses,
+        ),
+    };
+    let version = device.nvml().sys_driver_version().unwrap_or_default();
+    let third = third.as_ref().ok().filter(|_| !has_large_processes(&version));
+    let bytes = |bytes: u64| if bytes == NOT_AVAILABLE { 0 } else { bytes };
+    match third.or(second.as_ref().ok()) {
+        Some(call) => {
+            // SAFETY: the handle belongs to this NVML, which `device` borrows; `filled` passes an array and its length.
+            let found = filled(|count, to| unsafe { call(device.handle(), count, to) })?;
+            let found = found.into_iter();
+            Ok(found
+                .map(|one: sys::nvmlProcessInfo_v2_t| (one.pid, bytes(one.usedGpuMemory)))
+                .collect())
+        }
+        None => {
+            let call = nvml_sym(first.as_ref())?;
+            // SAFETY: as above.
+            let found = filled(|count, to| unsafe { call(device.handle(), count, to) })?;
+            let found = found.into_iter();
+            Ok(found
+                .map(|one: sys::nvmlProcessInfo_v1_t| (one.pid, bytes(one.usedGpuMemory)))
+                .collect())
+        }
+    }
+}
+
+/// `NVML_VALUE_NOT_AVAILABLE`, for a number of bytes.
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// Return whether the third version of the lists of processes has larger elements than in all other drivers, and than nvml.h says: in drivers from 535.43 to 535.86
+/// (<https://github.com/XuehaiPan/nvitop/pull/89>). Their second version is as usual.
+fn has_large_processes(version: &str) -> bool {
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    matches!((parts.next(), parts.next()), (Some(Ok(535)), Some(Ok(43..=86))))
+}
+
+/// Return what a call writes into an array. The call gets the length of the array, and the array.
+fn filled<T>(call: impl Fn(*mut u32, *mut T) -> sys::nvmlReturn_t) -> Result<Vec<T>, NvmlError> {
+    /// Processes can start between two calls. More often than this, the list does not outgrow the room for it.
+    const TRIES: u32 = 4;
+    let mut count = 0;
+    let mut found: Vec<T> = Vec::new();
+    for _ in 0..TRIES {
+        let to = found.spare_capacity_mut().as_mut_ptr().cast();
+        match nvml_try(call(&raw mut count, to)) {
+            Ok(()) => {
+                // SAFETY: the call has written `count` elements, and not more than it had room for.
+                unsafe { found.set_len(found.capacity().min(count as usize)) };
+                return Ok(found);
+            }
+            Err(NvmlError::InsufficientSize(_)) => {
+                count += 5;
+                found = Vec::with_capacity(count as usize);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(NvmlError::InsufficientSize(Some(count as usize)))
+}
+
 /// Return the product name of a GPU. Bytes that are not UTF-8 are replaced.
 pub(super) fn name(device: &Device<'_>) -> Result<String, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetName.as_ref())?;
@@ -411,6 +497,40 @@ impl Drop for EventSet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_first_drivers_of_535_have_large_processes() {
+        for (version, expected) in [
+            ("535.43.02", true),
+            ("535.86.10", true),
+            ("535.42", false),
+            ("535.98", false),
+            ("535.104.05", false),
+            ("550.54.15", false),
+            ("", false),
+        ] {
+            assert_eq!(has_large_processes(version), expected, "{version}");
+        }
+    }
+
+    #[test]
+    fn a_list_that_grows_while_it_is_read_is_read_again() {
+        let length = std::cell::Cell::new(3_u32);
+        let read = filled(|count: *mut u32, to: *mut u32| {
+            // SAFETY: `filled` passes a count and an array with room for it.
+            unsafe {
+                let room = count.replace(length.get());
+                if room < length.get() {
+                    // Ten processes start after the first two calls.
+                    length.set(if room == 0 { 13 } else { length.get() });
+                    return sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
+                }
+                (0..length.get()).for_each(|index| to.add(index as usize).write(index));
+            }
+            sys::nvmlReturn_enum_NVML_SUCCESS
+        });
+        assert_eq!(read.ok(), Some((0..13).collect()));
+    }
 
     #[test]
     fn a_name_ends_at_the_first_zero_and_what_is_not_utf8_is_replaced() {

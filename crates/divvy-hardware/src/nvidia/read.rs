@@ -5,11 +5,10 @@ use std::path::Path;
 
 use divvy_model::{Link, MiB, MigDevice, Vendor};
 use nvml_wrapper::enum_wrappers::device::{Brand, Clock, ComputeMode, TemperatureSensor, TopologyLevel};
-use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
-use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, Nvml};
 
+use super::ffi::ProcessList;
 use super::{failure, ffi};
 use crate::backend::Calls;
 use crate::{Driver, Failure, GpuFacts, GpuProcesses, Known, Process, ProcessKind, SNAPSHOT_VERSION, Snapshot, Unreadable};
@@ -393,35 +392,23 @@ fn processes_of_parts(device: &Device<'_>, uuid: String) -> Vec<GpuProcesses> {
 fn processes_of(device: &Device<'_>, uuid: String) -> GpuProcesses {
     let mut used: BTreeMap<u32, (u64, ProcessKind)> = BTreeMap::new();
     let lists = [
-        (ProcessKind::Compute, device.running_compute_processes()),
-        (ProcessKind::Graphics, device.running_graphics_processes()),
-        // Drivers before R510 lack this list.
-        (
-            ProcessKind::MpsClient,
-            match device.mps_running_compute_processes() {
-                Err(NvmlError::FailedToLoadSymbol(_)) => Ok(Vec::new()),
-                list => list,
-            },
-        ),
+        (ProcessKind::Compute, ProcessList::Compute),
+        (ProcessKind::Graphics, ProcessList::Graphics),
+        (ProcessKind::MpsClient, ProcessList::MpsClients),
     ];
     let mut error = None;
     for (kind, list) in lists {
-        match list {
-            Ok(list) => {
-                for ProcessInfo {
-                    pid, used_gpu_memory, ..
-                } in list
-                {
-                    let bytes = match used_gpu_memory {
-                        UsedGpuMemory::Used(bytes) => bytes,
-                        UsedGpuMemory::Unavailable => 0,
-                    };
+        match ffi::processes(device, list) {
+            Ok(processes) => {
+                for (pid, bytes) in processes {
                     // A process can be in several lists, with the same amount: one that computes and renders, or a client of MPS.
                     let (before, kind_before) = used.entry(pid).or_insert((bytes, kind));
                     *before = bytes.max(*before);
                     *kind_before = both(*kind_before, kind);
                 }
             }
+            // Drivers before R390 do not list the clients of MPS.
+            Err(NvmlError::FailedToLoadSymbol(_)) if list == ProcessList::MpsClients => {}
             Err(NvmlError::NotSupported) => {}
             Err(found) => error = Some(found.to_string()),
         }
