@@ -252,6 +252,36 @@ pub mod kinds {
         machine
     }
 
+    /// Return a Debian host with the packages of a branch that is not the current one: the libraries are in a directory of that branch, and all links lead there through
+    /// Debian's alternatives (`nvidia-tesla-470-alternative`).
+    pub fn debian_alternatives() -> Machine {
+        let mut machine = Machine::default();
+        let (lib, version) = ("/usr/lib/x86_64-linux-gnu", "470.256.02");
+        let own = format!("{lib}/nvidia/tesla-470");
+        machine.link("/lib", "usr/lib").driver("", &own, version);
+        for name in [
+            "libcuda.so",
+            "libcuda.so.1",
+            "libnvidia-ml.so.1",
+            "libnvidia-ptxjitcompiler.so.1",
+        ] {
+            let alternative = format!("/etc/alternatives/nvidia--{name}-x86_64-linux-gnu");
+            machine.link(&format!("{lib}/{name}"), &alternative);
+            machine.link(&alternative, &format!("{own}/{name}"));
+        }
+        machine
+            .file(
+                "/etc/ld.so.cache",
+                ld_so_cache(&[
+                    ("libcuda.so.1", "/lib/x86_64-linux-gnu/libcuda.so.1"),
+                    ("libnvidia-ml.so.1", "/lib/x86_64-linux-gnu/libnvidia-ml.so.1"),
+                ]),
+            )
+            .gpus(version, &["0000:06:00.0"])
+            .nvidia_nodes("", 1);
+        machine
+    }
+
     /// Return a driver container as the GPU operator mounts it. Links and the cache in its root are valid only relative to that root.
     pub fn operator() -> Machine {
         let mut machine = Machine::default();

@@ -58,6 +58,9 @@ const NAMES: [(&str, &str); 20] = [
     ("libnvidia-vulkan-producer", "libnvidia-vulkan-producer.so"),
 ];
 
+/// The links through which a program finds a driver.
+const LINKED: [&str; 2] = ["libcuda.so.1", "libnvidia-ml.so.1"];
+
 /// The architecture of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Machine {
@@ -144,17 +147,26 @@ fn directories(root: &Root<'_>, cached: &[ldcache::Library<'_>]) -> Vec<String> 
                 .any(|own| library.name.starts_with(own))
     });
     let from_cache = from_cache.filter_map(|library| library.path.rsplit_once('/').map(|(directory, _)| directory));
-    let mut seen = BTreeSet::new();
     let mut tried = BTreeSet::new();
-    DIRECTORIES
-        .into_iter()
-        .chain(from_cache)
-        .filter(|directory| tried.insert(*directory))
-        .filter_map(|directory| root.resolve(directory))
-        .filter(|(_, entry)| entry.kind == Kind::Directory)
-        .map(|(directory, _)| directory.trim_end_matches('/').to_owned())
-        .filter(|directory| seen.insert(directory.clone()))
-        .collect()
+    let mut found: Vec<String> = Vec::new();
+    let usual = DIRECTORIES.into_iter().chain(from_cache);
+    for directory in usual.filter(|directory| tried.insert(*directory)) {
+        let Some((directory, entry)) = root.resolve(directory) else {
+            continue;
+        };
+        if entry.kind == Kind::Directory {
+            // Debian's packages of some branches have the libraries in a directory of their own, such as `nvidia/tesla-470`, and links to it.
+            let linked = LINKED.iter().filter_map(|name| root.file(&format!("{directory}/{name}")));
+            let linked = linked.filter_map(|file| Some(file.rsplit_once('/')?.0.to_owned()));
+            let directory = directory.trim_end_matches('/').to_owned();
+            for directory in std::iter::once(directory).chain(linked) {
+                if !found.contains(&directory) {
+                    found.push(directory);
+                }
+            }
+        }
+    }
+    found
 }
 
 fn version(root: &Root<'_>, directories: &[String], loaded: Option<&str>) -> Option<String> {

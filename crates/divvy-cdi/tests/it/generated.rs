@@ -54,6 +54,22 @@ fn a_debian_host_with_two_gpus() {
 }
 
 #[test]
+fn links_of_debians_alternatives_lead_to_the_libraries_of_a_branch() {
+    let generated = of_nvidia(&kinds::debian_alternatives());
+    assert_eq!(driver_version(&generated.spec), Some("470.256.02"));
+    for (name, file) in [("libcuda.so.1", "libcuda.so"), ("libnvidia-ml.so.1", "libnvidia-ml.so")] {
+        let at = format!("/usr/lib/x86_64-linux-gnu/{name}");
+        let mounts = &generated.spec.container_edits.mounts;
+        let from = mounts
+            .iter()
+            .find(|mount| mount.container_path == at)
+            .map(|mount| mount.host_path.as_str());
+        let real = format!("/usr/lib/x86_64-linux-gnu/nvidia/tesla-470/{file}.470.256.02");
+        assert_eq!(from, Some(real.as_str()), "{at}");
+    }
+}
+
+#[test]
 fn a_debian_hosts_spec_as_text() {
     insta::assert_snapshot!(of_nvidia(&kinds::debian()).spec.print(Format::Yaml));
 }

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use divvy_host::{Files, Root};
+
 use super::Options;
 
 /// The library's name, which is the same for every driver version.
@@ -23,6 +25,26 @@ const DIRECTORIES: [&str; 8] = [
 /// The root of a driver container below the host's root, as the GPU operator mounts it.
 const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
+/// Return the files of a library in these directories below a root. A link, such as those of Debian's alternatives, which are absolute, leads to a file below the
+/// same root: the root of another file system is mounted there. Only if there is no such file, a link may lead out of the root, as those of NixOS do
+/// (`/run/opengl-driver`, whose files are in `/nix/store`).
+fn files(root: &Path, directories: &[&str], soname: &str) -> Vec<PathBuf> {
+    let machine = Files::below("/");
+    let inside = root.to_str().and_then(|root| Root::open(&machine, root));
+    let mut found: Vec<PathBuf> = Vec::new();
+    for directory in directories {
+        let file = inside
+            .as_ref()
+            .and_then(|root| Some(root.host(&root.file(&format!("/{directory}/{soname}"))?)));
+        found.extend(file.map(PathBuf::from).filter(|file| !found.contains(file)));
+    }
+    if found.is_empty() {
+        let files = directories.iter().map(|directory| root.join(directory).join(soname));
+        found.extend(files.filter(|file| file.exists()));
+    }
+    found
+}
+
 /// Return the paths to try, in this order. A library that the user names is the only candidate. If the driver root is not `/`,
 /// only libraries below it are candidates, because a library from the probe's own file system would belong to another driver
 /// version.
@@ -37,8 +59,7 @@ pub(super) fn candidates(options: &Options) -> Vec<PathBuf> {
         candidates.push(PathBuf::from(SONAME));
     }
     for root in [options.driver_root.clone(), options.driver_root.join(DRIVER_CONTAINER)] {
-        let files = DIRECTORIES.iter().map(|directory| root.join(directory).join(SONAME));
-        candidates.extend(files.filter(|file| file.exists()));
+        candidates.extend(files(&root, &DIRECTORIES, SONAME));
     }
     candidates
 }
@@ -49,9 +70,7 @@ const TEGRA: [&str; 2] = ["usr/lib/aarch64-linux-gnu/nvidia", "usr/lib/aarch64-l
 /// Return the paths to try for CUDA's driver library, in this order: below a driver root that is not `/`, then where the dynamic
 /// loader searches, then in the usual directories.
 pub(super) fn cuda_candidates(options: &Options, soname: &str) -> Vec<PathBuf> {
-    let files = DIRECTORIES.iter().chain(&TEGRA);
-    let files = files.map(|directory| options.driver_root.join(directory).join(soname));
-    let mut candidates: Vec<PathBuf> = files.filter(|file| file.exists()).collect();
+    let mut candidates = files(&options.driver_root, &[&DIRECTORIES[..], &TEGRA].concat(), soname);
     let is_host = options.driver_root == Path::new("/");
     candidates.insert(if is_host { 0 } else { candidates.len() }, PathBuf::from(soname));
     candidates
@@ -69,7 +88,7 @@ pub fn driver_root(options: &Options) -> PathBuf {
 
 /// Report whether the driver's library is below this root directory.
 pub fn has_library(root: &Path) -> bool {
-    DIRECTORIES.iter().any(|directory| root.join(directory).join(SONAME).exists())
+    !files(root, &DIRECTORIES, SONAME).is_empty()
 }
 
 /// Return the message for a missing driver, including what to do.
@@ -94,6 +113,34 @@ pub(super) fn not_found(options: &Options, not_loaded: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_below_a_root_leads_to_a_file_below_it() {
+        let root = tempfile::tempdir().expect("directory");
+        let real = "usr/lib/x86_64-linux-gnu/nvidia/tesla-470/libnvidia-ml.so.470.256.02";
+        let alternative = "etc/alternatives/nvidia--libnvidia-ml.so.1-x86_64-linux-gnu";
+        for (link, target) in [
+            ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", alternative),
+            (alternative, real),
+            ("lib", "usr/lib"),
+            // It leads out of the root.
+            ("usr/lib64/libnvidia-ml.so.1", "proc/self/exe"),
+        ] {
+            let link = root.path().join(link);
+            std::fs::create_dir_all(link.parent().expect("directory")).expect("directory");
+            std::os::unix::fs::symlink(Path::new("/").join(target), link).expect("link");
+        }
+        let real = root.path().join(real);
+        let options = Options {
+            proc_root: "/proc".into(),
+            library: None,
+            driver_root: root.path().to_owned(),
+        };
+        assert_eq!(candidates(&options), [root.path().join("usr/lib64/libnvidia-ml.so.1")]);
+        std::fs::create_dir_all(real.parent().expect("directory")).expect("directory");
+        std::fs::write(&real, "").expect("file");
+        assert_eq!(candidates(&options), [real]);
+    }
 
     #[test]
     fn another_root_than_the_hosts_is_searched_alone_and_its_driver_container_too() {
