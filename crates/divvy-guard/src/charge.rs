@@ -23,8 +23,9 @@ pub(crate) struct Held {
 /// Return how a GPU is held to a share. `Err(Some(code))`: the call fails with this code. `Err(None)`: the call is not limited.
 pub(crate) fn held(device: Device) -> Result<Held, Option<Code>> {
     let process = process().ok_or(None)?;
-    // The driver knows what is wrong with a negative ordinal; no process has as many GPUs as the last one would need.
-    let gpu = process.gpu(device).ok_or((device >= 0).then_some(OUT_OF_MEMORY))?;
+    let is_there = || driver::gpus() > Some(device.cast_unsigned());
+    // The driver refuses the ordinal of a GPU that is not there.
+    let gpu = process.gpu(device).ok_or_else(|| is_there().then_some(OUT_OF_MEMORY))?;
     match gpu.share(|| driver::uuid(device)) {
         Share::Free => Err(None),
         Share::Nothing => Err(Some(OUT_OF_MEMORY)),

@@ -1,6 +1,7 @@
 //! The functions that the guard has in place of the driver's. All other names the loader finds in the real library.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering;
 
 use crate::arrays::{Deep, Flat};
@@ -133,9 +134,6 @@ hooks! {
     afterwards:
     fn cuGetProcAddress(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64) 11030: |code|
         instead(name, address, code);
-    fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64,
-        status: *mut c_int) 12000: |code|
-        instead(name, address, code);
 
     // The view.
     fn cuMemGetInfo(free: *mut Uint, total: *mut Uint) 2000: |code|
@@ -187,6 +185,14 @@ hooks! {
     fn cuMemPoolImportPointer(pointer: *mut Pointer, pool: u64, exported: *mut c_void) 11020: |code|
         external::open(code, out!(pointer), driver::free);
 
+    always:
+    fn cuGetProcAddress_v2(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64,
+        status: *mut c_int) 12000: {
+        // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
+        let code = unsafe { ask(name, address, version, flags, status) };
+        instead(name, address, code)
+    };
+
     launches:
     fn cuLaunchKernel(function: u64, gx: Uint, gy: Uint, gz: Uint, bx: Uint, by: Uint, bz: Uint, shared: Uint, stream: u64,
         parameters: *mut c_void, extra: *mut c_void) 4000: launches::on_current;
@@ -230,6 +236,10 @@ fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
     }
     // SAFETY: the bytes were just read.
     let name = unsafe { core::slice::from_raw_parts(name.cast(), length) };
+    let ask = |name: &CStr, address: &mut *mut c_void, version, flags| {
+        // SAFETY: the pointers are valid, and a status is not wanted.
+        unsafe { ask(name.as_ptr(), address, version, flags, null_mut()) }
+    };
     let place = find(&HOOKS, NAMES, &BASES, name, found, ask).filter(|place| *place < LAUNCHES || launches::held());
     if let Some(hook) = place.and_then(|place| HOOKS.get(place)) {
         // SAFETY: as above.
@@ -238,22 +248,33 @@ fn instead(name: *const c_char, address: *mut *mut c_void, code: Code) -> Code {
     code
 }
 
-/// Ask the driver for the address of a function.
-fn ask(name: &CStr, address: &mut *mut c_void, version: i32, flags: u64) -> Code {
+/// Ask the driver for the address of a function. A driver before 525 has only the first version of the question. CUDA's runtime library 12 takes a driver that answers
+/// nothing for no driver at all.
+///
+/// # Safety
+/// The arguments are as the driver wants them. The status may also be null.
+unsafe fn ask(name: *const c_char, address: *mut *mut c_void, version: c_int, flags: u64, status: *mut c_int) -> Code {
     type First = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64) -> Code;
     type Second = unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> Code;
+    /// `CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND`.
+    const MISSING: c_int = 1;
     if let Some(found) = real(At::cuGetProcAddress_v2) {
         // SAFETY: the function has these arguments, by cuda.h.
         let function: Second = unsafe { core::mem::transmute(found) };
-        let mut status = 0;
-        // SAFETY: the pointers are valid.
-        return unsafe { function(name.as_ptr(), address, version, flags, &mut status) };
+        // SAFETY: the caller's promise.
+        return unsafe { function(name, address, version, flags, status) };
     }
-    let Some(found) = real(At::cuGetProcAddress) else {
-        return NOT_FOUND;
+    let code = if let Some(found) = real(At::cuGetProcAddress) {
+        // SAFETY: the function has these arguments, by cuda.h.
+        let function: First = unsafe { core::mem::transmute(found) };
+        // SAFETY: the caller's promise.
+        unsafe { function(name, address, version, flags) }
+    } else {
+        NOT_FOUND
     };
-    // SAFETY: the function has these arguments, by cuda.h.
-    let function: First = unsafe { core::mem::transmute(found) };
-    // SAFETY: the pointers are valid.
-    unsafe { function(name.as_ptr(), address, version, flags) }
+    if !status.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { status.write_unaligned(if code == SUCCESS { 0 } else { MISSING }) };
+    }
+    code
 }

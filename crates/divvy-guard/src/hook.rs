@@ -166,6 +166,8 @@ pub(crate) const fn bases(mut names: &[&[u8]]) -> Set {
 ///
 /// Then the functions with rules for what the driver has done, which get its answer.
 ///
+/// Then the functions that also work with a driver that lacks them.
+///
 /// Then the functions that launch, and on which GPUs. Where launches are not held, they only test whether the driver's function is known. Where they are held,
 /// most of them take one of the launches that were allowed earlier.
 macro_rules! hooks {
@@ -173,6 +175,8 @@ macro_rules! hooks {
         $(fn $name:ident($($argument:ident: $type:ty),*) $version:literal: |$call:ident| $rule:expr;)*
         afterwards:
         $(fn $after:ident($($passed:ident: $like:ty),*) $appeared:literal: |$code:ident| $then:expr;)*
+        always:
+        $(fn $always:ident($($input:ident: $form:ty),*) $first:literal: $answer:expr;)*
         launches:
         $(fn $launch:ident($($given:ident: $kind:ty),*) $since:literal: $on:expr;)*
     ) => {
@@ -180,25 +184,28 @@ macro_rules! hooks {
         enum At {
             $($name,)*
             $($after,)*
+            $($always,)*
             $($launch,)*
         }
 
         /// Where in the table the functions that launch begin.
-        const LAUNCHES: usize = [$(At::$name,)* $(At::$after),*].len();
+        const LAUNCHES: usize = [$(At::$name,)* $(At::$after,)* $(At::$always),*].len();
 
         /// Their names, each with a 0 at its end.
-        static NAMES: &str = concat!($(stringify!($name), "\0",)* $(stringify!($after), "\0",)* $(stringify!($launch), "\0",)*);
+        static NAMES: &str = concat!($(stringify!($name), "\0",)* $(stringify!($after), "\0",)* $(stringify!($always), "\0",)* $(stringify!($launch), "\0",)*);
 
         /// The names by which programs ask for them.
         static BASES: [u64; 4] = $crate::hook::bases(&[
             $(stringify!($name).as_bytes(),)*
             $(stringify!($after).as_bytes(),)*
+            $(stringify!($always).as_bytes(),)*
             $(stringify!($launch).as_bytes(),)*
         ]);
 
         static HOOKS: [$crate::hook::Hook; LAUNCHES + [$(At::$launch),*].len()] = [
             $($crate::hook::Hook::new(NAMES, At::$name as usize, $version, $name as *mut c_void),)*
             $($crate::hook::Hook::new(NAMES, At::$after as usize, $appeared, $after as *mut c_void),)*
+            $($crate::hook::Hook::new(NAMES, At::$always as usize, $first, $always as *mut c_void),)*
             $($crate::hook::Hook::new(NAMES, At::$launch as usize, $since, $launch as *mut c_void),)*
         ];
 
@@ -228,6 +235,13 @@ macro_rules! hooks {
                 // SAFETY: the program called this function as if it were the driver's, with arguments that it vouches for.
                 let $code = unsafe { function($($passed),*) };
                 $then
+            }
+        )*
+
+        $(
+            #[unsafe(no_mangle)]
+            unsafe extern "C" fn $always($($input: $form),*) -> Code {
+                $answer
             }
         )*
 
