@@ -104,6 +104,15 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     }
 }
 
+/// Remove the content of a regular file that another program writes.
+pub(crate) fn empty(path: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).custom_flags(no_follow()).open(path)?;
+    match file.metadata()?.is_file() {
+        true => file.set_len(0),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")),
+    }
+}
+
 /// Create an empty file, in place of an earlier one or of a link, which is not followed.
 ///
 /// # Errors

@@ -66,54 +66,31 @@ pub enum Limit {
     Memory(MiB),
 }
 
-/// What an answer of the control daemon says about a limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReadBack {
-    /// The limit is set.
-    Same,
-    /// Another limit is set.
-    Different,
-    /// The answer has no value of this kind.
-    Unclear,
-}
-
-impl Limit {
-    /// Compare the limit with the control daemon's answer, such as `25.0` or `10240M`. The last word that is a value counts. An answer in
-    /// GiB may be rounded, because NVIDIA does not document its format.
-    pub fn read_back(self, answer: &str) -> ReadBack {
-        let is_separator = |character: char| character.is_whitespace() || matches!(character, ':' | '=' | ',');
-        let mut words = answer.split(is_separator).rev();
-        let is_same = match self {
-            Limit::Threads(percent) => {
-                let found = words.find_map(|word| word.trim_end_matches('%').parse::<f64>().ok());
-                found.map(|found| (found - f64::from(percent)).abs() < 0.5)
-            }
-            Limit::Memory(limit) => words.find_map(amount).map(|(found, shift)| {
-                let wanted = u128::from(limit.0) << 20 >> shift;
-                u128::from(found).abs_diff(wanted) <= u128::from(shift > 20)
-            }),
-        };
-        match is_same {
-            Some(true) => ReadBack::Same,
-            Some(false) => ReadBack::Different,
-            None => ReadBack::Unclear,
+impl std::fmt::Display for Limit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Limit::Threads(percent) => write!(f, "{percent} % of the threads"),
+            Limit::Memory(limit) => write!(f, "{limit}"),
         }
     }
 }
 
-/// Return the number of a text such as `10240M`, `10240MB`, or `10G`, and the binary logarithm of its unit. A number without a unit
-/// may be a device's index, and is no amount.
-fn amount(word: &str) -> Option<(u64, u32)> {
-    let digits = word.find(|character: char| !character.is_ascii_digit()).unwrap_or(word.len());
-    let (number, unit) = word.split_at(digits);
-    let shift = match unit {
-        "B" => 0,
-        "K" | "KB" | "KiB" => 10,
-        "M" | "MB" | "MiB" => 20,
-        "G" | "GB" | "GiB" => 30,
-        _ => return None,
-    };
-    Some((number.parse().ok()?, shift))
+impl Limit {
+    /// Report whether the control daemon's answer is this limit. The program of the drivers 470 to 555 answers `25.0`, and `512M` or, from 1 GiB on, whole GiB, rounded down:
+    /// `10G`. A limit that it does not know, or has refused, has another answer or none: its exit status is always 0.
+    pub fn is(self, answer: &str) -> bool {
+        let answer = answer.trim();
+        match self {
+            Limit::Threads(percent) => answer
+                .parse::<f64>()
+                .is_ok_and(|found| (found - f64::from(percent)).abs() < 0.05),
+            Limit::Memory(limit) => match (answer.strip_suffix('G'), answer.strip_suffix('M')) {
+                (Some(gib), _) => limit.0 >= 1024 && gib.parse() == Ok(limit.0 >> 10),
+                (_, Some(mib)) => mib.parse() == Ok(limit.0),
+                _ => false,
+            },
+        }
+    }
 }
 
 /// A step of a daemon's start or end.
@@ -232,6 +209,9 @@ impl Daemon {
     /// Return the steps that end the daemon, in their order. All must be done, even if some fail.
     pub fn end(&self) -> Vec<Action> {
         let mut actions = self.withdraw();
+        // The control program leaves them behind. The directory stays, because containers may have it mounted.
+        let files = ["control", "control_lock", "control_privileged"];
+        actions.extend(files.map(|name| Action::RemoveFile(self.pipe_directory().join(name))));
         actions.extend(restore(self.gpus.iter().map(|gpu| gpu.uuid.as_str())));
         actions.push(Action::RemoveFile(self.directory.join(EXCLUSIVE)));
         actions.push(Action::RemoveDirectory(self.log_directory()));
@@ -413,8 +393,8 @@ pub enum Report {
     Started,
     /// It could not be started.
     NotStarted,
-    /// It answers.
-    Answers,
+    /// It runs, or answers.
+    Lives,
     /// It does not answer.
     Silent {
         /// Whether its process exists.
@@ -425,8 +405,10 @@ pub enum Report {
 /// What to do next about a daemon. Times are in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Check after this time whether it answers.
-    Check(u64),
+    /// Look after this time whether its process runs.
+    Look(u64),
+    /// Ask it after this time for an answer.
+    Ask(u64),
     /// Withdraw it from service at once, and start it after this time.
     Start(u64),
 }
@@ -436,6 +418,8 @@ pub enum Next {
 pub struct Intervals {
     /// The time between two checks.
     pub check: u64,
+    /// The time between two questions to a daemon. For each question it writes five lines into a log that it never shortens.
+    pub ask: u64,
     /// The time after a failed start.
     pub retry: u64,
     /// The time before the first restart. It doubles with each restart up to `retry`.
@@ -448,6 +432,7 @@ impl Default for Intervals {
     fn default() -> Intervals {
         Intervals {
             check: 3_000,
+            ask: 600_000,
             // As NVIDIA's program.
             retry: 30_000,
             backoff: 1_000,
@@ -456,7 +441,7 @@ impl Default for Intervals {
     }
 }
 
-/// The number of answers in a row after which a daemon counts as reliable again.
+/// The number of good checks in a row after which a daemon counts as reliable again.
 const RELIABLE: u32 = 20;
 
 /// The supervision of one daemon.
@@ -464,7 +449,9 @@ const RELIABLE: u32 = 20;
 pub struct Supervision {
     intervals: Intervals,
     restarts: u32,
-    answers: u32,
+    checks: u32,
+    /// The time since the last question.
+    unasked: u64,
     is_silent: bool,
 }
 
@@ -474,7 +461,8 @@ impl Supervision {
         Supervision {
             intervals,
             restarts: 0,
-            answers: 0,
+            checks: 0,
+            unasked: 0,
             is_silent: false,
         }
     }
@@ -485,15 +473,20 @@ impl Supervision {
         let was_silent = std::mem::replace(&mut self.is_silent, matches!(report, Report::Silent { .. }));
         match report {
             Report::NotStarted => Next::Start(self.intervals.retry),
-            Report::Started => Next::Check(self.intervals.check),
-            Report::Answers => {
-                self.answers = self.answers.saturating_add(1);
-                if self.answers >= RELIABLE {
+            Report::Started => Next::Look(self.intervals.check),
+            Report::Lives => {
+                self.checks = self.checks.saturating_add(1);
+                if self.checks >= RELIABLE {
                     self.restarts = 0;
                 }
-                Next::Check(self.intervals.check)
+                self.unasked = self.unasked.saturating_add(self.intervals.check);
+                if self.unasked < self.intervals.ask {
+                    return Next::Look(self.intervals.check);
+                }
+                self.unasked = 0;
+                Next::Ask(self.intervals.check)
             }
-            Report::Silent { is_running: true } if !was_silent => Next::Check(self.intervals.check),
+            Report::Silent { is_running: true } if !was_silent => Next::Ask(self.intervals.check),
             Report::Silent { .. } => {
                 let factor = 1u64.checked_shl(self.restarts).unwrap_or(u64::MAX);
                 let pause = self.intervals.backoff.saturating_mul(factor).min(self.intervals.retry);
@@ -546,9 +539,19 @@ impl Service {
 const LINES: usize = 40;
 const CHARACTERS: usize = 400;
 
-/// Return the lines of a daemon's log that are passed on, and the number of the others.
+/// Return the lines of a daemon's log that are passed on, and the number of the others. What it writes about each question is left out, except what it did not
+/// accept.
 pub fn excerpt(text: &str) -> (Vec<String>, usize) {
-    let mut lines = text.lines().filter(|line| !line.trim().is_empty());
+    /// `[2026-11-30 03:46:37.035 Control 21122] Cmd:get_default_active_thread_percentage`
+    fn is_about_a_question(line: &str) -> bool {
+        let said = line.rsplit_once("] ").map_or(line, |(_, said)| said);
+        matches!(said, "Accepting connection..." | "NEW UI" | "UI closed")
+            || said.starts_with("Cmd:get_")
+            || said.parse::<f64>().is_ok()
+    }
+    let mut lines = text
+        .lines()
+        .filter(|line| !line.trim().is_empty() && !is_about_a_question(line));
     let first = lines.by_ref().take(LINES);
     let first = first.map(|line| line.chars().take(CHARACTERS).collect()).collect();
     (first, lines.count())

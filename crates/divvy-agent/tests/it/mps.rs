@@ -89,6 +89,7 @@ impl Bed {
                 end_limit: Duration::from_secs(25),
                 intervals: Intervals {
                     check: 50,
+                    ask: 1_000,
                     retry: 200,
                     backoff: 50,
                     grace: 0,
@@ -331,6 +332,8 @@ async fn a_daemon_gets_the_limits_and_the_end_leaves_a_clean_node() {
     let left = std::fs::read_dir(bed.at("mps/nvidia.com/gpu")).expect("its directory");
     let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
     assert_eq!(left, ["pipe"]);
+    let pipe = std::fs::read_dir(bed.at("mps/nvidia.com/gpu/pipe")).expect("a directory");
+    assert_eq!(pipe.count(), 0, "what the control program leaves behind");
     assert!(!bed.is_ready() && bed.process("nvidia.com/gpu").is_none());
 }
 
@@ -375,15 +378,18 @@ async fn a_daemon_that_dies_is_withdrawn_and_started_again_with_its_limits() {
 
 #[tokio::test]
 async fn a_daemon_whose_limits_are_not_what_was_set_never_serves() {
-    let bed = Bed::new(&[A100]);
-    bed.configure(&replicas(2));
-    bed.mode("control", "wrong");
-    let running = bed.start();
-    until("two attempts", || bed.count("control -d") > 1).await;
-    assert!(!bed.is_ready() && !bed.is_started("nvidia.com/gpu"));
-    bed.mode("control", "");
-    until("ready", || bed.is_ready()).await;
-    stop(running).await;
+    // The driver accepts the limits and does not set them, or it does not know them.
+    for mode in ["wrong", "old"] {
+        let bed = Bed::new(&[A100]);
+        bed.configure(&replicas(2));
+        bed.mode("control", mode);
+        let running = bed.start();
+        until("two attempts", || bed.count("control -d") > 1).await;
+        assert!(!bed.is_ready() && !bed.is_started("nvidia.com/gpu"), "{mode}");
+        bed.mode("control", "");
+        until("ready", || bed.is_ready()).await;
+        stop(running).await;
+    }
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@ use divvy_model::MiB;
 use divvy_nvidia_config::{Config, SharingStrategy};
 use divvy_nvidia_plugin::mps::share::{Client, Shares};
 use divvy_nvidia_plugin::mps::{
-    Action, ComputeMode, Daemon, Intervals, Limit, Next, ReadBack, Report, Service, SharedGpu, Supervision, changes, daemons,
-    directory, excerpt, for_shares, left_over,
+    Action, ComputeMode, Daemon, Intervals, Limit, Next, Report, Service, SharedGpu, Supervision, changes, daemons, directory,
+    excerpt, for_shares, left_over,
 };
 use divvy_nvidia_plugin::{Error, Machine, offer};
 use proptest::prelude::*;
@@ -106,6 +106,9 @@ fn the_end_withdraws_the_service_first_and_opens_every_gpu() {
         [
             Action::RemoveFile(directory.join(".started")),
             Action::Quit,
+            Action::RemoveFile(directory.join("pipe/control")),
+            Action::RemoveFile(directory.join("pipe/control_lock")),
+            Action::RemoveFile(directory.join("pipe/control_privileged")),
             mode(0, ComputeMode::Default),
             mode(1, ComputeMode::Default),
             Action::RemoveFile(directory.join(".exclusive")),
@@ -238,21 +241,21 @@ fn a_daemon_that_dies_is_started_again_after_a_pause_that_grows_and_a_failed_sta
     let mut life = Supervision::new(Intervals::default());
     let (dead, slow) = (Report::Silent { is_running: false }, Report::Silent { is_running: true });
     assert_eq!(life.next(Report::NotStarted), Next::Start(30_000));
-    assert_eq!(life.next(Report::Started), Next::Check(3_000));
-    assert_eq!(life.next(Report::Answers), Next::Check(3_000));
+    assert_eq!(life.next(Report::Started), Next::Look(3_000));
+    assert_eq!(life.next(Report::Lives), Next::Look(3_000));
     for pause in [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000] {
         assert_eq!(life.next(dead), Next::Start(pause));
-        assert_eq!(life.next(Report::Started), Next::Check(3_000));
+        assert_eq!(life.next(Report::Started), Next::Look(3_000));
     }
     for _ in 0..20 {
-        life.next(Report::Answers);
+        life.next(Report::Lives);
     }
     assert_eq!(life.next(dead), Next::Start(1_000));
     // One late answer does not end the clients of a daemon that runs; two do.
     life.next(Report::Started);
-    assert_eq!(life.next(slow), Next::Check(3_000));
-    assert_eq!(life.next(Report::Answers), Next::Check(3_000));
-    assert_eq!(life.next(slow), Next::Check(3_000));
+    assert_eq!(life.next(slow), Next::Ask(3_000));
+    assert_eq!(life.next(Report::Lives), Next::Look(3_000));
+    assert_eq!(life.next(slow), Next::Ask(3_000));
     assert_eq!(life.next(slow), Next::Start(2_000));
     for _ in 0..100 {
         life.next(dead);
@@ -297,30 +300,37 @@ fn devices_stay_healthy_while_their_daemon_restarts_but_not_for_long() {
 }
 
 #[test]
-fn an_answer_is_compared_by_its_last_value() {
-    use ReadBack::{Different, Same, Unclear};
-    let (threads, memory) = (Limit::Threads(14), Limit::Memory(MiB(5120)));
+fn a_daemon_that_runs_is_asked_every_ten_minutes() {
+    let mut life = Supervision::new(Intervals::default());
+    life.next(Report::Started);
+    for _ in 0..2 {
+        for _ in 0..199 {
+            assert_eq!(life.next(Report::Lives), Next::Look(3_000));
+        }
+        assert_eq!(life.next(Report::Lives), Next::Ask(3_000));
+    }
+}
+
+/// The answers are those of NVIDIA's program in the drivers 470, 535, 550, and 555.
+#[test]
+fn only_the_answer_that_a_limit_has_when_it_is_set_counts() {
+    let (threads, memory) = (Limit::Threads(25), Limit::Memory(MiB(10240)));
     for (limit, answer, expected) in [
-        (threads, "14.0\n", Same),
-        (threads, "14", Same),
-        (threads, "Default: 14.0%", Same),
-        (threads, "100.0", Different),
-        (threads, "", Unclear),
-        (threads, "nothing here", Unclear),
-        (memory, "5120M\n", Same),
-        (memory, "5G", Same),
-        (memory, "device 0: 5120MB", Same),
-        (memory, "0=5368709120B", Same),
-        (memory, "10G", Different),
-        (memory, "0", Unclear),
-        (memory, "99999999999999999999G", Unclear),
-        (memory, "18446744073709551615G", Different),
-        (Limit::Memory(MiB(5851)), "5G", Same),
-        (Limit::Memory(MiB(5851)), "6G", Same),
-        (Limit::Memory(MiB(5851)), "7G", Different),
-        (Limit::Memory(MiB(5851)), "5852M", Different),
+        (threads, "25.0\n", true),
+        (threads, "100.0\n", false),
+        (threads, "", false),
+        (memory, "10G\n", true),
+        (memory, "11G\n", false),
+        (memory, "", false),
+        (memory, "Unknown command \"get_default_device_pinned_mem_limit\"\n", false),
+        (Limit::Memory(MiB(16276)), "15G\n", true),
+        (Limit::Memory(MiB(16276)), "16G\n", false),
+        (Limit::Memory(MiB(512)), "512M\n", true),
+        (Limit::Memory(MiB(512)), "513M\n", false),
+        (Limit::Memory(MiB(512)), "0G\n", false),
+        (memory, "99999999999999999999G", false),
     ] {
-        assert_eq!(limit.read_back(answer), expected, "{limit:?} {answer:?}");
+        assert_eq!(limit.is(answer), expected, "{limit:?} {answer:?}");
     }
 }
 
@@ -330,6 +340,32 @@ fn a_log_is_passed_on_in_part_if_it_is_long() {
     let (lines, left_out) = excerpt(&long);
     assert_eq!((lines.len(), lines[0].len(), left_out), (40, 400, 60));
     assert_eq!(excerpt("a\n \nb"), (vec!["a".to_owned(), "b".to_owned()], 0));
+}
+
+#[test]
+fn what_a_daemon_logs_about_questions_is_not_passed_on() {
+    let line = |said: &str| format!("[2026-11-30 03:46:37.035 Control 21122] {said}\n");
+    let question = |command: &str, answer: &str| {
+        let said = ["Accepting connection...", "NEW UI", command, answer, "UI closed"];
+        said.into_iter().filter(|said| !said.is_empty()).map(line).collect::<String>()
+    };
+    let start = "Starting control daemon using socket /mps/pipe/control";
+    let refused = "Unknown command \"nope\"";
+    let set = "Cmd:set_default_active_thread_percentage 25";
+    let log = [
+        line(start),
+        question("Cmd:get_default_active_thread_percentage", "100.0"),
+        question(set, "25.0"),
+        question("Cmd:get_server_list", ""),
+        question("Cmd:nope", refused),
+    ];
+    let (lines, left_out) = excerpt(&log.concat());
+    let said: Vec<&str> = lines
+        .iter()
+        .filter_map(|line| line.split_once("] "))
+        .map(|(_, said)| said)
+        .collect();
+    assert_eq!((said, left_out), (vec![start, set, "Cmd:nope", refused], 0));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use divvy_nvidia_plugin::mps::{Action, Daemon, PROBE_COMMAND, QUIT_COMMAND, ReadBack};
+use divvy_nvidia_plugin::mps::{Action, Daemon, Limit, PROBE_COMMAND, QUIT_COMMAND};
 use futures::future::join_all;
 use rustix::fs::XattrFlags;
 use tracing::{debug, warn};
@@ -128,20 +128,9 @@ impl Host {
             }
             Action::Check { command, limit } => {
                 let answer = self.tools.ask(daemon, command, time).await?;
-                match limit.read_back(&answer) {
-                    ReadBack::Same => Ok(()),
-                    ReadBack::Different => Err(format!(
-                        "{command} answers {:?}, and {limit:?} was set; without the limit, one container could take the whole GPU",
-                        answer.trim()
-                    )),
-                    ReadBack::Unclear => {
-                        warn!(
-                            resource = daemon.resource,
-                            "{command} answers {:?}, which cannot be compared with {limit:?}; the daemon has accepted the limit",
-                            answer.trim()
-                        );
-                        Ok(())
-                    }
+                match limit.is(&answer) {
+                    true => Ok(()),
+                    false => Err(not_set(command, *limit, answer.trim())),
                 }
             }
             Action::Quit => self.quit(daemon, time).await,
@@ -230,6 +219,16 @@ fn with_name(path: &Path, act: impl Fn(&Path, &str) -> Result<(), files::FileErr
         (Some(directory), Some(name)) => act(directory, name).map_err(|error| error.to_string()),
         _ => Err(format!("{} is not the path of a file", path.display())),
     }
+}
+
+/// Return the message for a limit that the control daemon did not set.
+fn not_set(command: &str, limit: Limit, answer: &str) -> String {
+    let reason = match answer.starts_with("Unknown command") {
+        // It came with CUDA 11.5 (NVIDIA's documentation of MPS, "set_default_device_pinned_mem_limit").
+        true => "limits of memory need a driver from 495 on",
+        false => "without the limit, one container could take the whole GPU",
+    };
+    format!("{limit} was set, and the control daemon answers {answer:?} to {command}; {reason}")
 }
 
 /// Return what could not be done, in the words of NVIDIA's program.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -21,6 +22,8 @@ pub(super) type Serving = watch::Sender<BTreeMap<String, Daemon>>;
 
 /// The maximum number of bytes of a daemon's log that are read at a time.
 const BYTES: u64 = 64 * 1024;
+/// The size from which on a daemon's log is emptied. The daemon appends to it for as long as it runs, and on most nodes the log is in memory.
+const FULL: u64 = 1 << 20;
 
 /// Keep a daemon running until `stop` is cancelled, and end it then. `description` is the daemon as its next start must make it.
 pub(super) async fn supervise(
@@ -37,6 +40,7 @@ pub(super) async fn supervise(
         description,
         serving,
         log: Log::default(),
+        socket: None,
     };
     let mut life = Supervision::new(intervals);
     let mut next = Next::Start(0);
@@ -63,14 +67,32 @@ struct Supervisor {
     description: watch::Receiver<Daemon>,
     serving: Serving,
     log: Log,
+    /// The socket of the daemon that was started last.
+    socket: Option<u64>,
+}
+
+/// Return the inode of the socket on which a daemon listens. Clients can write to its directory, so they can replace it.
+fn socket(daemon: &Daemon) -> Option<u64> {
+    let metadata = std::fs::symlink_metadata(daemon.pipe_directory().join("control"));
+    metadata.ok().map(|metadata| metadata.ino())
 }
 
 impl Supervisor {
     async fn step(&mut self, next: Next) -> Report {
         match next {
-            Next::Check(pause) => {
+            Next::Look(pause) => {
                 sleep(Duration::from_millis(pause)).await;
-                self.check().await
+                self.log.pass_on(&self.daemon);
+                match self.runs() && socket(&self.daemon) == self.socket {
+                    true => Report::Lives,
+                    // The answer, or its absence, says whether clients still reach the daemon.
+                    false => self.ask().await,
+                }
+            }
+            Next::Ask(pause) => {
+                sleep(Duration::from_millis(pause)).await;
+                self.log.pass_on(&self.daemon);
+                self.ask().await
             }
             Next::Start(pause) => {
                 if self.withdrawn() {
@@ -82,12 +104,16 @@ impl Supervisor {
         }
     }
 
-    async fn check(&mut self) -> Report {
-        self.log.pass_on(&self.daemon);
+    /// Report whether a process of the daemon exists.
+    fn runs(&self) -> bool {
+        processes(&self.daemon.pipe_directory()).is_ok_and(|found| !found.is_empty())
+    }
+
+    async fn ask(&mut self) -> Report {
         let Err(error) = self.host.answers(&self.daemon).await else {
-            return Report::Answers;
+            return Report::Lives;
         };
-        let is_running = processes(&self.daemon.pipe_directory()).is_ok_and(|found| !found.is_empty());
+        let is_running = self.runs();
         warn!(
             resource = self.daemon.resource,
             is_running, "error checking MPS daemon health: {error}"
@@ -102,6 +128,7 @@ impl Supervisor {
         match self.host.start(&self.daemon).await {
             Ok(()) => {
                 info!(resource = self.daemon.resource, "MPS daemon is healthy");
+                self.socket = socket(&self.daemon);
                 self.serving.send_modify(|serving| {
                     serving.insert(self.daemon.resource.clone(), self.daemon.clone());
                 });
@@ -161,6 +188,11 @@ impl Log {
         file.seek(SeekFrom::Start(self.position))?;
         let mut bytes = Vec::new();
         file.take(BYTES).read_to_end(&mut bytes)?;
+        if length > FULL {
+            files::empty(path)?;
+            self.position = 0;
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        }
         // A line that is not complete is read the next time.
         if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
             bytes.truncate(end + 1);
@@ -191,10 +223,11 @@ mod tests {
         }
         let huge = std::fs::File::create(path("huge")).expect("created");
         huge.set_len(1 << 40).expect("a sparse file");
+        assert!(Log::default().read(&path("huge")).expect("read").len() <= 64 * 1024);
         assert_eq!(
-            Log::default().read(&path("huge")).expect("read"),
-            "",
-            "it has no complete line"
+            huge.metadata().expect("metadata").len(),
+            0,
+            "it would grow for as long as the daemon runs"
         );
         assert_eq!(Log::default().read(&path("secret")).expect("read"), "secret\n");
     }

@@ -66,6 +66,8 @@ impl Daemons {
 async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: watch::Sender<BTreeMap<String, Service>>) {
     let (host, started) = (mps.host(), Instant::now());
     let mut known = BTreeMap::new();
+    // When the daemon of each resource has last answered.
+    let mut answered: BTreeMap<String, u64> = BTreeMap::new();
     if !host.tools.has(CONTROL) {
         warn!(
             "{CONTROL} is not in PATH, so a control daemon that hangs is not noticed here; with NVIDIA's container runtime, set \
@@ -76,8 +78,13 @@ async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: w
         let resources = wanted.borrow_and_update().clone();
         let mut found = BTreeMap::new();
         for resource in resources {
-            let checked = check(&mps, &host, &resource).await;
             let now = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let is_due = |last: &u64| now.saturating_sub(*last) >= mps.intervals.ask;
+            let asks = known.get(&resource) != Some(&Service::Serves) || answered.get(&resource).is_none_or(is_due);
+            let checked = check(&mps, &host, &resource, asks).await;
+            if asks && checked.is_ok() {
+                answered.insert(resource.clone(), now);
+            }
             let service = Service::after(known.get(&resource), checked, now, mps.intervals);
             found.insert(resource, service);
         }
@@ -102,7 +109,7 @@ pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), String> {
     let host = mps.host();
     let mut missing = "the MPS control daemon does not answer".to_owned();
     let serves = async {
-        while let Err(reason) = check(mps, &host, resource).await {
+        while let Err(reason) = check(mps, &host, resource, true).await {
             missing = reason;
             sleep(RECHECK).await;
         }
@@ -111,8 +118,8 @@ pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), String> {
     in_time.then_some(()).ok_or(missing)
 }
 
-/// Check whether the daemon of a resource serves it with its limits.
-async fn check(mps: &Mps, host: &Host, resource: &str) -> Result<(), String> {
+/// Check whether the daemon of a resource serves it with its limits. `asks`: also whether it answers.
+async fn check(mps: &Mps, host: &Host, resource: &str, asks: bool) -> Result<(), String> {
     let directory = directory(&mps.root, resource).map_err(|error| error.to_string())?;
     let daemon: Daemon = left_over(resource, directory, "");
     let marker = daemon.directory.join(STARTED);
@@ -127,7 +134,7 @@ async fn check(mps: &Mps, host: &Host, resource: &str) -> Result<(), String> {
         }
         Err(error) => return Err(format!("{}: {error}", marker.display())),
     }
-    match host.tools.has(CONTROL) {
+    match asks && host.tools.has(CONTROL) {
         true => host.answers(&daemon).await,
         false => Ok(()),
     }
