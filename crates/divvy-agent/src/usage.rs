@@ -198,6 +198,7 @@ mod tests {
                     ..Gauges::default()
                 },
                 parts: Vec::new(),
+                failed: Default::default(),
                 error: None,
             }],
             ..Measured::default()

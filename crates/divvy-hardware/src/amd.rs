@@ -199,6 +199,7 @@ impl Backend for Amd {
                 uuid: facts.uuid.clone(),
                 values: gauges::read(device),
                 parts: Vec::new(),
+                failed: Default::default(),
                 error: facts.error.clone().filter(|_| facts.lost),
             }
         });

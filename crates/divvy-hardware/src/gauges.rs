@@ -1,5 +1,7 @@
 //! What a driver measures and counts of each GPU, for metrics.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
 use crate::facts::{ERROR_BYTES, MAX_GPUS, MAX_MIG_DEVICES, is_text, is_uuid, make_text};
@@ -25,9 +27,42 @@ pub struct GpuGauges {
     /// The MIG devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<PartGauges>,
-    /// Why the driver returned nothing, for example because the GPU is lost.
+    /// What the driver could not read. It is `None` among the values, as is what the GPU or the driver does not have.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub failed: BTreeSet<Measure>,
+    /// Why the driver returned nothing, or nothing for some values, for example because the GPU is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// A value that nvidia-smi shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Measure {
+    /// [`Gauges::compute_mode`].
+    ComputeMode,
+    /// [`Gauges::display_active`].
+    Display,
+    /// [`Gauges::ecc_enabled`] and [`Gauges::uncorrected_ecc`].
+    Ecc,
+    /// [`Gauges::fan_percent`].
+    Fan,
+    /// [`Gauges::memory`].
+    Memory,
+    /// Whether MIG is enabled.
+    Mig,
+    /// [`Gauges::performance_state`].
+    PerformanceState,
+    /// [`Gauges::persistence`].
+    Persistence,
+    /// [`Gauges::power_milliwatts`].
+    Power,
+    /// [`Gauges::power_limit_milliwatts`].
+    PowerLimit,
+    /// [`Gauges::temperature_celsius`].
+    Temperature,
+    /// [`Gauges::gpu_percent`].
+    Utilization,
 }
 
 /// The values of one MIG device. A value that the driver does not return is `None`.
@@ -131,7 +166,7 @@ pub struct Gauges {
     /// The performance state, from 0, which is the fastest, to 15.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub performance_state: Option<u32>,
-    /// The limit of the power draw.
+    /// The limit of the power draw that is enforced: the lowest of all limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_limit_milliwatts: Option<u64>,
     /// Whether a display is initialized on the GPU.
@@ -333,6 +368,7 @@ mod tests {
             uuid: uuid.to_owned(),
             values,
             parts: Vec::new(),
+            failed: Default::default(),
             error: None,
         }
     }

@@ -120,6 +120,7 @@ impl Backend for Intel {
                 uuid: facts.uuid.clone(),
                 values: gauges::read(device),
                 parts: Vec::new(),
+                failed: Default::default(),
                 error: facts.error.clone().filter(|_| facts.lost),
             }
         });

@@ -42,5 +42,5 @@ pub use facts::{
     Unreadable,
 };
 pub use fault::Fault;
-pub use gauges::{ComputeMode, Gauges, Gpm, GpuGauges, GpuMemory, PartGauges};
+pub use gauges::{ComputeMode, Gauges, Gpm, GpuGauges, GpuMemory, Measure, PartGauges};
 pub use utilization::{GpuSamples, Sample, SamplesSince};

@@ -25,8 +25,7 @@ pub(crate) enum Edition {
 impl Edition {
     /// Return the edition of a driver's version. A version that is not a number gets the latest.
     pub(crate) fn of(driver: &str) -> Edition {
-        let branch: Option<u32> = driver.split('.').next().and_then(|branch| branch.parse().ok());
-        match branch {
+        match branch(driver) {
             Some(..530) => Edition::R450,
             Some(530..535) => Edition::R530,
             Some(535..550) => Edition::R535,
@@ -75,4 +74,9 @@ impl Edition {
         };
         format!("{:spaces$}\n", "")
     }
+}
+
+/// Return the branch of a driver's version.
+pub(crate) fn branch(driver: &str) -> Option<u32> {
+    driver.split('.').next()?.parse().ok()
 }

@@ -1,19 +1,19 @@
 //! The table's head, and the GPUs.
 
 use crate::cell::{double_rule, keep_start, line, printable, row, rule};
-use crate::edition::Edition;
+use crate::edition::{Edition, branch};
 use crate::value::{ComputeMode, Ecc, Gpu, Memory, Reading, Smi};
 
-/// Add a line for each GPU of which the driver gives no handle. People published these lines in three forms: from the driver 520
-/// (<https://github.com/NVIDIA/open-gpu-kernel-modules/issues/387>), from 525 and 560 (<https://github.com/NVIDIA/nvidia-container-toolkit/issues/69>,
-/// <https://github.com/meta-llama/llama-models/issues/200>), and with the index from 570 and 610. Here, the form changes with the edition, so 525 has the first.
+/// Add a line for each GPU of which the driver gives no handle. The forms up to 555 are those of nvidia-smi. People published those of 560
+/// (<https://github.com/meta-llama/llama-models/issues/200>), and with the index from 570 and 610. If there is no other GPU, two empty lines follow.
 pub(crate) fn without_handle(out: &mut String, smi: &Smi, edition: Edition) {
     for gpu in &smi.gpus {
         let Some(why) = &gpu.no_handle else { continue };
         let (index, bus) = (gpu.index, printable(gpu.bus.strip_prefix("0000").unwrap_or(&gpu.bus)));
+        let is_old = branch(&smi.driver).is_some_and(|branch| branch < 525);
         let name = match (edition, bus.as_str()) {
-            (Edition::R450, "") => format!("GPU {index}"),
-            (Edition::R450, bus) => format!("GPU {bus}"),
+            (_, "") if is_old => format!("GPU {index}"),
+            (_, bus) if is_old => format!("GPU {bus}"),
             (_, "") => format!("GPU{index}"),
             (edition, bus) if edition < Edition::R570 => format!("GPU{bus}"),
             (_, bus) => format!("GPU{index}: {bus}"),
@@ -22,6 +22,9 @@ pub(crate) fn without_handle(out: &mut String, smi: &Smi, edition: Edition) {
             "Unable to determine the device handle for {name}: {}\n",
             printable(why)
         ));
+    }
+    if smi.is_without_handles() {
+        out.push_str("\n\n");
     }
 }
 
@@ -123,15 +126,19 @@ fn heads(edition: Edition) -> [[&'static str; 3]; 3] {
 fn rows(gpu: &Gpu, edition: Edition) -> [[String; 3]; 3] {
     let index = gpu.index;
     let name = word(&gpu.name, Clone::clone);
-    let persistence = word(&gpu.persistence, |on| switch(*on));
+    // A word stands one column further left than a state.
+    let persistence = match &gpu.persistence {
+        Reading::Value(on) => format!(" {}", switch(*on)),
+        none => word(none, |_| String::new()),
+    };
     let name_and_persistence = match edition {
-        Edition::R450 => format!("{index:>4}  {:<18}  {persistence}", keep_start(&name, 18)),
-        Edition::R530 => format!("{index:>4}  {:<32}{persistence}", keep_start(&name, 28)),
-        _ => format!("{index:>4}  {:<31}{persistence}", keep_start(&name, 27)),
+        Edition::R450 => format!("{index:>4}  {:<19}{persistence}", format!("{} ", keep_start(&name, 18))),
+        Edition::R530 => format!("{index:>4}  {:<31}{persistence}", keep_start(&name, 28)),
+        _ => format!("{index:>4}  {:<30}{persistence}", keep_start(&name, 27)),
     };
     let margin = if edition < Edition::R550 { " " } else { "   " };
     let display = word(&gpu.display, |on| switch(*on));
-    let bus = format!("{margin}{:<16.16} {display:>3}", gpu.bus);
+    let bus = format!("{margin}{:<16.16}{display:>4}", gpu.bus);
     let ecc = word(&gpu.ecc, |ecc| match ecc {
         Ecc::Off => "Off".to_owned(),
         Ecc::On => "On".to_owned(),
@@ -169,9 +176,12 @@ fn rows(gpu: &Gpu, edition: Edition) -> [[String; 3]; 3] {
 }
 
 fn power(gpu: &Gpu, edition: Edition) -> String {
-    let usage = word(&gpu.power, |watts| format!("{watts}W"));
-    let limit = word(&gpu.power_limit, |watts| format!("{watts}W"));
-    // From the branch 550 on, a word stands one column further left than a number.
+    // From the branch 550 on, there is room for a larger limit.
+    let wide = if edition < Edition::R550 { 4 } else { 5 };
+    // nvidia-smi shows 1 W at least.
+    let usage = word(&gpu.power, |watts| keep_start(&format!("{}W", (*watts).max(1)), 4));
+    let limit = word(&gpu.power_limit, |watts| keep_start(&format!("{watts}W"), wide));
+    // A word stands one column further left than a number: in the limit from 550 on, in the usage after 555.
     let padded = |of: &Reading<u32>, text: String| {
         if matches!(of, Reading::Value(_)) {
             text
@@ -183,6 +193,7 @@ fn power(gpu: &Gpu, edition: Edition) -> String {
         Edition::R450 => format!("{usage:>7} / {limit:>4}"),
         Edition::R530 => format!("{usage:>18} / {limit:>4}"),
         Edition::R535 => format!("{usage:>17} / {limit:>4}"),
+        Edition::R550 => format!("{usage:>16} / {:>5}", padded(&gpu.power_limit, limit)),
         _ => format!("{:>16} / {:>5}", padded(&gpu.power, usage), padded(&gpu.power_limit, limit)),
     }
 }
@@ -190,7 +201,8 @@ fn power(gpu: &Gpu, edition: Edition) -> String {
 fn memory(memory: &Reading<Memory>, edition: Edition) -> String {
     match memory {
         Reading::Value(Memory { used, total }) => {
-            let (used, total) = (format!("{used}MiB"), format!("{total}MiB"));
+            let wide = if edition < Edition::R550 { 8 } else { 9 };
+            let [used, total] = [used, total].map(|mib| keep_start(&format!("{mib}MiB"), wide));
             match edition < Edition::R550 {
                 true => format!("{used:>10} / {total:>8}"),
                 false => format!("{used:>11} / {total:>9}"),
@@ -198,7 +210,8 @@ fn memory(memory: &Reading<Memory>, edition: Edition) -> String {
         }
         // A GPU that uses the machine's main memory, such as the GB10.
         Reading::Absent if edition >= Edition::R580 => " Not Supported".to_owned(),
-        none => format!("{:>21}", word(none, |_| String::new())),
+        Reading::Absent => format!("{:>21}", "N/A"),
+        Reading::Failed => " Unknown Error".to_owned(),
     }
 }
 

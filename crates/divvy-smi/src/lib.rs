@@ -32,8 +32,7 @@ pub fn table(smi: &Smi) -> String {
     let edition = Edition::of(&smi.driver);
     let mut out = String::new();
     gpus::without_handle(&mut out, smi, edition);
-    if !smi.gpus.is_empty() && smi.gpus.iter().all(|gpu| gpu.no_handle.is_some()) {
-        out.push_str("No devices were found\n");
+    if smi.is_without_handles() {
         return out;
     }
     // The time of asctime(3) and seven spaces.

@@ -18,6 +18,13 @@ pub struct Smi {
     pub processes: Vec<Process>,
 }
 
+impl Smi {
+    /// Report whether there are GPUs, and the driver gives a handle of none.
+    pub fn is_without_handles(&self) -> bool {
+        !self.gpus.is_empty() && self.gpus.iter().all(|gpu| gpu.no_handle.is_some())
+    }
+}
+
 /// A value that the driver returned or refused. In JSON, it is the value or null.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reading<T> {

@@ -37,7 +37,7 @@ use crate::cli::{Cli, Command, InspectCommand};
 pub async fn run(cli: Cli) -> anyhow::Result<u8> {
     let well = match cli.command {
         Command::Doctor(args) => return doctor::run(*args).await,
-        Command::Smi(args) => smi::run(*args).await.map(|()| true),
+        Command::Smi(args) => return smi::run(*args).await,
         Command::Smoke(args) => return smoke::run(*args).await,
         Command::CleanUpAfterSmoke => smoke::clean_up().await.map(|()| true),
         Command::CopySmokeTo { directory } => smoke::copy_to(&directory).map(|()| true),

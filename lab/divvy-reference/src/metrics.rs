@@ -153,6 +153,7 @@ fn measured() -> Measured {
         values,
         // A MIG device has a label more.
         parts: vec![part],
+        failed: Default::default(),
         error: None,
     };
     let account = Account {

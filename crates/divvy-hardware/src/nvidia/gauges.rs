@@ -2,6 +2,7 @@
 
 mod gpm;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_MEMORY_TEMP;
 use super::condition::known as returned;
 use super::{failure, ffi, read};
 use crate::backend::Calls;
-use crate::{ComputeMode, Failure, Gauges, Gpm, GpuGauges, GpuMemory, Known, PartGauges};
+use crate::{ComputeMode, Failure, Gauges, Gpm, GpuGauges, GpuMemory, Known, Measure, PartGauges};
 
 /// The latest sample of GPU Performance Monitoring of each GPU.
 pub(super) type Samples = gpm::Samples<ffi::GpmSample>;
@@ -30,34 +31,40 @@ pub(super) fn read(nvml: &Arc<Nvml>, calls: &Calls, known: &Known, samples: &mut
     let mut all: Vec<GpuGauges> = Vec::new();
     for index in 0..count {
         let _call = calls.enter(format!("measuring GPU {index}"));
-        let (uuid, values) = match read::identify(nvml, index) {
-            Ok((device, uuid)) => (
-                Some(uuid.clone()),
-                measure(&device).and_then(|values| {
-                    let mut gpm = |uuid: &str, instance| gpm_of(nvml, samples, &device, uuid, instance);
-                    let values = Gauges {
-                        gpm: gpm(&uuid, None)?,
-                        ..values
-                    };
-                    Ok((values, parts(&device, gpm)?))
-                }),
-            ),
+        let (uuid, reader, parts) = match read::identify(nvml, index) {
+            Ok((device, uuid)) => {
+                let mut reader = measure(&device);
+                let mut gpm = |uuid: &str, instance| gpm_of(nvml, samples, &device, uuid, instance);
+                let parts = gpm(&uuid, None).and_then(|of_gpu| {
+                    reader.values.gpm = of_gpu;
+                    parts(&device, gpm)
+                });
+                let parts = parts.unwrap_or_else(|error| {
+                    reader.error.get_or_insert(error);
+                    Vec::new()
+                });
+                (Some(uuid), reader, parts)
+            }
             // A device without a UUID is only reported under its last known UUID.
-            Err(error) => (known.at(Vendor::Nvidia, index).map(|gpu| gpu.uuid.clone()), Err(error)),
+            Err(error) => (
+                known.at(Vendor::Nvidia, index).map(|gpu| gpu.uuid.clone()),
+                Reader {
+                    error: Some(error),
+                    ..Reader::default()
+                },
+                Vec::new(),
+            ),
         };
         // Only one GPU of a UUID can be offered.
         let Some(uuid) = uuid.filter(|uuid| all.iter().all(|gpu| gpu.uuid != *uuid)) else {
             continue;
         };
-        let ((values, parts), error) = match values {
-            Ok(read) => (read, None),
-            Err(error) => (<(Gauges, Vec<PartGauges>)>::default(), Some(error.to_string())),
-        };
         all.push(GpuGauges {
             uuid,
-            values,
+            values: reader.values,
             parts,
-            error,
+            failed: reader.failed,
+            error: reader.error.map(|error| error.to_string()),
         });
     }
     samples.keep(|uuid| {
@@ -86,43 +93,90 @@ fn gpm_of(
     samples.gpm(uuid, Instant::now(), take, compare)
 }
 
-/// Read the values of one GPU. Only its loss is an error.
-fn measure(device: &Device<'_>) -> Result<Gauges, NvmlError> {
-    let rates = returned(device.utilization_rates())?;
-    let ecc = |kind, counter| returned(device.total_ecc_errors(kind, counter));
-    Ok(Gauges {
-        memory: memory(device)?,
+/// Reads the values of one GPU.
+#[derive(Debug, Default)]
+struct Reader {
+    values: Gauges,
+    failed: BTreeSet<Measure>,
+    /// That the GPU is lost.
+    error: Option<NvmlError>,
+}
+
+impl Reader {
+    /// Return a value, or `None` if the driver does not return it. The loss of the GPU is noted.
+    fn read<T>(&mut self, answer: Result<T, NvmlError>) -> Option<T> {
+        returned(answer).unwrap_or_else(|error| {
+            self.error.get_or_insert(error);
+            None
+        })
+    }
+
+    /// The same for a value that nvidia-smi shows: that the driver could not read it is noted, unlike that the GPU or the driver does not have it.
+    fn show<T>(&mut self, measure: Measure, answer: Result<T, NvmlError>) -> Option<T> {
+        let is_absent = |error: &NvmlError| {
+            matches!(
+                error,
+                NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound
+            )
+        };
+        if answer.as_ref().is_err_and(|error| !is_absent(error)) {
+            self.failed.insert(measure);
+        }
+        self.read(answer)
+    }
+}
+
+/// Read the values of one GPU.
+fn measure(device: &Device<'_>) -> Reader {
+    let mut reader = Reader::default();
+    let rates = reader.show(Measure::Utilization, device.utilization_rates());
+    let mode = |mode| match mode {
+        wrapped::ComputeMode::Default => ComputeMode::Default,
+        wrapped::ComputeMode::ExclusiveThread => ComputeMode::ExclusiveThread,
+        wrapped::ComputeMode::Prohibited => ComputeMode::Prohibited,
+        wrapped::ComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
+    };
+    // Older drivers have one limit.
+    let limit = match device.enforced_power_limit() {
+        Err(NvmlError::FailedToLoadSymbol(_)) => device.power_management_limit(),
+        limit => limit,
+    };
+    reader.values = Gauges {
+        memory: reader.show(Measure::Memory, memory(device)),
         gpu_percent: rates.as_ref().map(|rates| rates.gpu),
         memory_percent: rates.map(|rates| rates.memory),
-        encoder_percent: returned(device.encoder_utilization())?.map(|of| of.utilization),
-        decoder_percent: returned(device.decoder_utilization())?.map(|of| of.utilization),
-        power_milliwatts: returned(device.power_usage())?.map(u64::from),
-        energy_millijoules: returned(device.total_energy_consumption())?,
-        temperature_celsius: returned(device.temperature(TemperatureSensor::Gpu))?,
-        memory_temperature_celsius: memory_temperature(device)?,
-        sm_clock_mhz: returned(device.clock_info(Clock::SM))?,
-        memory_clock_mhz: returned(device.clock_info(Clock::Memory))?,
-        pcie_replays: returned(device.pcie_replay_counter())?.map(u64::from),
-        corrected_ecc: ecc(MemoryError::Corrected, EccCounter::Volatile)?,
-        uncorrected_ecc: ecc(MemoryError::Uncorrected, EccCounter::Volatile)?,
-        corrected_ecc_aggregate: ecc(MemoryError::Corrected, EccCounter::Aggregate)?,
-        uncorrected_ecc_aggregate: ecc(MemoryError::Uncorrected, EccCounter::Aggregate)?,
-        remapped_rows: returned(ffi::remapped_rows(device))?,
-        clocks_event_reasons: returned(ffi::clocks_event_reasons(device))?,
-        fan_percent: returned(device.fan_speed(0))?,
-        performance_state: returned(ffi::performance_state(device))?,
-        power_limit_milliwatts: returned(device.power_management_limit())?.map(u64::from),
-        display_active: returned(device.is_display_active())?,
-        ecc_enabled: returned(device.is_ecc_enabled())?.map(|mode| mode.currently_enabled),
-        persistence: returned(device.is_in_persistent_mode())?,
-        compute_mode: returned(device.compute_mode())?.map(|mode| match mode {
-            wrapped::ComputeMode::Default => ComputeMode::Default,
-            wrapped::ComputeMode::ExclusiveThread => ComputeMode::ExclusiveThread,
-            wrapped::ComputeMode::Prohibited => ComputeMode::Prohibited,
-            wrapped::ComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
-        }),
+        encoder_percent: reader.read(device.encoder_utilization()).map(|of| of.utilization),
+        decoder_percent: reader.read(device.decoder_utilization()).map(|of| of.utilization),
+        power_milliwatts: reader.show(Measure::Power, device.power_usage()).map(u64::from),
+        energy_millijoules: reader.read(device.total_energy_consumption()),
+        temperature_celsius: reader.show(Measure::Temperature, device.temperature(TemperatureSensor::Gpu)),
+        memory_temperature_celsius: reader.read(memory_temperature(device)).flatten(),
+        sm_clock_mhz: reader.read(device.clock_info(Clock::SM)),
+        memory_clock_mhz: reader.read(device.clock_info(Clock::Memory)),
+        pcie_replays: reader.read(device.pcie_replay_counter()).map(u64::from),
+        corrected_ecc: reader.read(device.total_ecc_errors(MemoryError::Corrected, EccCounter::Volatile)),
+        uncorrected_ecc: reader.show(
+            Measure::Ecc,
+            device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile),
+        ),
+        corrected_ecc_aggregate: reader.read(device.total_ecc_errors(MemoryError::Corrected, EccCounter::Aggregate)),
+        uncorrected_ecc_aggregate: reader.read(device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Aggregate)),
+        remapped_rows: reader.read(ffi::remapped_rows(device)),
+        clocks_event_reasons: reader.read(ffi::clocks_event_reasons(device)),
+        fan_percent: reader.show(Measure::Fan, device.fan_speed(0)),
+        performance_state: reader.show(Measure::PerformanceState, ffi::performance_state(device)),
+        power_limit_milliwatts: reader.show(Measure::PowerLimit, limit).map(u64::from),
+        display_active: reader.show(Measure::Display, device.is_display_active()),
+        ecc_enabled: reader
+            .show(Measure::Ecc, device.is_ecc_enabled())
+            .map(|mode| mode.currently_enabled),
+        persistence: reader.show(Measure::Persistence, device.is_in_persistent_mode()),
+        compute_mode: reader.show(Measure::ComputeMode, device.compute_mode()).map(mode),
         gpm: None,
-    })
+    };
+    // The snapshot has the mode.
+    let _ = reader.show(Measure::Mig, device.mig_mode());
+    reader
 }
 
 /// Read the MIG devices of a GPU. One that was destroyed a moment ago has no values. `gpm` reads the GPU instance of the device with a UUID.
@@ -152,7 +206,7 @@ fn parts(
         parts.push(PartGauges {
             uuid: uuid.clone(),
             gpu_instance: *instance,
-            memory: memory(part)?,
+            memory: returned(memory(part))?,
             bar1: returned(part.bar1_memory_info())?.map(|bar1| GpuMemory {
                 total: bar1.total,
                 used: bar1.used,
@@ -169,17 +223,17 @@ fn parts(
     Ok(parts)
 }
 
-fn memory(device: &Device<'_>) -> Result<Option<GpuMemory>, NvmlError> {
-    let second = returned(device.memory_info())?.map(|info| GpuMemory {
-        total: info.total,
-        used: info.used,
-        reserved: Some(info.reserved),
-        free: info.free,
-    });
-    match second {
-        Some(memory) => Ok(Some(memory)),
+fn memory(device: &Device<'_>) -> Result<GpuMemory, NvmlError> {
+    match device.memory_info() {
+        Ok(info) => Ok(GpuMemory {
+            total: info.total,
+            used: info.used,
+            reserved: Some(info.reserved),
+            free: info.free,
+        }),
+        Err(NvmlError::GpuLost) => Err(NvmlError::GpuLost),
         // The driver does not know the second version.
-        None => returned(ffi::memory_info_v1(device)),
+        Err(_) => ffi::memory_info_v1(device),
     }
 }
 

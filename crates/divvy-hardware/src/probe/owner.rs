@@ -190,6 +190,7 @@ mod tests {
                     ..Gauges::default()
                 },
                 parts: Vec::new(),
+                failed: Default::default(),
                 error: None,
             }])
         }

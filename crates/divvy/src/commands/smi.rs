@@ -20,8 +20,11 @@ struct Answers {
     processes: Vec<GpuProcesses>,
 }
 
-/// Print the table.
-pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
+/// The exit status of nvidia-smi if the driver gives a handle of no GPU (`NVML_ERROR_GPU_IS_LOST`).
+const LOST: u8 = 15;
+
+/// Print the table, and return the exit status.
+pub async fn run(args: SmiArgs) -> anyhow::Result<u8> {
     // The directory of a started probe's socket and log. It is removed at the end.
     let directory = tempfile::tempdir()?;
     let asked = tokio::time::timeout(probe::PATIENCE, ask(which(&args.machine, directory.path())?)).await;
@@ -53,7 +56,7 @@ pub async fn run(args: SmiArgs) -> anyhow::Result<()> {
         Some(SmiOutput::Json) => printer::json(&smi)?,
         None => printer::print(&divvy_smi::table(&smi))?,
     }
-    Ok(())
+    Ok(if smi.is_without_handles() { LOST } else { 0 })
 }
 
 /// Return the probe to ask: the one that `--probe` names, otherwise the one that runs for the agent, otherwise one to start.

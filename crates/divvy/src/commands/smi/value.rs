@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_hardware::{Gauges, GpuFacts, GpuGauges, GpuMemory, ProcessKind, Unreadable};
+use divvy_hardware::{Gauges, GpuFacts, GpuGauges, GpuMemory, Measure, ProcessKind, Unreadable};
 use divvy_model::Vendor;
 use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, LOST, Memory, MigDevice, Owner, Process, Reading, Smi};
 
@@ -44,34 +44,31 @@ fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
         bus: bus(&facts.pci),
         ..Gpu::default()
     };
-    if facts.lost || measured.is_some_and(|of| of.error.is_some()) {
-        return Gpu {
-            error,
-            no_handle: Some(LOST.to_owned()),
-            ..known
-        };
-    }
     let parts = measured.map_or(&[][..], |of| &of.parts);
+    let failed = |measure: Measure| measured.is_some_and(|of| of.failed.contains(&measure));
     let watts = |milliwatts: Option<u64>| milliwatts.and_then(|of| u32::try_from(of / 1000).ok());
     Gpu {
-        persistence: gauges.persistence.into(),
-        display: gauges.display_active.into(),
-        ecc: ecc(&gauges, is_divided),
-        fan: gauges.fan_percent.into(),
-        temperature: gauges.temperature_celsius.into(),
-        performance: gauges.performance_state.into(),
-        power: watts(gauges.power_milliwatts).into(),
-        power_limit: watts(gauges.power_limit_milliwatts).into(),
-        memory: memory(gauges.memory),
+        persistence: reading(gauges.persistence, failed(Measure::Persistence)),
+        display: reading(gauges.display_active, failed(Measure::Display)),
+        ecc: reading(ecc(&gauges, is_divided), failed(Measure::Ecc)),
+        fan: reading(gauges.fan_percent, failed(Measure::Fan)),
+        temperature: reading(gauges.temperature_celsius, failed(Measure::Temperature)),
+        performance: reading(gauges.performance_state, failed(Measure::PerformanceState)),
+        power: reading(watts(gauges.power_milliwatts), failed(Measure::Power)),
+        power_limit: reading(watts(gauges.power_limit_milliwatts), failed(Measure::PowerLimit)),
+        memory: reading(gauges.memory.map(mib), failed(Measure::Memory)),
         // The driver does not measure it for a GPU with MIG devices.
-        utilization: gauges.gpu_percent.into(),
-        compute_mode: Reading::from(gauges.compute_mode).map(|mode| match mode {
+        utilization: reading(gauges.gpu_percent, failed(Measure::Utilization)),
+        compute_mode: reading(gauges.compute_mode, failed(Measure::ComputeMode)).map(|mode| match mode {
             divvy_hardware::ComputeMode::Default => ComputeMode::Default,
             divvy_hardware::ComputeMode::ExclusiveThread => ComputeMode::ExclusiveThread,
             divvy_hardware::ComputeMode::Prohibited => ComputeMode::Prohibited,
             divvy_hardware::ComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
         }),
-        mig: facts.mig.map(|(is_on, _)| is_on).into(),
+        mig: match failed(Measure::Mig) {
+            true => Reading::Failed,
+            false => facts.mig.map(|(is_on, _)| is_on).into(),
+        },
         mig_devices: facts.mig_devices.iter().map(|device| part(device, parts)).collect(),
         error,
         ..known
@@ -89,21 +86,28 @@ fn unreadable(device: &Unreadable) -> Gpu {
     }
 }
 
-fn ecc(gauges: &Gauges, is_divided: bool) -> Reading<Ecc> {
-    let state = match gauges.ecc_enabled {
-        Some(false) => Some(Ecc::Off),
-        Some(true) if is_divided => Some(Ecc::On),
-        Some(true) => gauges.uncorrected_ecc.map(Ecc::Uncorrected),
-        None => None,
-    };
-    state.into()
+/// Return a value, or why there is none.
+fn reading<T>(value: Option<T>, failed: bool) -> Reading<T> {
+    match value {
+        Some(value) => Reading::Value(value),
+        None if failed => Reading::Failed,
+        None => Reading::Absent,
+    }
 }
 
-fn memory(memory: Option<GpuMemory>) -> Reading<Memory> {
-    Reading::from(memory).map(|of| Memory {
-        used: of.used >> 20,
-        total: of.total >> 20,
-    })
+fn ecc(gauges: &Gauges, is_divided: bool) -> Option<Ecc> {
+    match gauges.ecc_enabled? {
+        false => Some(Ecc::Off),
+        true if is_divided => Some(Ecc::On),
+        true => gauges.uncorrected_ecc.map(Ecc::Uncorrected),
+    }
+}
+
+fn mib(memory: GpuMemory) -> Memory {
+    Memory {
+        used: memory.used >> 20,
+        total: memory.total >> 20,
+    }
 }
 
 fn part(device: &divvy_model::MigDevice, parts: &[divvy_hardware::PartGauges]) -> MigDevice {
@@ -120,8 +124,8 @@ fn part(device: &divvy_model::MigDevice, parts: &[divvy_hardware::PartGauges]) -
         uuid: device.uuid.clone(),
         gi: device.gi,
         ci: device.ci,
-        memory: memory(measured.and_then(|of| of.memory)),
-        bar1: memory(measured.and_then(|of| of.bar1)),
+        memory: measured.and_then(|of| of.memory).map(mib).into(),
+        bar1: measured.and_then(|of| of.bar1).map(mib).into(),
         multiprocessors: device.parts.map(|of| of.multiprocessors).into(),
         uncorrected_ecc: measured.and_then(|of| of.uncorrected_ecc).into(),
         engines: engines.into(),
