@@ -1,14 +1,16 @@
 //! `cargo xtask driver-names`: the guard knows each function that NVIDIA's driver libraries and the newest header have.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use divvy_shadow_testkit::Elf;
 use regex::Regex;
 
+use crate::debian::find;
 use crate::ptx::{SKIPPED, output, pip_install, say};
+use crate::real_driver::packages::{BRANCHES, Branch, Driver};
 use crate::target_directory::target;
 
 const HELP: &str = "\
@@ -16,24 +18,11 @@ usage: cargo xtask driver-names
 
 Compare crates/divvy-guard/tests/it/functions.txt, which says of each function of CUDA's driver library what the guard does about it, with the names of
 the functions in six branches of the library (Debian's packages, 450 to 555) and in the newest cuda.h (NVIDIA's package nvidia-cuda-runtime for Python).
-Nothing is installed: the packages (70 MB) are downloaded once with apt-get and pip, into target/driver-names.
+Nothing is installed: the packages are downloaded once with apt-get and pip, into target/real-driver, as `cargo xtask real-driver` does.
 
 Exit status: 0: the file has each of these names, and no other; 1: it has not; 77: something cannot be downloaded here.";
 
 const TABLE: &str = "crates/divvy-guard/tests/it/functions.txt";
-
-/// Debian's packages with the library: the branch of the driver, the suite, and the package.
-const LIBRARIES: [(&str, &str, &str); 6] = [
-    ("450", "bullseye", "libnvidia-tesla-450-cuda1"),
-    ("470", "bookworm", "libnvidia-tesla-470-cuda1"),
-    ("525", "bookworm", "libnvidia-tesla-cuda1"),
-    ("535", "bookworm", "libcuda1"),
-    ("550", "trixie", "libcuda1"),
-    ("555", "experimental", "libcuda1"),
-];
-
-/// Debian's signatures.
-const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     match arguments {
@@ -46,15 +35,12 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     }
     let text = std::fs::read_to_string(TABLE).with_context(|| format!("{TABLE} could not be read"))?;
     let known = table(&text);
-    let directory = std::path::absolute(target().join("driver-names"))?;
+    let directory = std::path::absolute(target().join("real-driver"))?;
     let mut seen = BTreeSet::new();
     let mut missing = Vec::new();
-    for source in 0..=LIBRARIES.len() {
-        let (name, names) = match LIBRARIES.get(source) {
-            Some((branch, suite, package)) => (
-                format!("libcuda.so of {branch}"),
-                of_library(&directory, branch, suite, package),
-            ),
+    for branch in BRANCHES.iter().map(Some).chain([None]) {
+        let (name, names) = match branch {
+            Some(branch) => (format!("libcuda.so of {}", branch.name), of_library(&directory, branch)),
             None => ("the newest cuda.h".to_owned(), of_header(&directory)),
         };
         match names {
@@ -92,74 +78,12 @@ fn is_function(name: &str) -> bool {
     rest.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
-/// Return the names of the functions in a library.
-fn of_library(directory: &Path, branch: &str, suite: &str, package: &str) -> Result<BTreeSet<String>> {
-    let library = directory.join(format!("libcuda.so.{branch}"));
-    if !library.exists() {
-        download(directory, suite, package, &library)?;
-    }
+/// Return the names of the functions in the library of a branch.
+fn of_library(directory: &Path, branch: &Branch) -> Result<BTreeSet<String>> {
+    let library = Driver::download(branch, directory)?.cuda;
     let bytes = std::fs::read(&library).with_context(|| format!("{} could not be read", library.display()))?;
     let names = Elf::of(&bytes).exports().into_iter().filter(|name| is_function(name));
     Ok(names.map(str::to_owned).collect())
-}
-
-/// Download a package from the suite of Debian that this machine's own mirror has, and keep the library of it.
-fn download(directory: &Path, suite: &str, package: &str, library: &Path) -> Result<()> {
-    let at = directory.join(suite);
-    for name in ["lists/partial", "cache/archives/partial", "unpacked"] {
-        std::fs::create_dir_all(at.join(name))?;
-    }
-    let targets = output(Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"]))?;
-    let mirrors = targets
-        .lines()
-        .filter(|line| !line.contains("-security") && !line.contains("-updates"));
-    let mirror = mirrors
-        .filter_map(|line| line.split(' ').next())
-        .next()
-        .context("apt-get knows no mirror")?;
-    let list = at.join("sources.list");
-    std::fs::write(&list, format!("deb [signed-by={KEYS}] {mirror} {suite} non-free\n"))?;
-    let apt = || {
-        let mut apt = Command::new("apt-get");
-        let options = [
-            format!("Dir::Etc::sourcelist={}", list.display()),
-            "Dir::Etc::sourceparts=-".to_owned(),
-            format!("Dir::State::lists={}", at.join("lists").display()),
-            format!("Dir::Cache={}", at.join("cache").display()),
-        ];
-        for option in options {
-            apt.args(["-o", &option]);
-        }
-        apt.arg("-qq").stdin(Stdio::null());
-        apt
-    };
-    output(apt().arg("update"))?;
-    output(apt().args(["download", package]).current_dir(&at))?;
-    let archive = find(&at, &|name| name.ends_with(".deb")).with_context(|| format!("{suite} has no {package}"))?;
-    let unpacked = at.join("unpacked");
-    output(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&unpacked))?;
-    let found = find(&unpacked, &|name| {
-        name.strip_prefix("libcuda.so.").is_some_and(|version| version.contains('.'))
-    });
-    let found = found.with_context(|| format!("{package} has no libcuda.so"))?;
-    std::fs::rename(&found, library).with_context(|| format!("{} could not be renamed", found.display()))?;
-    std::fs::remove_dir_all(&at).with_context(|| format!("{} could not be removed", at.display()))
-}
-
-/// Find a regular file below a directory.
-fn find(directory: &Path, is_it: &dyn Fn(&str) -> bool) -> Option<PathBuf> {
-    let entries = std::fs::read_dir(directory).ok()?.filter_map(Result::ok);
-    entries
-        .map(|entry| (entry.path(), entry.file_type()))
-        .find_map(|(path, kind)| {
-            let kind = kind.ok()?;
-            let matches = kind.is_file() && is_it(path.file_name()?.to_str()?);
-            if kind.is_dir() {
-                find(&path, is_it)
-            } else {
-                matches.then_some(path)
-            }
-        })
 }
 
 /// Return the names of the functions in the newest header: those of a usual program, those of a program with a default stream for each thread, and earlier ones.

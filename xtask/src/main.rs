@@ -6,6 +6,7 @@ mod cluster;
 mod codegen;
 mod compat;
 mod cycles;
+mod debian;
 #[cfg(test)]
 mod doc_tests;
 mod driver_names;
@@ -19,6 +20,7 @@ mod prose;
 mod ptx;
 mod purity;
 mod quick;
+mod real_driver;
 mod skips;
 mod suite;
 mod target_directory;
@@ -48,6 +50,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   web-check [FLAGS] check the web pages in a browser, and take pictures of them; `cargo xtask web-check --help`
   ptx               assemble the kernels of `divvy smoke` with NVIDIA's assembler for every GPU; `cargo xtask ptx --help`
   driver-names      compare the functions that the guard knows with those of NVIDIA's driver libraries; `cargo xtask driver-names --help`
+  real-driver       run Divvy with the user-space files of NVIDIA's driver; `cargo xtask real-driver --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
@@ -93,6 +96,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["torture", rest @ ..] => return build::torture(rest),
         ["cluster", rest @ ..] => return cluster::run(rest),
         ["ptx", rest @ ..] => return ptx::run(rest),
+        ["real-driver", rest @ ..] => return real_driver::run(rest),
         ["skips", rest @ ..] => return skips::run(rest),
         ["suite", rest @ ..] => return suite::run(rest),
         ["web-check", rest @ ..] => return web_check::run(rest),

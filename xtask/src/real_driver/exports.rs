@@ -1,0 +1,61 @@
+//! The functions of the simulated NVML.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+use divvy_shadow_testkit::Elf;
+
+use super::packages::Driver;
+use super::{Bench, Found};
+use crate::ptx::output;
+
+/// Loads a library, and prints which of the functions in its arguments the loader finds.
+const FIND: &str =
+    "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); print(*[name for name in sys.argv[2:] if hasattr(library, name)])";
+
+pub(crate) fn check(bench: &Bench) -> Result<Found> {
+    let mut found = Found::default();
+    for driver in &bench.drivers {
+        let simulated = bench.built("libdivvy_nvml_sim.so")?;
+        let all = exports(&simulated)?;
+        let real: BTreeSet<String> = exports(&driver.nvml)?.intersection(&all).cloned().collect();
+        let own = loaded(bench, driver, &simulated, &all)?;
+        let name = |function: &String| format!("{} {function}", driver.branch);
+        for function in &all {
+            let what = match real.contains(function) {
+                true => "is missing in the simulated driver",
+                false => "is in the simulated driver, and not in the real one",
+            };
+            found.note(
+                format!("{} {what}", name(function)),
+                real.contains(function) == own.contains(function),
+            );
+        }
+    }
+    Ok(found)
+}
+
+/// Return the functions that a library's file has.
+fn exports(library: &Path) -> Result<BTreeSet<String>> {
+    let bytes = std::fs::read(library).with_context(|| format!("{} could not be read", library.display()))?;
+    let names = Elf::of(&bytes).exports().into_iter().filter(|name| name.starts_with("nvml"));
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Return the functions that the loader finds in a simulated library that stands for a driver.
+fn loaded(bench: &Bench, driver: &Driver, library: &Path, all: &BTreeSet<String>) -> Result<BTreeSet<String>> {
+    let text = format!(
+        "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"{}\"\n",
+        driver.version
+    );
+    let machine = bench.write("machine.toml", text)?;
+    let mut python = Command::new("python3");
+    python
+        .args(["-c", FIND])
+        .arg(library)
+        .args(all)
+        .env("DIVVY_NVML_SIM", machine);
+    Ok(output(&mut python)?.split_whitespace().map(str::to_owned).collect())
+}
