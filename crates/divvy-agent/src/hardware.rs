@@ -521,10 +521,11 @@ fn excess<'a>(known: impl Iterator<Item = &'a str>, listed: &BTreeSet<&str>, is_
     unused.take(too_many).map(str::to_owned).collect()
 }
 
-/// Return a fault that is fatal if these checks say so. They concern NVIDIA's GPUs only.
+/// Return a fault that is fatal if these checks say so. They concern NVIDIA's GPUs only. NVIDIA's plugin counts each XID that is not in its
+/// list of those that applications cause; the agent follows NVIDIA's catalog (`fault.fatal`), unless the checks name the XID.
 fn judged(fault: &Fault, checks: &HealthChecks) -> Fault {
     let fatal = match fault.vendor {
-        Vendor::Nvidia => checks.is_fatal(fault.code),
+        Vendor::Nvidia => checks.is_fatal(fault.code) && (fault.fatal || checks.is_enabled(fault.code)),
         Vendor::Amd | Vendor::Intel => fault.fatal,
     };
     Fault { fatal, ..fault.clone() }
@@ -646,6 +647,8 @@ mod tests {
             (Vendor::Nvidia, 79, true, false),
             (Vendor::Nvidia, 13, false, true),
             (Vendor::Nvidia, 48, true, true),
+            (Vendor::Nvidia, 63, false, false),
+            (Vendor::Nvidia, 94, false, false),
             (Vendor::Amd, 79, true, true),
             (Vendor::Amd, 13, false, false),
         ] {

@@ -28,7 +28,7 @@ pub(crate) use reception::Reception;
 use crate::backend::{Backend, Calls, Cgroup, Sink};
 use crate::protocol::Limited;
 use crate::{Code, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Known, Sample, Snapshot};
-use divvy_model::nvidia::xid_is_fatal;
+use divvy_model::nvidia::xid;
 use divvy_model::{MiB, MigDevice, Vendor};
 
 /// Where to find the driver.
@@ -233,14 +233,14 @@ const INCOMPLETE: &str = "the library is not a complete NVML; check that the dri
 /// The prefix of a fault's name. The XID's number follows.
 const XID: &str = "XID ";
 
-/// Return the fault that an XID reports.
-fn fault(uuid: Option<String>, xid: u64, partition: Option<(u32, u32)>) -> Fault {
+/// Return the fault that an XID reports. NVML reports the number alone.
+fn fault(uuid: Option<String>, number: u64, partition: Option<(u32, u32)>) -> Fault {
     Fault {
         vendor: Vendor::Nvidia,
         uuid,
-        code: xid,
-        fatal: xid_is_fatal(xid),
-        name: format!("{XID}{xid}"),
+        code: number,
+        fatal: xid::is_fatal(number, ""),
+        name: format!("{XID}{number}"),
         partition,
     }
 }

@@ -11,6 +11,8 @@ const OF_APPLICATIONS: [u64; 6] = [13, 31, 43, 45, 68, 109];
 pub struct HealthChecks {
     /// Whether an XID that is in neither list makes a GPU unhealthy.
     others: bool,
+    /// Whether `DP_ENABLE_HEALTHCHECKS` is `all`.
+    all: bool,
     enabled: BTreeSet<u64>,
     disabled: BTreeSet<u64>,
 }
@@ -27,6 +29,7 @@ impl HealthChecks {
         }
         let checks = HealthChecks {
             others: enable_all || !disable_all,
+            all: enable_all,
             enabled: enabled_xids,
             disabled: disabled_xids,
         };
@@ -36,6 +39,11 @@ impl HealthChecks {
     /// Report whether no XID makes a GPU unhealthy.
     pub fn are_off(&self) -> bool {
         !self.others && self.enabled.is_empty()
+    }
+
+    /// Report whether `DP_ENABLE_HEALTHCHECKS` contains this XID.
+    pub fn is_enabled(&self, xid: u64) -> bool {
+        self.all || self.enabled.contains(&xid)
     }
 
     /// Report whether this XID makes a GPU unhealthy.

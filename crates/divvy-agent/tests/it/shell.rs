@@ -19,7 +19,7 @@ use divvy_agent::{Config, DeviceListStrategy, Error, Probe};
 use divvy_cdi::driver_spec::{self, Basis};
 use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec};
 use divvy_host::Files;
-use divvy_model::nvidia::xid_is_fatal;
+use divvy_model::nvidia::xid;
 use divvy_model::out_of_service::{out_of_service_key, under_test_key};
 use divvy_model::{Allocation, ContainerShare, Enforcement, GpuShare, Health, Inventory, MiB, MigDevice, TestRun, Vendor, names};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Listening, Match, Options, PatchKind, Resource, Rule};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use divvy_cdi::generate::proc;
 use divvy_model::Vendor;
-use divvy_model::nvidia::xid_is_fatal;
+use divvy_model::nvidia::xid;
 
 use super::vendor_part::{DeviceNodes, Expected, VendorChecks, addresses};
 use crate::check::{Repair, Severity, Stop, Verdict, blind, count, milder, problem, repaired_by, skip};
@@ -211,7 +211,7 @@ fn fatal(xids: &[String]) -> Verdict {
     )
 }
 
-/// Return the XIDs in the kernel log that were not caused by programs. Each combination of GPU and XID is returned once. A log
+/// Return the XIDs in the kernel log after which a GPU needs more than the end of one program. Each combination of GPU and XID is returned once. A log
 /// line looks like this: `NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.`.
 fn fatal_xids(facts: &Facts<'_>) -> Vec<String> {
     let mut found = Vec::new();
@@ -221,7 +221,7 @@ fn fatal_xids(facts: &Facts<'_>) -> Vec<String> {
         };
         let number: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();
         let text = format!("XID {number} on {}", place.trim_start_matches("PCI:"));
-        if number.parse().is_ok_and(xid_is_fatal) && !found.contains(&text) {
+        if number.parse().is_ok_and(|number| xid::is_fatal(number, rest)) && !found.contains(&text) {
             found.push(text);
         }
     }

@@ -62,7 +62,7 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                         for (seq, (gpu, xid)) in xids.iter().enumerate().skip(told) {
                             let event = json!({
                                 "event": "fault", "seq": seq + 1, "vendor": "nvidia", "uuid": format!("GPU-{gpu}"), "code": xid,
-                                "fatal": xid_is_fatal(*xid), "name": format!("XID {xid}"), "partition": instances,
+                                "fatal": xid::is_fatal(*xid, ""), "name": format!("XID {xid}"), "partition": instances,
                             });
                             if write.write_all(format!("{event}\n").as_bytes()).await.is_err() { return }
                         }
