@@ -1,37 +1,34 @@
 //! Explanations of error texts in logs: the check to which a text belongs, its meaning, and what to type next.
 
-mod texts;
+mod knowledge;
+mod pattern;
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
-use std::sync::LazyLock;
 
 use serde::Serialize;
 
-pub use texts::ALL;
+pub use knowledge::{Entry, Error, General, Knowledge};
 
 use crate::report::wrapped;
 
-/// The explanation of a group of error texts with the same cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Explanation {
-    /// The id of the check that detects the cause. `None` if no check can detect it.
-    pub check: Option<&'static str>,
-    /// Substrings of a log line, at least one of which must match. `*` matches any text. Case, quotes, and backslashes are
-    /// ignored, because loggers differ in them.
-    #[serde(skip)]
-    pub texts: &'static [&'static str],
-    /// What happened.
-    pub means: &'static str,
-    /// What to type next.
-    pub fix: &'static str,
+/// One cause of what a line says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Cause<'a> {
+    /// What is known of it.
+    #[serde(flatten)]
+    pub entry: Cow<'a, Entry>,
+    /// The number of nodes that kube-scheduler names for this cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<u64>,
 }
 
-/// An explanation, and the place in the log where its text was found.
+/// A cause, and the place in the log where its text was found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Explained {
-    /// The explanation of the text.
+pub struct Explained<'a> {
+    /// The cause, as the first matching line names it.
     #[serde(flatten)]
-    pub explanation: &'static Explanation,
+    pub cause: Cause<'a>,
     /// The first matching line, without control characters, and limited to 240 characters.
     pub line: String,
     /// The number of that line, from 1.
@@ -40,53 +37,116 @@ pub struct Explained {
     pub count: usize,
 }
 
-/// Return the explanation of a line, or `None` if the line contains no known error text. If several explanations match, the first
-/// one in the table is returned.
-pub fn line(line: &str) -> Option<&'static Explanation> {
-    // Normalize the texts once, not for each line of a log.
-    static PLAIN: LazyLock<Vec<(&Explanation, Vec<String>)>> = LazyLock::new(|| {
-        ALL.iter()
-            .map(|one| (one, one.texts.iter().map(|text| plain(text)).collect()))
-            .collect()
-    });
-    let line = plain(line);
-    let mut known = PLAIN.iter();
-    known
-        .find(|(_, texts)| texts.iter().any(|text| matches(&line, text)))
-        .map(|(explanation, _)| *explanation)
+impl Knowledge {
+    /// Return the causes of what a line says: none if the line contains no known error text, several if kube-scheduler names several.
+    pub fn line(&self, line: &str) -> Vec<Cause<'_>> {
+        match refusals(line) {
+            Some(refusals) => self.unscheduled(&refusals),
+            None => self
+                .find(line)
+                .map(|entry| Cause { entry, nodes: None })
+                .into_iter()
+                .collect(),
+        }
+    }
+
+    /// Return the causes why kube-scheduler refuses the nodes. A taint of the control plane is only a cause if there is no other one:
+    /// pods with GPUs are not meant to run there.
+    fn unscheduled(&self, refusals: &[(u64, &str)]) -> Vec<Cause<'_>> {
+        let mut causes: Vec<Cause<'_>> = Vec::new();
+        for (count, reason) in refusals {
+            let Some(entry) = self.find(reason).or_else(|| self.find("unknown reason of kube-scheduler")) else {
+                continue;
+            };
+            match causes.iter_mut().find(|cause| cause.entry == entry) {
+                Some(same) => same.nodes = same.nodes.map(|nodes| nodes.saturating_add(*count)),
+                None => causes.push(Cause {
+                    entry,
+                    nodes: Some(*count),
+                }),
+            }
+        }
+        if causes.iter().any(|cause| cause.entry.id != CONTROL_PLANE) {
+            causes.retain(|cause| cause.entry.id != CONTROL_PLANE);
+        }
+        causes
+    }
 }
 
-/// The explanations found in a log, collected line by line.
-#[derive(Debug, Clone, Default)]
-pub struct Log {
+/// The entry of the control plane's own taint.
+const CONTROL_PLANE: &str = "scheduler-control-plane-taint";
+
+/// Return the reasons why a scheduler refuses nodes, each with the number of nodes. `None` if the line does not say this. Lines look like
+/// this: `0/3 nodes are available: 1 node(s) had untolerated taint {a: b}, 2 Insufficient nvidia.com/gpu. preemption: 0/3 nodes are …`
+/// (Kubernetes, `pkg/scheduler/framework/types.go`, `FitError.Error`).
+fn refusals(line: &str) -> Option<Vec<(u64, &str)>> {
+    let (_, reasons) = line
+        .split_once("nodes are available: ")
+        .or_else(|| line.split_once("nodes are unavailable: "))?;
+    let reasons = reasons.split(" preemption: ").next()?;
+    let mut found: Vec<(u64, &str)> = Vec::new();
+    let mut begin = 0;
+    // A comma separates two reasons if a number follows. Reasons themselves contain commas, too.
+    for (comma, _) in reasons.match_indices(", ").chain([(reasons.len(), "")]) {
+        let rest = reasons.get(comma + 2..).unwrap_or_default();
+        if (counted(rest).is_some() || comma == reasons.len())
+            && let Some(reason) = counted(&reasons[begin..comma])
+        {
+            found.push(reason);
+            begin = comma + 2;
+        }
+    }
+    (!found.is_empty()).then_some(found)
+}
+
+/// Split `2 Insufficient nvidia.com/gpu` into the number and the text.
+fn counted(text: &str) -> Option<(u64, &str)> {
+    let (count, reason) = text.split_once(' ')?;
+    Some((count.parse().ok()?, reason))
+}
+
+/// The causes found in a log, collected line by line.
+#[derive(Debug, Clone)]
+pub struct Log<'a> {
+    knowledge: &'a Knowledge,
     lines: usize,
-    found: Vec<Explained>,
+    found: Vec<Explained<'a>>,
 }
 
 /// The indentation of the second and further lines of a wrapped text, which start below the text and not below its name
-/// (`text`, `means`, or `fix`).
+/// (`text`, `means`, `fix`, or `source`).
 const HANGING: &str = "           ";
 /// The largest number of characters of a log line to show.
 const SHOWN: usize = 240;
 
-impl Log {
-    /// Process the next line of the log.
-    pub fn read(&mut self, text: &str) {
-        self.lines += 1;
-        let Some(explanation) = line(text) else { return };
-        match self.found.iter_mut().find(|found| found.explanation == explanation) {
-            Some(found) => found.count += 1,
-            None => self.found.push(Explained {
-                explanation,
-                line: text.trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect(),
-                number: self.lines,
-                count: 1,
-            }),
+impl<'a> Log<'a> {
+    /// Begin with an empty log.
+    pub fn new(knowledge: &'a Knowledge) -> Log<'a> {
+        Log {
+            knowledge,
+            lines: 0,
+            found: Vec::new(),
         }
     }
 
-    /// Return the explanations in the order of their first matching lines.
-    pub fn found(&self) -> &[Explained] {
+    /// Process the next line of the log.
+    pub fn read(&mut self, text: &str) {
+        self.lines += 1;
+        for cause in self.knowledge.line(text) {
+            match self.found.iter_mut().find(|found| found.cause.entry == cause.entry) {
+                Some(found) => found.count += 1,
+                None => self.found.push(Explained {
+                    cause,
+                    line: text.trim().chars().filter(|c| !c.is_control()).take(SHOWN).collect(),
+                    number: self.lines,
+                    count: 1,
+                }),
+            }
+        }
+    }
+
+    /// Return the causes in the order of their first matching lines.
+    pub fn found(&self) -> &[Explained<'a>] {
         &self.found
     }
 
@@ -103,23 +163,37 @@ impl Log {
                 1 => "The only line does not have a".to_owned(),
                 lines => format!("None of the {lines} lines has a"),
             };
-            let known: usize = ALL.iter().map(|explanation| explanation.texts.len()).sum();
+            let known = self.knowledge.count();
             return format!("{none} known error text ({known} are known). To check the machine itself, run divvy doctor.\n");
         }
         let mut text = String::new();
         for found in &self.found {
+            let Cause { entry, nodes } = &found.cause;
+            let nodes = match nodes {
+                None => String::new(),
+                Some(1) => ", 1 node".to_owned(),
+                Some(nodes) => format!(", {nodes} nodes"),
+            };
             let times = match found.count {
                 1 => String::new(),
                 n => format!(", and {} more", n - 1),
             };
-            let Explanation { check, means, fix, .. } = found.explanation;
-            let check = check.map(|id| format!("{id} ")).unwrap_or_default();
-            let _ = writeln!(text, "{check}line {}{times}", found.number);
-            for (name, value) in [("text", found.line.as_str()), ("means", means), ("fix", fix)] {
+            let check = entry.check.as_ref().map(|id| format!("{id} ")).unwrap_or_default();
+            let _ = writeln!(text, "{check}line {}{nodes}{times}", found.number);
+            for (name, value) in [
+                ("text", &found.line),
+                ("means", &entry.means),
+                ("fix", &entry.fix),
+                ("source", &entry.source),
+            ] {
                 let _ = writeln!(text, "{}", wrapped(value, &format!("    {name:<6} "), HANGING, width));
             }
         }
-        let mut checks: Vec<&str> = self.found.iter().filter_map(|found| found.explanation.check).collect();
+        let mut checks: Vec<&str> = self
+            .found
+            .iter()
+            .filter_map(|found| found.cause.entry.check.as_deref())
+            .collect();
         checks.sort_unstable();
         checks.dedup();
         let (cluster, node): (Vec<&str>, Vec<&str>) = checks.iter().partition(|check| check.starts_with('K'));
@@ -138,24 +212,4 @@ impl Log {
         }
         text
     }
-}
-
-fn plain(text: &str) -> String {
-    let mut plain: String = text
-        .chars()
-        .filter(|c| !matches!(c, '"' | '\'' | '`' | '\\' | '\u{2018}' | '\u{2019}' | '\u{201c}' | '\u{201d}'))
-        .collect();
-    plain.make_ascii_lowercase();
-    plain
-}
-
-fn matches(line: &str, text: &str) -> bool {
-    let mut rest = line;
-    text.split('*').all(|part| match rest.split_once(part) {
-        Some((_, after)) => {
-            rest = after;
-            true
-        }
-        None => false,
-    })
 }

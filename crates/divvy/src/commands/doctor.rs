@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use divvy_doctor::explain::Log;
+use divvy_doctor::explain::{Knowledge, Log};
 use divvy_doctor::{Check, Facts, Finding, Line, Report, Status, Stop, Style, checks};
 use divvy_host::Files;
 
@@ -111,7 +111,8 @@ fn explain(path: &Path, output: DoctorOutput) -> anyhow::Result<u8> {
     } else {
         Box::new(BufReader::new(File::open(path).map_err(unreadable)?))
     };
-    let mut log = Log::default();
+    let knowledge = Knowledge::load()?;
+    let mut log = Log::new(&knowledge);
     while let Some(line) = next_line(&mut reader).map_err(unreadable)? {
         log.read(&String::from_utf8_lossy(&line));
     }

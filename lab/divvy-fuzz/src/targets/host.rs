@@ -2,12 +2,12 @@
 //! `divvy doctor` and `divvy cdi generate` make of them.
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use divvy_cdi::generate::{self, Extras, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::stale::Stale;
 use divvy_cdi::{Severity, Spec};
-use divvy_doctor::explain::Log;
+use divvy_doctor::explain::{Knowledge, Log};
 use divvy_doctor::facts::cluster::{Cluster, Page};
 use divvy_doctor::facts::programs::{filter_calls, last_line};
 use divvy_doctor::{Asked, Facts, Report, Status, checks};
@@ -463,7 +463,8 @@ fn objects(bytes: &[u8]) -> bool {
 }
 
 fn log(bytes: &[u8]) -> bool {
-    let mut log = Log::default();
+    static KNOWLEDGE: LazyLock<Knowledge> = LazyLock::new(|| Knowledge::load().expect("the files are valid"));
+    let mut log = Log::new(&KNOWLEDGE);
     for line in bytes.split(|byte| *byte == b'\n') {
         log.read(&String::from_utf8_lossy(line));
     }
