@@ -5,9 +5,8 @@
 /// kind (also if it is written `\n`), in ASCII, and without the ending of NVIDIA's programs under the GPU operator (`nvidia-container-cli.real`).
 pub(super) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
-    let mut characters = text.chars().peekable();
     let mut is_escaped = false;
-    while let Some(character) = characters.next() {
+    for character in text.chars() {
         let space = character.is_whitespace() || character.is_control() || (is_escaped && matches!(character, 'n' | 't' | 'r'));
         is_escaped = character == '\\';
         match character {
