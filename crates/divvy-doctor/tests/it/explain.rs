@@ -165,7 +165,7 @@ fn no_line_of_nvidia_container_cli_is_unknown() {
             "other",
         ] {
             let line = format!(
-                "error running hook: exit status 1, stdout: , stderr: {name}: {family} error: so new that nobody knows it: unknown"
+                "error running hook: exit status 1, stdout: , stderr: {name}: {family} error: a reason that is new: unknown"
             );
             let found = ids(&line);
             assert!(found.len() == 1 && found[0].starts_with("toolkit-"), "{line}: {found:?}");
