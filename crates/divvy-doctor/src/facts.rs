@@ -13,8 +13,8 @@ use divvy_host::{Root, Tree};
 use cluster::Cluster;
 use programs::{Docker, Extender, Probed, RuntimeTest, Socket};
 
-pub(crate) use engine::for_gpus;
 pub use engine::{Engine, Kind};
+pub(crate) use engine::{NEWEST, for_gpus};
 pub use machine::{DRIVER_CONTAINER, Kubelet, PciGpu, version_at_least};
 pub use scheduler::{Extending, Scheduler};
 

@@ -1,7 +1,8 @@
 //! containerd's `config.toml`, format versions 1 to 4, and the files that it imports (`cmd/containerd/server/config` in containerd). Statements
-//! about releases of containerd were verified with 1.6.20 and 2.3.7.
+//! about releases of containerd were verified with the programs 1.6.20 and 2.3.7, and with `LoadConfig` of 2.0.0, 2.0.7, and 2.1.5.
 
 mod edit;
+mod effective;
 
 use std::collections::VecDeque;
 
@@ -9,6 +10,7 @@ use super::text::{Values, text};
 use super::{Configuration, Error, Files, glob};
 
 pub(super) use edit::{CDI_ANNOTATIONS, Where, configure, without};
+pub use effective::effective;
 
 /// The main file that containerd reads by default.
 pub const CONFIG: &str = "/etc/containerd/config.toml";
@@ -16,21 +18,23 @@ const ENGINE: &str = "containerd";
 /// The maximum number of imported files. More files than this mean that an import pattern is wrong.
 const MOST_FILES: usize = 1000;
 
-/// How containerd merges its main file and the files that it imports.
+/// How a drop-in is written, which depends on how containerd merges its main file and the files that it imports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Merge {
-    /// Before containerd 2.1: if several files have a plugin's section, only the section of the last file counts.
+    /// If several files have a plugin's section, only the section of the last file counts (containerd 1.x). Such a file is also right for 2.0.
     Sections,
-    /// From containerd 2.1 on: files are merged key by key.
+    /// Files are merged key by key (containerd 2).
     Keys,
 }
+
+/// A release of containerd: major, minor, and patch number.
+pub type Release = (u32, u32, u32);
 
 impl Merge {
     /// Return how a release of containerd merges files. `version` is the output of `containerd --version`; the result is `None` if it has no
     /// version number.
     pub fn of(version: &str) -> Option<Merge> {
-        let (major, minor) = release(version)?;
-        Some(if (major, minor) >= (2, 1) {
+        Some(if release(version)? >= (2, 1, 0) {
             Merge::Keys
         } else {
             Merge::Sections
@@ -38,15 +42,20 @@ impl Merge {
     }
 }
 
-/// Return the major and minor version from the output of `containerd --version`, such as
-/// `containerd github.com/containerd/containerd/v2 v2.3.7 …`.
-pub fn release(version: &str) -> Option<(u32, u32)> {
+/// Return the release from the output of `containerd --version`, such as `containerd github.com/containerd/containerd/v2 v2.3.7 …`, or from the
+/// version of a package, such as `1.7.27-1`. A patch number that is missing is 0.
+pub fn release(version: &str) -> Option<Release> {
     version.split_whitespace().find_map(|word| {
-        let mut numbers = word.trim_start_matches('v').split('.');
+        let mut numbers = word.trim_start_matches('v').splitn(3, '.');
         let major = numbers.next()?.parse().ok()?;
-        let minor = numbers.next()?.parse().ok()?;
-        Some((major, minor))
+        let minor = leading_number(numbers.next()?)?;
+        Some((major, minor, numbers.next().and_then(leading_number).unwrap_or(0)))
     })
+}
+
+fn leading_number(text: &str) -> Option<u32> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
 }
 
 /// Return the key below `plugins` that has the CRI plugin's runtimes, for a format version.
@@ -64,6 +73,8 @@ pub(super) struct File {
     pub(super) text: String,
     /// `None` for a file without any key.
     pub(super) version: Option<i64>,
+    /// The version that the file states; 0 if it states none.
+    pub(super) stated: i64,
     pub(super) imports: Vec<String>,
     /// The key below `plugins` that containerd reads in a file of this version.
     pub(super) section: &'static str,
@@ -93,6 +104,7 @@ impl File {
             path,
             text,
             version,
+            stated: written.unwrap_or(0),
             imports,
             section,
         })
@@ -158,25 +170,39 @@ pub fn read(files: &dyn Files, main: &str, merge: Merge) -> Result<Configuration
         let values = file.values()?;
         let section = &["plugins", file.section][..];
         if merge == Merge::Sections && values.table(section)?.is_some() {
-            all.runtimes.clear();
-            all.default_runtime = None;
-            all.default_runtime_file = None;
-            all.cdi = None;
-            all.cdi_spec_dirs.clear();
+            all.forget_section();
         }
-        add(&mut all, &values, section)?;
-        all.imports.extend(file.imports.iter().cloned());
-        for plugin in values.texts(&["disabled_plugins"])?.unwrap_or_default() {
-            if !all.disabled_plugins.contains(&plugin) {
-                all.disabled_plugins.push(plugin);
-            }
-        }
-        all.files.push(file.path.clone());
+        add(&mut all, &values, section, true)?;
+        all.add_general(file, &values)?;
     }
     Ok(all)
 }
 
-fn add(all: &mut Configuration, values: &Values<'_>, section: &[&str]) -> Result<(), Error> {
+impl Configuration {
+    /// Forget what earlier files said in the CRI plugin's section.
+    fn forget_section(&mut self) {
+        self.runtimes.clear();
+        self.default_runtime = None;
+        self.default_runtime_file = None;
+        self.cdi = None;
+        self.cdi_spec_dirs.clear();
+    }
+
+    /// Add what a file says outside of the CRI plugin's section.
+    fn add_general(&mut self, file: &File, values: &Values<'_>) -> Result<(), Error> {
+        self.imports.extend(file.imports.iter().cloned());
+        for plugin in values.texts(&["disabled_plugins"])?.unwrap_or_default() {
+            if !self.disabled_plugins.contains(&plugin) {
+                self.disabled_plugins.push(plugin);
+            }
+        }
+        self.files.push(file.path.clone());
+        Ok(())
+    }
+}
+
+/// Add what a section says, with or without its runtimes.
+fn add(all: &mut Configuration, values: &Values<'_>, section: &[&str], with_runtimes: bool) -> Result<(), Error> {
     let at = |rest: &[&'static str]| -> Vec<String> { section.iter().chain(rest).map(|key| (*key).to_owned()).collect() };
     fn keys(path: &[String]) -> Vec<&str> {
         path.iter().map(String::as_str).collect()
@@ -194,6 +220,7 @@ fn add(all: &mut Configuration, values: &Values<'_>, section: &[&str]) -> Result
     let of_runtimes = at(&["containerd", "runtimes"]);
     let names: Vec<String> = values
         .table(&keys(&of_runtimes))?
+        .filter(|_| with_runtimes)
         .into_iter()
         .flat_map(|table| table.keys().cloned())
         .collect();

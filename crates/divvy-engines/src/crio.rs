@@ -190,12 +190,10 @@ pub(super) fn configure(
     toml_text::hide_empty(document.as_item_mut());
     Ok(vec![Write {
         path: path.to_owned(),
-        text: format!("{}{document}", if fresh { HEADER } else { "" }),
+        text: format!("{}{document}", if fresh { settings.header() } else { String::new() }),
         like: drop_in.map(|_| main.to_owned()),
     }])
 }
-
-const HEADER: &str = "# Written by `divvy configure crio`; `divvy configure crio --undo` removes it.\n";
 
 /// Return the tables of all runtimes, each from the last file that has it.
 fn runtimes(files: &dyn Files, main: &str) -> Result<toml::Table, Error> {

@@ -22,6 +22,15 @@ pub struct RuntimeSettings {
     /// The configuration that the engine itself prints, as TOML (`containerd config dump`, `crio status config`). If it is given, it replaces
     /// the engine's files as the source that the runtime's settings are copied from.
     pub printed: Option<String>,
+    /// The command that configures this engine, such as `divvy configure k3s`. The files that divvy writes name it: with `--undo` it removes them.
+    pub command: String,
+}
+
+impl RuntimeSettings {
+    /// Return the comment of a file that divvy writes.
+    pub(crate) fn header(&self) -> String {
+        format!("# Written by `{0}`; `{0} --undo` removes it.\n", self.command)
+    }
 }
 
 /// The recorded texts of one file.

@@ -28,7 +28,7 @@ mod toml_text;
 
 pub use edit::{Recorded, RuntimeSettings};
 pub use places::{Engine, Wanted, runtime_class};
-pub use plan::{Edit, Plan, Record, configure, undo};
+pub use plan::{Edit, Plan, Record, configure, in_effect, undo};
 pub use target::Target;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,10 +119,25 @@ pub struct Configuration {
     /// containerd's `disabled_plugins` from all files, each name once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disabled_plugins: Vec<String>,
+    /// The sections of containerd's CRI plugin that are in a file and that this release of containerd does not use (see
+    /// [`containerd::effective`]).
+    #[serde(skip)]
+    pub ignored: Vec<Ignored>,
     /// The engine's cgroup driver: `systemd` or `cgroupfs` (Docker's `exec-opts`, CRI-O's `cgroup_manager`). containerd instead has one setting
     /// for each runtime, see [`Runtime::systemd_cgroup`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cgroup_driver: Option<String>,
+}
+
+/// A section that containerd does not use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ignored {
+    /// The file.
+    pub path: String,
+    /// The version that the file states; 0 if it states none.
+    pub version: i64,
+    /// The key below `plugins`.
+    pub section: &'static str,
 }
 
 /// An OCI runtime that is registered with an engine.
@@ -157,9 +172,7 @@ pub enum Error {
         why: String,
     },
     /// A file has a syntax error.
-    #[error(
-        "{path} is not valid {format}: line {line}, column {column}: {what}; the engine also rejects this file. Correct this line, then run the command again; nothing was changed"
-    )]
+    #[error("{}; the engine also rejects this file. Correct this line, then run the command again; nothing was changed", self.found())]
     Syntax {
         /// The path of the file.
         path: String,
@@ -185,9 +198,7 @@ pub enum Error {
         most: usize,
     },
     /// A value has a type that the engine does not accept.
-    #[error(
-        "{path}, line {line}, column {column}: `{key}` is {found}, but {engine} expects {wanted}; correct this value, then run the command again; nothing was changed"
-    )]
+    #[error("{}; correct this value, then run the command again; nothing was changed", self.found())]
     WrongType {
         /// The path of the file.
         path: String,
@@ -203,6 +214,16 @@ pub enum Error {
         wanted: &'static str,
         /// The engine's name.
         engine: &'static str,
+    },
+    /// The engine does not start because of a file's format version.
+    #[error("{path} has version {version}, and {why}, so this containerd does not start with it")]
+    Version {
+        /// The path of the file.
+        path: String,
+        /// The version that the file states.
+        version: i64,
+        /// The rule of this release.
+        why: String,
     },
     /// The engine reads another file later, and that file overrides the edit.
     #[error(
@@ -261,4 +282,29 @@ pub enum Error {
         /// The maximum number of files that are read.
         most: usize,
     },
+}
+
+impl Error {
+    /// Return what was found, without what `divvy configure` tells its user to do.
+    pub fn found(&self) -> String {
+        match self {
+            Error::Syntax {
+                path,
+                format,
+                line,
+                column,
+                what,
+            } => format!("{path} is not valid {format}: line {line}, column {column}: {what}"),
+            Error::WrongType {
+                path,
+                line,
+                column,
+                key,
+                found,
+                wanted,
+                engine,
+            } => format!("{path}, line {line}, column {column}: `{key}` is {found}, but {engine} expects {wanted}"),
+            other => other.to_string(),
+        }
+    }
 }

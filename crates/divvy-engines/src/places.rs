@@ -124,7 +124,7 @@ impl Engine {
                     config,
                     drop_in,
                     merge: wanted.containerd.as_deref().and_then(containerd::Merge::of),
-                    version: if release.is_some_and(|release| release >= (2, 0)) {
+                    version: if release.is_some_and(|release| release >= (2, 0, 0)) {
                         3
                     } else {
                         2

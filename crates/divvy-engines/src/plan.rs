@@ -8,7 +8,7 @@ use super::edit::{After, Recorded, RuntimeSettings};
 use super::revert::{self, Kept};
 use super::target::Target;
 use super::text::text;
-use super::{Error, Files, containerd, crio, docker, template};
+use super::{Configuration, Error, Files, containerd, crio, docker, template};
 use divvy_host::plain_line;
 
 /// The change of one file.
@@ -35,6 +35,17 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// The record to keep for [`undo`]; `None` if no file contains anything from divvy.
     pub record: Option<Record>,
+}
+
+impl Plan {
+    /// Return the files as they will be after the edits.
+    pub fn after<'f>(&self, files: &'f dyn Files) -> impl Files + 'f {
+        let edits = self.edits.iter().map(|edit| (edit.path.clone(), edit.after.clone()));
+        After {
+            files,
+            edits: edits.collect(),
+        }
+    }
 }
 
 /// The original text of each file that divvy wrote.
@@ -153,15 +164,14 @@ fn check(files: &dyn Files, target: &Target, settings: &RuntimeSettings, plan: &
         } if !crio::is_read(config, drop_in) => return Ok(()),
         _ => {}
     }
-    let after = After {
-        files,
-        edits: plan
-            .edits
-            .iter()
-            .map(|edit| (edit.path.clone(), edit.after.clone()))
-            .collect(),
-    };
-    let read = target.read(&after)?;
+    in_effect(target, settings, &target.read(&plan.after(files))?)
+}
+
+/// Check that a configuration, as the engine reads it, has the requested settings.
+///
+/// # Errors
+/// Fails with [`Error::Overruled`] if the engine would not use a setting.
+pub fn in_effect(target: &Target, settings: &RuntimeSettings, read: &Configuration) -> Result<(), Error> {
     let has = |what: &str, winner: Option<&String>| Error::Overruled {
         path: target.written().to_owned(),
         what: what.to_owned(),

@@ -5,7 +5,7 @@ use super::edit::{RuntimeSettings, Write};
 use super::text::text;
 use super::{Error, Files, containerd};
 
-const BEGIN: &str = "# BEGIN divvy: `divvy configure --undo` takes this out";
+const BEGIN: &str = "# BEGIN divvy:";
 const END: &str = "# END divvy";
 /// Includes the distribution's own configuration (k3s and rke2 since September 2023).
 const BASE: &str = "{{ template \"base\" . }}\n";
@@ -58,8 +58,8 @@ pub(super) fn configure(
         _ => String::new(),
     };
     let block = format!(
-        "{BEGIN}\n{head}]\n  runtime_type = \"io.containerd.runc.v2\"\n{annotations}{head}.options]\n  BinaryName = \"{}\"\n  SystemdCgroup = {systemd}\n{END}\n",
-        settings.path
+        "{BEGIN} `{} --undo` removes this\n{head}]\n  runtime_type = \"io.containerd.runc.v2\"\n{annotations}{head}.options]\n  BinaryName = \"{}\"\n  SystemdCgroup = {systemd}\n{END}\n",
+        settings.command, settings.path
     );
     if settings.set_default == Some(true) {
         notes.push(format!(
@@ -87,7 +87,7 @@ pub(super) fn without(text: &str) -> String {
     text.split_inclusive('\n')
         .filter(|line| {
             let line = line.trim_end();
-            let ours = inside || line == BEGIN;
+            let ours = inside || line.starts_with(BEGIN);
             inside = ours && line != END;
             !ours
         })

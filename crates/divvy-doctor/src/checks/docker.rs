@@ -48,7 +48,7 @@ pub(super) fn runtime(facts: &Facts<'_>) -> Verdict {
         Ok(configured) => configured,
         Err(error) => {
             return problem(
-                error.to_string(),
+                error.found(),
                 "dockerd does not start with this file: \"unable to configure the Docker daemon with file /etc/docker/daemon.json\"",
                 "correct the file at that place, then: dockerd --validate && systemctl restart docker",
             );

@@ -5,7 +5,7 @@ use divvy_engines::{Configuration, containerd, crio, docker};
 use super::objects;
 use super::objects::{listed, some};
 use crate::check::{Repair, Severity, Stop, Verdict, blind, milder, problem, repaired_by, skip};
-use crate::facts::{Asked, Engine, Facts, Kind, for_gpus};
+use crate::facts::{Asked, Engine, Facts, Kind, NEWEST, for_gpus};
 
 const NOT_CONFIGURED: &str =
     "pods with this runtime are not created: \"no runtime for \\\"nvidia\\\" is configured\", FailedCreatePodSandBox";
@@ -35,7 +35,7 @@ fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -
         return Ok(true);
     }
     match facts.containerd_version(engine) {
-        Some((major, _)) => Ok(major >= 2),
+        Some((major, ..)) => Ok(major >= 2),
         None => blind(format!(
             "{} does not say whether CDI is on in {}: the default is on from containerd 2.0, but the version is unknown here; containerd --version prints it",
             match configuration.files.is_empty() {
@@ -68,9 +68,9 @@ pub(super) fn which(facts: &Facts<'_>) -> Verdict {
         return Ok(found);
     }
     problem(
-        format!("{found}; {} exists but is not used", others.join(", ")),
-        "edits of the unused file have no effect on pods",
-        format!("{} edits the file that is used", engine.configure("")),
+        format!("{found}; {} exists but is not used for pods", others.join(", ")),
+        "edits of the other file have no effect on pods",
+        engine.by_hand("make changes"),
     )
 }
 
@@ -80,61 +80,127 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     if engine.kind != Kind::Containerd {
         return skip("pods do not run on containerd");
     }
-    let read = containerd::read(&facts.root, &engine.file, containerd::Merge::Keys);
-    let configuration = match read {
-        Ok(configuration) => configuration,
-        Err(error) => {
-            return problem(
-                error.to_string(),
-                "with this file, containerd does not start, or starts without its CRI plugin, and the node is NotReady",
-                format!(
-                    "correct the file at that place, then: containerd config dump > /dev/null && systemctl restart {}",
-                    engine.service
-                ),
-            );
-        }
+    if let Asked::Failed(reason) = &facts.containerd {
+        return blind(format!("containerd did not print its configuration: {reason}"));
+    }
+    let used = |release| containerd::effective(&facts.root, &engine.file, release);
+    let known = facts.containerd_version(&engine);
+    let newest = used(known.unwrap_or(NEWEST));
+    let configuration = match newest {
+        Ok(configuration) if configuration.ignored.is_empty() => configuration,
+        Ok(configuration) => return unused(&engine, known.unwrap_or(NEWEST), &configuration),
+        Err(error) => return refused(facts, &engine, &error),
     };
-    let mut wrong = Vec::new();
-    for file in &configuration.files {
-        // Parsing succeeded in `containerd::read`, so a failure here is only a race with an edit.
-        let Ok(table) = facts.text(file).unwrap_or_default().parse::<toml::Table>() else {
-            continue;
+    if let Some(found) = template_found(facts, &engine) {
+        return problem(
+            found,
+            format!(
+                "at its next start {} generates {} from it, and containerd does not start",
+                engine.name, engine.file
+            ),
+            format!(
+                "remove that table from the template, or set its keys where the base template has the table; then {}",
+                engine.restart()
+            ),
+        );
+    }
+    // No release reads a file of a version that is newer than itself.
+    let oldest = match configuration.version {
+        Some(4..) => (2, 3, 0),
+        Some(3) => (2, 0, 0),
+        _ => (1, 7, 0),
+    };
+    let others = [(1, 7, 0), (2, 0, 0), (2, 3, 0)]
+        .into_iter()
+        .filter(|release| known.is_none() && *release >= oldest);
+    for release in others {
+        let verdict = match used(release) {
+            Ok(configuration) if configuration.ignored.is_empty() => continue,
+            Ok(configuration) => unused(&engine, release, &configuration),
+            Err(error) => refused(facts, &engine, &error),
         };
-        let written = table.get("version").and_then(toml::Value::as_integer);
-        let version = written.unwrap_or(1);
-        let Some(plugins) = table.get("plugins").and_then(toml::Value::as_table) else {
-            continue;
-        };
-        let right = containerd::section(version);
-        for other in [1, 2, 3].map(containerd::section) {
-            let runtimes = plugins.get(other).and_then(|section| section.get("containerd"));
-            if other != right && runtimes.is_some() && !plugins.contains_key(right) {
-                let says = written.map_or_else(
-                    || "has no version, which means version 1".to_owned(),
-                    |version| format!("has version {version}"),
-                );
-                wrong.push(format!(
-                    "{file} {says} and the section plugins.{other:?}: in that version the section is plugins.{right:?}"
-                ));
-            }
+        if let Err(Stop::Problem(finding)) = verdict {
+            let found = format!(
+                "{}; the version of containerd is unknown here, and containerd --version prints it",
+                finding.found
+            );
+            return milder(Severity::Warning, found, finding.why, finding.fix);
         }
     }
-    match wrong.is_empty() {
-        true if configuration.files.is_empty() => Ok(format!("there is no {}; {} uses its defaults", engine.file, engine.name)),
-        true => Ok(format!(
+    match configuration.files.is_empty() {
+        true => Ok(format!("there is no {}; {} uses its defaults", engine.file, engine.name)),
+        false => Ok(format!(
             "version {} in {}",
             configuration.version.unwrap_or(2),
             configuration.files.join(", ")
         )),
-        false => problem(
-            wrong.join("\n"),
-            "containerd silently ignores a section of another version and the runtimes in it: \"no runtime for \\\"nvidia\\\" is configured\"",
-            format!(
-                "rename the section or correct the version; check the result with containerd config dump; then systemctl restart {}",
-                engine.service
-            ),
-        ),
     }
+}
+
+/// Describe the sections that this release does not use.
+fn unused(engine: &Engine, release: containerd::Release, configuration: &Configuration) -> Verdict {
+    let sentences = configuration.ignored.iter().map(|ignored| {
+        let says = match ignored.version {
+            0 => "has no version, which means version 1,".to_owned(),
+            version => format!("has version {version}"),
+        };
+        format!(
+            "{} {says} and the section plugins.{:?}, which containerd {}.{} does not use beside the other files and sections",
+            ignored.path, ignored.section, release.0, release.1
+        )
+    });
+    let right = containerd::section(if release >= (2, 0, 0) { 3 } else { 2 });
+    let version = if release >= (2, 0, 0) { 3 } else { 2 };
+    let file = configuration.ignored.first().map_or(&engine.file, |ignored| &ignored.path);
+    problem(
+        sentences.collect::<Vec<_>>().join("\n"),
+        "containerd silently ignores that section and the runtimes in it: \"no runtime for \\\"nvidia\\\" is configured\"",
+        engine.by_hand_in(
+            &format!("set version = {version} in all files, and rename the section to plugins.{right:?},"),
+            file,
+        ),
+    )
+}
+
+/// Describe why containerd does not start with its files.
+fn refused(facts: &Facts<'_>, engine: &Engine, error: &divvy_engines::Error) -> Verdict {
+    let why = "with this file, containerd does not start, or starts without its CRI plugin, and the node is NotReady";
+    let (found, file, change) = match error {
+        divvy_engines::Error::Version { path, .. } => (
+            error.found(),
+            path,
+            "correct the version and the names of the sections".to_owned(),
+        ),
+        divvy_engines::Error::Syntax { path, line, .. } if *path == engine.file && engine.edited != engine.file => {
+            let text = facts.text(path).unwrap_or_default();
+            let wrong = text.lines().nth(line.saturating_sub(1)).unwrap_or_default().trim().to_owned();
+            let template = facts.text(&engine.edited).unwrap_or_default();
+            let at = template.lines().position(|line| !wrong.is_empty() && line.trim() == wrong);
+            let place = at.map_or_else(String::new, |at| {
+                format!("; {} has that text in line {}", engine.edited, at + 1)
+            });
+            let from = format!("{} generates this file from {}{place}", engine.name, engine.edited);
+            (format!("{}; {from}", error.found()), path, "correct the text".to_owned())
+        }
+        divvy_engines::Error::Syntax { path, .. } | divvy_engines::Error::WrongType { path, .. } => {
+            (error.found(), path, "correct the file at that place".to_owned())
+        }
+        other => (other.found(), &engine.file, "correct the file".to_owned()),
+    };
+    problem(found, why, engine.by_hand_in(&change, file))
+}
+
+/// Return the table that a template of k3s or rke2 defines twice. A template with conditions is not judged: only one of two tables may be used.
+fn template_found(facts: &Facts<'_>, engine: &Engine) -> Option<String> {
+    let template = facts.text(&engine.edited).filter(|_| engine.edited.ends_with(".tmpl"))?;
+    let actions = template.lines().filter(|line| line.contains("{{"));
+    if actions.clone().any(|line| !line.contains("template \"base\"")) {
+        return None;
+    }
+    // The base has been written with the rest of the template at the last start.
+    let rest: String = template.split_inclusive('\n').filter(|line| !line.contains("{{")).collect();
+    let error = toml::from_str::<toml::Table>(&rest).err()?;
+    Some(format!("{} is not valid TOML: {}", engine.edited, error.message().trim()))
 }
 
 /// Judge check R09.
@@ -148,9 +214,9 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
             return problem(
                 format!("the runtime {name} in {} names no program (BinaryName)", runtime.file),
                 "runc starts the containers of that runtime, so they get no GPU",
-                format!(
-                    "set options.BinaryName = \"/usr/bin/nvidia-container-runtime\" (or divvy-runtime's path) in that runtime, then systemctl restart {}",
-                    engine.service
+                engine.by_hand_in(
+                    "set options.BinaryName = \"/usr/bin/nvidia-container-runtime\" (or divvy-runtime's path) of that runtime",
+                    &runtime.file,
                 ),
             );
         };
@@ -163,9 +229,8 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
                 format!("the runtime {name} is {path}, but there is no such program"),
                 NOT_CONFIGURED,
                 format!(
-                    "install the program there, or correct the path in {}, then systemctl restart {}; or use divvy-runtime: {}",
-                    runtime.file,
-                    engine.service,
+                    "install the program there, or {}; or use divvy-runtime: {}",
+                    engine.by_hand_in("correct the path", &runtime.file),
                     engine.configure("")
                 ),
             );
@@ -173,9 +238,12 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
         found.push(format!("{name} is {path}"));
     }
     if found.is_empty() {
-        return match facts.has_spec("nvidia.com") && does_cdi(facts, &engine, &configuration)? {
-            true => Ok(format!("none, and none is needed: {} uses CDI", engine.name)),
-            false => problem(
+        if facts.has_spec("nvidia.com") && does_cdi(facts, &engine, &configuration)? {
+            return Ok(format!("none, and none is needed: {} uses CDI", engine.name));
+        }
+        return match unread(facts, &engine, &configuration) {
+            Some((found, fix)) => problem(found, NOT_CONFIGURED, fix),
+            None => problem(
                 format!("{} has no runtime for GPUs and does not use CDI (R15)", engine.name),
                 NOT_CONFIGURED,
                 format!(
@@ -187,6 +255,63 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
         };
     }
     Ok(found.join(", "))
+}
+
+/// Return the file beside the engine's own files that has a runtime for GPUs and that nothing reads, and how it is made to count.
+fn unread(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Option<(String, String)> {
+    let directory = engine.file.rsplit_once('/').map_or("", |(directory, _)| directory);
+    let mut directories = vec![directory.to_owned()];
+    directories.extend(
+        facts
+            .root
+            .names(directory)
+            .into_iter()
+            .map(|name| format!("{directory}/{name}")),
+    );
+    let programs = ["nvidia-container-runtime", "divvy-runtime"];
+    for directory in directories {
+        for name in facts.root.names(&directory) {
+            let path = format!("{directory}/{name}");
+            let is_template = name.ends_with(".tmpl");
+            if configuration.files.contains(&path)
+                || (is_template && path == engine.edited && !is_of_other_version(&name, configuration))
+            {
+                continue;
+            }
+            let text = facts
+                .text(&path)
+                .filter(|_| is_template || name.ends_with(".toml") || name.ends_with(".conf"));
+            let lines = text
+                .iter()
+                .flat_map(|text| text.lines())
+                .filter(|line| !line.trim_start().starts_with('#'));
+            if !lines
+                .clone()
+                .any(|line| programs.iter().any(|program| line.contains(program)))
+            {
+                continue;
+            }
+            let fix = match (engine.kind, is_template) {
+                (_, true) if name.starts_with("config-v3") => {
+                    "move its tables to config.toml.tmpl, with the names of version 2".to_owned()
+                }
+                (_, true) => "move its tables to config-v3.toml.tmpl, with the names of version 3".to_owned(),
+                (Kind::Containerd, _) => engine.by_hand(&format!("add imports = [\"{directory}/*.toml\"]")),
+                _ => format!("move it to {}", crio::drop_ins(&engine.file)),
+            };
+            return Some((
+                format!("{path} has a runtime for GPUs, but {} does not read that file", engine.name),
+                fix,
+            ));
+        }
+    }
+    None
+}
+
+/// Report whether k3s or rke2 uses a template of this name for another version of containerd's configuration.
+fn is_of_other_version(name: &str, configuration: &Configuration) -> bool {
+    let is_v3 = configuration.version.is_none_or(|version| version >= 3);
+    name.starts_with("config-v3") != is_v3
 }
 
 /// Judge check R10.
@@ -272,12 +397,19 @@ pub(super) fn default(facts: &Facts<'_>) -> Verdict {
             names.join(", ")
         ),
         "containerd does not load the CRI plugin (\"no corresponding runtime configured\"), the kubelet reports \"unknown service runtime.v1.RuntimeService\", and the node is NotReady",
-        format!(
-            "add to {} a table runtimes.{default} with runtime_type = \"io.containerd.runc.v2\"; then systemctl restart {}",
-            engine.file, engine.service
-        ),
+        engine.by_hand(&format!(
+            "add a table runtimes.{default} with runtime_type = \"io.containerd.runc.v2\""
+        )),
     )
 }
+
+/// The plugins without which containerd has no CRI service. Observed with containerd 2.3.7: each of the last three disables it.
+const CRI: [&str; 4] = [
+    "cri",
+    "io.containerd.grpc.v1.cri",
+    "io.containerd.cri.v1.runtime",
+    "io.containerd.cri.v1.images",
+];
 
 /// Judge check R12.
 pub(super) fn enabled(facts: &Facts<'_>) -> Verdict {
@@ -285,21 +417,37 @@ pub(super) fn enabled(facts: &Facts<'_>) -> Verdict {
     if engine.kind != Kind::Containerd {
         return skip("pods do not run on containerd");
     }
-    let cri = |plugin: &&String| plugin.as_str() == "cri" || plugin.ends_with(".cri") || plugin.contains(".cri.v1.");
-    match configuration.disabled_plugins.iter().find(cri) {
-        None => Ok("cri is not in disabled_plugins".to_owned()),
-        Some(plugin) => problem(
-            format!(
-                "{} has disabled_plugins = [{plugin:?}], which Docker's packages write",
-                engine.file
-            ),
-            "the kubelet cannot use containerd (\"unknown service runtime.v1.RuntimeService\"), and tools that configure runtimes report success without effect",
-            format!(
-                "sed -i '/^disabled_plugins/d' {} && systemctl restart {}",
-                engine.file, engine.service
-            ),
-        ),
+    let mut files = configuration.files.clone();
+    if files.is_empty() {
+        files.push(engine.file.clone());
     }
+    // k0s merges these files when it starts.
+    let of_k0s = "/etc/k0s/containerd.d";
+    if engine.name == "k0s" {
+        files.extend(facts.root.names(of_k0s).into_iter().map(|name| format!("{of_k0s}/{name}")));
+    }
+    let disabled_in = |file: &String| -> Vec<String> {
+        let table = facts.text(file).and_then(|text| text.parse::<toml::Table>().ok());
+        let list = table.as_ref().and_then(|table| table.get("disabled_plugins")?.as_array());
+        let names = list.into_iter().flatten().filter_map(toml::Value::as_str);
+        names.filter(|name| CRI.contains(name)).map(str::to_owned).collect()
+    };
+    let in_files = files.iter().map(|file| (file, disabled_in(file)));
+    let dumped = configuration
+        .disabled_plugins
+        .iter()
+        .filter(|name| CRI.contains(&name.as_str()))
+        .cloned();
+    let dumped = std::iter::once((&engine.file, dumped.collect::<Vec<_>>()));
+    let Some((file, names)) = in_files.chain(dumped).find(|(_, names)| !names.is_empty()) else {
+        return Ok("cri is not in disabled_plugins".to_owned());
+    };
+    let names = names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+    problem(
+        format!("{file} has {names} in disabled_plugins"),
+        "the kubelet cannot use containerd (\"unknown service runtime.v1.RuntimeService\"), and tools that configure runtimes report success without effect",
+        engine.by_hand_in(&format!("remove {names} from disabled_plugins"), file),
+    )
 }
 
 /// Judge check R13.
@@ -348,11 +496,13 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
         format!("{}; {wanted_of}cgroup driver is {wanted}", found.join(", ")),
         "pods are killed every few minutes, or do not start: \"expected cgroupsPath to be of format \\\"slice:prefix:name\\\"\"",
         format!(
-            "{} sets the cgroup driver of the runtime for GPUs; by hand: SystemdCgroup = {} in the options of {}, then systemctl restart {}",
+            "{}; or {}",
             engine.configure(&format!("--cgroup-driver {wanted}")),
-            wanted == "systemd",
-            names.join(" and "),
-            engine.service
+            engine.by_hand(&format!(
+                "set SystemdCgroup = {} in the options of {}",
+                wanted == "systemd",
+                names.join(" and ")
+            ))
         ),
     )
 }
@@ -454,10 +604,7 @@ pub(super) fn cdi(facts: &Facts<'_>) -> Verdict {
         return problem(
             format!("{} reads CDI specs only from {}", engine.name, looked_at.join(", ")),
             why,
-            format!(
-                "set cdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"] in {}; then systemctl restart {}",
-                engine.file, engine.service
-            ),
+            engine.by_hand("set cdi_spec_dirs = [\"/etc/cdi\", \"/var/run/cdi\"]"),
         );
     }
     if there.is_empty() {
@@ -510,7 +657,7 @@ pub(super) fn restarted(facts: &Facts<'_>) -> Verdict {
             return problem(
                 format!("{file} was written after {} was started", engine.name),
                 "the engine does not use the changed configuration until it is restarted: GPUs may work only after the next boot",
-                format!("systemctl restart {}", engine.service),
+                engine.restart(),
             );
         }
         looked.push(engine.name);

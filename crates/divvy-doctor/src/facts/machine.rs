@@ -202,8 +202,29 @@ impl Facts<'_> {
         })
     }
 
-    /// Return the version of an installed dpkg package. Red Hat's package database is not read, because it is binary.
+    /// Return the version of an installed package of dpkg or rpm.
     pub(crate) fn package(&self, name: &str) -> Option<String> {
+        self.dpkg(name).or_else(|| self.rpm(name))
+    }
+
+    /// Return the version of an rpm package. rpm's database is binary; a package's header has the strings NAME, VERSION, and RELEASE one after
+    /// the other (`rpmtag.h`), each with a zero at its end.
+    fn rpm(&self, name: &str) -> Option<String> {
+        let databases = ["/var/lib/rpm", "/usr/lib/sysimage/rpm"].map(|directory| format!("{directory}/rpmdb.sqlite"));
+        let bytes = databases.iter().find_map(|path| self.root.read(path, 256 * 1024 * 1024))?;
+        let start = format!("\0{name}\0");
+        let mut places = bytes
+            .windows(start.len())
+            .enumerate()
+            .filter(|(_, window)| *window == start.as_bytes());
+        places.find_map(|(at, _)| {
+            let version = bytes[at + start.len()..].split(|byte| *byte == 0).next()?;
+            let version = std::str::from_utf8(version).ok()?;
+            version.starts_with(|c: char| c.is_ascii_digit()).then(|| version.to_owned())
+        })
+    }
+
+    fn dpkg(&self, name: &str) -> Option<String> {
         let status = self.root.read("/var/lib/dpkg/status", 64 * 1024 * 1024)?;
         let status = String::from_utf8_lossy(&status);
         let paragraph = status.split("\n\n").find(|paragraph| {
@@ -215,7 +236,8 @@ impl Facts<'_> {
         Some(version.to_owned())
     }
 
-    /// Return the PID and the arguments of each process with this name.
+    /// Return the PID and the arguments of each process with this name. The processes of nested PID namespaces are left out: they are the
+    /// engines and kubelets of other machines, such as the nodes of kind and k3d.
     pub fn processes(&self, name: &str) -> Vec<(u32, Vec<String>)> {
         let all = self.process_names.get_or_init(|| {
             let numbers = self.root.names("/proc").into_iter().filter_map(|entry| entry.parse().ok());
@@ -224,6 +246,11 @@ impl Facts<'_> {
         });
         let mut found = Vec::new();
         for (number, _) in all.iter().filter(|(_, comm)| comm == name) {
+            let status = self.root.text(&format!("/proc/{number}/status")).unwrap_or_default();
+            let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            if ids.is_some_and(|ids| ids.split_whitespace().count() > 1) {
+                continue;
+            }
             let line = self
                 .root
                 .read(&format!("/proc/{number}/cmdline"), 64 * 1024)

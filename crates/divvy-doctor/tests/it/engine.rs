@@ -142,3 +142,355 @@ fn without_the_probe_it_is_not_known_whether_gpus_answer() {
         assert!(line.could_not_look(), "{line:?}");
     }
 }
+
+/// Return a host with containerd's main file and one file that it imports, for pods that need the runtime in one of both.
+fn with_files(main: &str, imported: &str) -> Host {
+    let mut host = without_configuration();
+    let main = format!("imports = [\"/etc/containerd/conf.d/*.toml\"]\n{main}");
+    host.files
+        .file("/etc/containerd/config.toml", main)
+        .file("/etc/containerd/conf.d/99-nvidia.toml", imported);
+    host
+}
+
+const RUNTIME: &str = ".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n";
+
+#[test]
+fn versions_of_files_are_compared_with_each_other_and_with_what_the_installed_containerd_reads() {
+    let old = format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"{RUNTIME}");
+    let new = |version: u32| format!("version = {version}\n[plugins.\"io.containerd.cri.v1.runtime\"{RUNTIME}");
+    let unknown = "";
+    for (release, main, imported, status, found) in [
+        ("1.7.27-1", "version = 2\n", &old, Status::Pass, ""),
+        (
+            "1.7.27-1",
+            "version = 2\n",
+            &new(3),
+            Status::Fail,
+            "containerd 1.7 reads versions up to 2",
+        ),
+        (
+            "1.7.27-1",
+            "version = 2\n",
+            &new(2),
+            Status::Fail,
+            "which containerd 1.7 does not use",
+        ),
+        ("2.2.4-ubuntu24.04u1", "version = 2\n", &new(2), Status::Pass, ""),
+        (
+            "2.2.4-1",
+            old.as_str(),
+            &new(3),
+            Status::Fail,
+            "/etc/containerd/config.toml has version 2 and the section",
+        ),
+        (
+            "2.0.5-1",
+            "version = 2\n",
+            &new(4),
+            Status::Fail,
+            "containerd 2.0 to 2.2 reads versions up to 3",
+        ),
+        (
+            "2.3.2-1",
+            "version = 2\n",
+            &new(4),
+            Status::Fail,
+            "no imported file with a higher version",
+        ),
+        ("2.3.7-1", "version = 2\n", &new(4), Status::Pass, ""),
+        (unknown, "version = 2\n", &old, Status::Pass, ""),
+        (
+            unknown,
+            "version = 2\n",
+            &new(3),
+            Status::Warn,
+            "the version of containerd is unknown here",
+        ),
+        (unknown, "version = 3\n", &new(3), Status::Pass, ""),
+    ] {
+        let mut host = with_files(main, imported);
+        if release != unknown {
+            host = with_package(host, release);
+        }
+        let line = said("R08", &host, |_| {});
+        assert_eq!(line.status, status, "{release} {main} {imported}: {line:?}");
+        assert!(line.found.contains(found), "{release}: {line:?}");
+    }
+}
+
+#[test]
+fn the_version_of_containerd_is_known_from_the_package_of_each_distribution() {
+    let new = format!("version = 2\n[plugins.\"io.containerd.cri.v1.runtime\"{RUNTIME}");
+    for name in ["containerd.io", "containerd", "moby-containerd", "containerd2"] {
+        let mut host = with_files("version = 2\n", &new);
+        host.files.file(
+            "/var/lib/dpkg/status",
+            format!("Package: {name}\nStatus: install ok installed\nVersion: 2:2.1.4-1\n"),
+        );
+        assert_eq!(said("R08", &host, |_| {}).status, Status::Pass, "{name}");
+        let mut host = with_files("version = 2\n", &new);
+        host.files.file(
+            "/var/lib/rpm/rpmdb.sqlite",
+            format!("\u{1}\0C\0{name}-stress\09.9\01\0\u{2}C\0{name}\01.7.27\03.azl3\0An engine\0"),
+        );
+        assert_eq!(said("R08", &host, |_| {}).status, Status::Fail, "{name}");
+    }
+}
+
+/// Return a host without an engine, with these processes and files.
+fn with_processes(kubelet: &str, processes: &[(u32, &str, &str)], files: &[(&str, &str)]) -> Host {
+    let mut host = without_configuration();
+    host.files.remove("/proc/700/comm");
+    host.files.file(
+        "/var/lib/kubelet/config.yaml",
+        format!("containerRuntimeEndpoint: {kubelet}\n"),
+    );
+    for (process, status, line) in processes {
+        let name = line
+            .split([' '])
+            .next()
+            .and_then(|path| path.rsplit('/').next())
+            .expect("a program");
+        host.files
+            .file(&format!("/proc/{process}/comm"), format!("{name}\n"))
+            .file(&format!("/proc/{process}/cmdline"), line.replace(' ', "\0"))
+            .file(
+                &format!("/proc/{process}/status"),
+                format!("Name:\t{name}\nNSpid:\t{status}\n"),
+            );
+    }
+    for (path, text) in files {
+        host.files.file(path, *text);
+    }
+    host
+}
+
+const SOCKET: &str = "unix:///run/containerd/containerd.sock";
+
+#[test]
+fn the_engine_is_the_process_at_the_kubelets_endpoint_and_its_configuration_is_what_it_was_started_with() {
+    let (cri, host) = ("/etc/cri/containerd.toml", "/etc/containerd/config.toml");
+    let file = "version = 3\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
+    let both = [(cri, file), (host, file)];
+    let unit = "/usr/lib/systemd/system/containerd.service";
+    let drop_in = "/etc/systemd/system/containerd.service.d/10-config.conf";
+    // The file that R12 names, and the name of the engine.
+    for (endpoint, processes, files, expected) in [
+        (
+            SOCKET,
+            &[
+                (800, "800", "/bin/containerd --address /system/run/containerd/containerd.sock"),
+                (
+                    900,
+                    "900",
+                    "/bin/containerd --address /run/containerd/containerd.sock --config /etc/cri/containerd.toml",
+                ),
+            ][..],
+            &both[..],
+            "containerd /etc/cri/containerd.toml",
+        ),
+        (
+            "unix:///var/run/containerd/containerd.sock",
+            &[
+                (800, "800", "/bin/containerd -c /etc/host-containerd/config.toml"),
+                (900, "900", "/bin/containerd"),
+            ],
+            &[
+                (host, file),
+                (
+                    "/etc/host-containerd/config.toml",
+                    "version = 3\n[grpc]\naddress = \"/run/host-containerd/h.sock\"\n",
+                ),
+            ],
+            "containerd /etc/containerd/config.toml",
+        ),
+        // The nodes of kind have a containerd of their own in a PID namespace of their own.
+        (
+            SOCKET,
+            &[
+                (800, "800 90", "/usr/local/bin/containerd"),
+                (900, "900", "/bin/containerd --config=/etc/cri/containerd.toml"),
+            ],
+            &both,
+            "containerd /etc/cri/containerd.toml",
+        ),
+        (
+            "unix:///run/k0s/containerd.sock",
+            &[
+                (800, "800", "/usr/bin/containerd"),
+                (
+                    900,
+                    "900",
+                    "/var/lib/k0s/bin/containerd --address=/run/k0s/containerd.sock --config=/etc/k0s/containerd.toml",
+                ),
+            ],
+            &[("/etc/k0s/containerd.toml", file), (host, "version = 3\n")],
+            "k0s /etc/k0s/containerd.d/zz-divvy.toml",
+        ),
+        (
+            SOCKET,
+            &[],
+            &[
+                (unit, "[Service]\nExecStart=/usr/bin/containerd\n"),
+                (
+                    drop_in,
+                    "[Service]\nExecStart=\nExecStart=/usr/bin/containerd --config /etc/cri/containerd.toml\n",
+                ),
+                (cri, file),
+                (host, "version = 3\n"),
+            ],
+            "containerd /etc/cri/containerd.toml",
+        ),
+        (
+            SOCKET,
+            &[],
+            &[
+                (
+                    unit,
+                    "[Service]\nEnvironment=CONFIG=/usr/share/containerd/config.toml\nExecStart=/usr/bin/containerd --config ${CONFIG}\n",
+                ),
+                (drop_in, "[Service]\nEnvironment=\"CONFIG=/etc/cri/containerd.toml\"\n"),
+                (cri, file),
+            ],
+            "containerd /etc/cri/containerd.toml",
+        ),
+        (SOCKET, &[], &both, "containerd /etc/containerd/config.toml"),
+    ] {
+        let line = said("R12", &with_processes(endpoint, processes, files), |_| {});
+        let fix = line.fix.unwrap_or_default();
+        let (name, path) = expected.split_once(' ').expect("two words");
+        assert!(fix.contains(path), "{expected}: {fix} {}", line.found);
+        let configured = said("R10", &with_processes(endpoint, processes, files), |_| {})
+            .fix
+            .unwrap_or_default();
+        if !configured.is_empty() {
+            assert!(configured.contains(&format!("divvy configure {name}")), "{configured}");
+        }
+    }
+}
+
+#[test]
+fn no_command_that_edits_is_printed_where_the_file_is_unknown_or_not_for_people() {
+    let file = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n";
+    let usr = "/usr/share/containerd/config.toml";
+    for (processes, files, word) in [
+        (
+            &[(
+                900,
+                "900",
+                "/bin/containerd --address /run/other.sock --config /etc/other.toml",
+            )][..],
+            &[("/etc/containerd/config.toml", file), ("/etc/other.toml", file)][..],
+            "--config",
+        ),
+        (
+            &[],
+            &[("/etc/os-release", "ID=talos\n"), ("/etc/containerd/config.toml", file)],
+            "Talos",
+        ),
+        (
+            &[(900, "900", "/bin/containerd --config /usr/share/containerd/config.toml")],
+            &[(usr, file)],
+            "a copy of",
+        ),
+    ] {
+        let host = with_package(with_processes(SOCKET, processes, files), "1.7.27-1");
+        for id in ["R09", "R10", "R15"] {
+            let fix = said(id, &host, |_| {}).fix.unwrap_or_default();
+            assert!(!fix.contains("divvy configure containerd"), "{id}: {fix}");
+            assert!(fix.contains(word), "{id}: {fix}");
+        }
+    }
+}
+
+#[test]
+fn what_a_distribution_generates_is_corrected_in_its_template() {
+    let directory = "/var/lib/rancher/k3s/agent/etc/containerd";
+    let (generated, template) = (format!("{directory}/config.toml"), format!("{directory}/config-v3.toml.tmpl"));
+    let table = "[plugins.'io.containerd.cri.v1.runtime']\n  enable_unprivileged_ports = false\n";
+    let base = format!("version = 3\n{table}");
+    for (written, text, found) in [
+        (
+            format!("{base}{table}"),
+            format!("{{{{ template \"base\" . }}}}\n\n{table}"),
+            "has that text in line 3",
+        ),
+        (
+            base.clone(),
+            format!("{{{{ template \"base\" . }}}}\n{table}{table}"),
+            "is not valid TOML: duplicate key",
+        ),
+    ] {
+        let mut host = with_processes("unix:///run/k3s/containerd/containerd.sock", &[], &[]);
+        host.files.file(&generated, written).file(&template, text);
+        let line = said("R08", &host, |_| {});
+        assert_eq!(line.status, Status::Fail, "{line:?}");
+        assert!(line.found.contains(&template) && line.found.contains(found), "{line:?}");
+        let fix = line.fix.unwrap_or_default();
+        assert!(
+            fix.ends_with("systemctl restart k3s") && !line.found.contains("nothing was changed"),
+            "{fix}"
+        );
+    }
+}
+
+#[test]
+fn a_file_with_the_runtime_that_nothing_reads_is_named() {
+    let runtime = format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"{RUNTIME}");
+    let rancher = "/var/lib/rancher/k3s/agent/etc/containerd";
+    for (endpoint, main, unread) in [
+        (
+            SOCKET,
+            "/etc/containerd/config.toml",
+            "/etc/containerd/config.d/99-nvidia.toml".to_owned(),
+        ),
+        (
+            SOCKET,
+            "/etc/containerd/config.toml",
+            "/etc/containerd/nvidia.toml".to_owned(),
+        ),
+        (
+            SOCKET,
+            "/etc/containerd/config.toml",
+            "/etc/containerd/conf.d/x.toml".to_owned(),
+        ),
+        (
+            "unix:///run/crio/crio.sock",
+            "/etc/crio/crio.conf",
+            "/etc/crio/conf.d/99-nvidia.toml".to_owned(),
+        ),
+        (
+            "unix:///run/k3s/containerd/containerd.sock",
+            &format!("{rancher}/config.toml"),
+            format!("{rancher}/config-v3.toml.tmpl"),
+        ),
+    ] {
+        let text = if main.contains("crio") { "" } else { "version = 2\n" };
+        let mut host = with_processes(endpoint, &[], &[(main, text), (unread.as_str(), &runtime)]);
+        host.files.remove("/var/run/cdi/nvidia.yaml");
+        let line = said("R09", &with_package(host, "1.7.27-1"), |_| {});
+        assert_eq!(line.status, Status::Fail, "{unread}");
+        assert!(
+            line.found.starts_with(&format!("{unread} has a runtime for GPUs")),
+            "{line:?}"
+        );
+    }
+}
+
+#[test]
+fn what_a_drop_in_of_k0s_disables_is_seen_before_k0s_has_merged_it() {
+    let files = [
+        ("/run/k0s/containerd-cri.toml", "version = 3\n"),
+        (
+            "/etc/k0s/containerd.d/nvidia.toml",
+            "version = 2\ndisabled_plugins = [\n  \"cri\",\n]\n",
+        ),
+    ];
+    let line = said("R12", &with_processes("unix:///run/k0s/containerd.sock", &[], &files), |_| {});
+    assert_eq!(line.status, Status::Fail);
+    assert_eq!(
+        line.found,
+        "/etc/k0s/containerd.d/nvidia.toml has \"cri\" in disabled_plugins"
+    );
+}

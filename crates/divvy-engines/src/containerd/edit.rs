@@ -107,16 +107,16 @@ pub(crate) fn configure(
     };
     let mut document = match (fresh, merge) {
         (false, _) => toml_text::document(drop_in, now.as_deref().unwrap_or_default())?,
-        (true, Merge::Keys) => begin(version, HEADER),
+        (true, Merge::Keys) => begin(version, &settings.header()),
         (true, Merge::Sections) => {
             let copied = effective.as_ref().filter(|effective| !effective.table.is_empty());
-            let mut document = begin(version, HEADER);
+            let mut document = begin(version, &settings.header());
             if let Some(effective) = copied {
                 let comment = format!(
                     "# This file repeats the section of {}, because containerd before 2.1 takes a section from only one file. After a change to that file, run the command again.\n",
                     effective.from
                 );
-                document = begin(version, &format!("{HEADER}{comment}"));
+                document = begin(version, &(settings.header() + &comment));
                 let plugins = toml_text::reach(document.as_item_mut(), &["plugins"]).ok_or_else(|| broken(drop_in))?;
                 toml_text::put_table(plugins, place.section, &effective.table);
             }
@@ -176,8 +176,6 @@ fn alone(said: &str) -> Result<String, Error> {
     table.remove("imports");
     Ok(table.to_string())
 }
-
-const HEADER: &str = "# Written by `divvy configure containerd`; `divvy configure containerd --undo` removes it.\n";
 
 fn begin(version: i64, comment: &str) -> DocumentMut {
     let mut document = DocumentMut::new();

@@ -62,6 +62,7 @@ pub(crate) fn settings() -> RuntimeSettings {
         systemd_cgroup: None,
         overwrite: false,
         printed: None,
+        command: "divvy configure containerd".to_owned(),
     }
 }
 
@@ -623,6 +624,7 @@ fn case_13_a_second_run_keeps_what_the_first_was_told_and_nvidia_s_tool_does_not
 fn case_14_crio_without_a_file() {
     let settings = RuntimeSettings {
         set_default: Some(true),
+        command: "divvy configure crio".to_owned(),
         ..settings()
     };
     let (after, _) = there_and_back(&Tree::new(), &crio_target(Some(CRIO_DROP_IN)), &settings);
@@ -801,7 +803,11 @@ fn a_template_of_k3s_gets_a_marked_part() {
         generated: "/k3s/config.toml".to_owned(),
         version: 3,
     };
-    let (after, _) = there_and_back(&Tree::new(), &target, &settings());
+    let of_k3s = RuntimeSettings {
+        command: "divvy configure k3s".to_owned(),
+        ..settings()
+    };
+    let (after, _) = there_and_back(&Tree::new(), &target, &of_k3s);
     insta::assert_snapshot!(shown(&after));
     let own = "{{ template \"base\" . }}\n\n[proxy_plugins]\n  {{ if .X }}y = 1{{ end }}";
     let (after, record) = there_and_back(&tree([("/k3s/config-v3.toml.tmpl", own)]), &target, &default_and_cdi());

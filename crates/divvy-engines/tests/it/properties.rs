@@ -140,6 +140,7 @@ fn settings() -> impl Strategy<Value = RuntimeSettings> {
             systemd_cgroup,
             overwrite,
             printed: None,
+            command: "divvy configure containerd".to_owned(),
         }
     })
 }

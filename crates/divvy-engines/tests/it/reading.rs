@@ -177,26 +177,102 @@ fn the_version_of_containerd_says_how_files_are_put_together() {
     for (printed, is, merge) in [
         (
             "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3",
-            (1, 6),
+            (1, 6, 20),
             Merge::Sections,
         ),
         (
             "containerd containerd.io 1.7.27 05044ec0a9a75232cad458027ca83437aae3f4da",
-            (1, 7),
+            (1, 7, 27),
             Merge::Sections,
         ),
         (
             "containerd github.com/containerd/containerd/v2 v2.0.5 fb4c30d",
-            (2, 0),
+            (2, 0, 5),
             Merge::Sections,
         ),
         (
             "containerd github.com/containerd/containerd/v2 v2.3.7 fb4c30d",
-            (2, 3),
+            (2, 3, 7),
             Merge::Keys,
         ),
     ] {
         assert_eq!((release(printed), Merge::of(printed)), (Some(is), Some(merge)), "{printed}");
     }
     assert_eq!(Merge::of("containerd: command not found"), None);
+}
+
+const OLD: &str = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.old]\n";
+const NEW: &str = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.new]\n";
+const FIRST: &str = "[plugins.cri.containerd.runtimes.first]\n";
+
+/// Return the runtimes that this release has with a main file and a drop-in, and the sections that it ignores; or its reason not to start.
+fn used(release: containerd::Release, main: &str, drop_in: &str) -> String {
+    let main = format!("imports = [\"conf.d/*.toml\"]\n{main}");
+    let files = tree([(CONTAINERD, &main), ("/etc/containerd/conf.d/a.toml", drop_in)]);
+    match containerd::effective(&files, CONTAINERD, release) {
+        Ok(read) => {
+            let names: Vec<&str> = read.runtimes.keys().map(String::as_str).collect();
+            let ignored = read
+                .ignored
+                .iter()
+                .map(|ignored| ignored.section.rsplit('.').next().unwrap_or_default());
+            format!("{} ({})", names.join(" "), ignored.collect::<Vec<_>>().join(" "))
+        }
+        Err(Error::Version { path, version, .. }) => format!("refuses {version} of {path}"),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Observed with the programs 1.6.20 and 2.3.7, and with `LoadConfig` of the others.
+#[test]
+fn each_release_uses_of_its_files_what_its_own_rules_say() {
+    const R16: containerd::Release = (1, 6, 20);
+    const R17: containerd::Release = (1, 7, 28);
+    const R20: containerd::Release = (2, 0, 7);
+    const R22: containerd::Release = (2, 2, 0);
+    const R232: containerd::Release = (2, 3, 2);
+    const R237: containerd::Release = (2, 3, 7);
+    let (v2, v3, v4) = ("version = 2\n", "version = 3\n", "version = 4\n");
+    for (releases, main, drop_in, is) in [
+        (&[R16, R17][..], [v2, OLD].concat(), [v2, FIRST].concat(), "old (cri)"),
+        (&[R16, R17], [v2, NEW].concat(), v2.to_owned(), " (runtime)"),
+        (&[R20, R22, R232, R237], [v2, NEW].concat(), v2.to_owned(), "new ()"),
+        (&[R16], [v2, OLD].concat(), [v3, NEW].concat(), "old (runtime)"),
+        (
+            &[R17],
+            [v2, OLD].concat(),
+            [v3, NEW].concat(),
+            "refuses 3 of /etc/containerd/conf.d/a.toml",
+        ),
+        (&[R20, R22], [v2, OLD].concat(), [v3, NEW].concat(), "new (cri)"),
+        (
+            &[R232],
+            [v2, OLD].concat(),
+            [v3, NEW].concat(),
+            "refuses 3 of /etc/containerd/conf.d/a.toml",
+        ),
+        (&[R237], [v2, OLD].concat(), [v3, NEW].concat(), "new old ()"),
+        (&[R20, R22], [v2, OLD].concat(), [v2, NEW].concat(), "new (cri)"),
+        (&[R237], [v2, OLD].concat(), [v2, NEW].concat(), "new old ()"),
+        (&[R20, R22, R232, R237], [v2, OLD, NEW].concat(), v2.to_owned(), "new (cri)"),
+        (&[R20, R22], [v3, NEW].concat(), [v2, OLD].concat(), "new (cri)"),
+        (&[R232, R237], [v3, NEW].concat(), [v2, OLD].concat(), "new old ()"),
+        (
+            &[R20, R22],
+            [v2, OLD].concat(),
+            [v4, NEW].concat(),
+            "refuses 4 of /etc/containerd/conf.d/a.toml",
+        ),
+        (&[R237], [v2, OLD].concat(), [v4, NEW].concat(), "new old ()"),
+        (&[R232, R237], [v4, NEW].concat(), v3.to_owned(), "new ()"),
+        (&[R20, R22], FIRST.to_owned(), String::new(), " (cri)"),
+        (&[R16, R17, R237], FIRST.to_owned(), String::new(), "first ()"),
+        (&[R237], OLD.to_owned(), String::new(), "old ()"),
+        (&[R16, R17], OLD.to_owned(), String::new(), " (cri)"),
+        (&[R20, R22, R237], [v2, OLD].concat(), FIRST.to_owned(), "first old ()"),
+    ] {
+        for release in releases {
+            assert_eq!(used(*release, &main, &drop_in), is, "{release:?}\n{main}\n{drop_in}");
+        }
+    }
 }

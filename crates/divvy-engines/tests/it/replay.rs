@@ -81,6 +81,7 @@ impl Run {
             systemd_cgroup: None,
             overwrite: true,
             printed: None,
+            command: "divvy configure containerd".to_owned(),
         }
     }
 

@@ -9,7 +9,9 @@ mod show;
 use std::path::Path;
 
 use anyhow::Context as _;
-use divvy_engines::{self as engines, Engine, Plan, Record, RuntimeSettings, Target, Wanted, runtime_class};
+use divvy_doctor::Facts;
+use divvy_doctor::facts::Kind;
+use divvy_engines::{self as engines, Edit, Engine, Plan, Record, RuntimeSettings, Target, Wanted, runtime_class};
 use divvy_host::Files;
 use divvy_host::Root;
 
@@ -47,7 +49,7 @@ pub async fn run(args: ConfigureArgs) -> anyhow::Result<()> {
     }
     let mut shown = Vec::new();
     for engine in wanted_engines {
-        shown.push(one(&args, engine, &root, here).await?);
+        shown.push(one(&args, engine, &files, &root, here).await?);
     }
     for trouble in files.troubles() {
         say(&format!("warning: not checked: {trouble}"))?;
@@ -87,7 +89,7 @@ fn detect(root: &Root<'_>) -> anyhow::Result<Vec<Engine>> {
     Ok(found)
 }
 
-async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -> anyhow::Result<show::Shown> {
+async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_>, here: bool) -> anyhow::Result<show::Shown> {
     let absolute = |path: &Option<String>| -> anyhow::Result<Option<String>> {
         match path {
             Some(path) if here && !path.is_empty() => Ok(Some(std::path::absolute(path)?.display().to_string())),
@@ -107,18 +109,36 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
         drop_in: absolute(&args.drop_in)?,
         containerd: args.engine_version.clone(),
     };
+    let of_pods = of_pods(engine, files);
+    if let (None, false, Some((file, _))) = (&wanted.config, args.as_nvidia_ctk, &of_pods)
+        && file != engines::containerd::CONFIG
+    {
+        say(&format!("the containerd that runs pods reads {file}"))?;
+        wanted.config = Some(file.clone());
+    }
+    // Other files belong to another containerd, such as that of a Kubernetes distribution.
+    let config = wanted.config.as_deref().unwrap_or(engines::containerd::CONFIG);
+    let program = match (&args.executable_path, of_pods) {
+        _ if !here || engine != Engine::Containerd => None,
+        (Some(path), _) => Some(path.clone()),
+        (None, Some((file, Some(process)))) if file == config => Some(format!("/proc/{process}/exe")),
+        (None, _) => Some("containerd".to_owned()),
+    };
+    let own = config == engines::containerd::CONFIG || program.as_ref().is_some_and(|program| program.starts_with("/proc/"));
+    let mut release = None;
     if let Some(version) = &wanted.containerd {
-        engines::containerd::release(version).with_context(|| format!("--engine-version {version}: write it as 1.7 or 2.1"))?;
-    } else if here && engine == Engine::Containerd {
-        wanted.containerd = queries::containerd_version(args.executable_path.as_deref()).await;
-        let release = wanted.containerd.as_deref().and_then(engines::containerd::release);
-        // NVIDIA's tool writes the same text for all versions. We also write what containerd 1.x needs, but only to the file that this
-        // containerd reads: other files belong to another containerd, such as that of a Kubernetes distribution.
-        let own = wanted
-            .config
+        let known = engines::containerd::release(version);
+        release = Some(known.with_context(|| format!("--engine-version {version}: write it as 1.7 or 2.1"))?);
+    } else if let Some(program) = &program {
+        wanted.containerd = queries::containerd_version(program).await;
+        release = wanted
+            .containerd
             .as_deref()
-            .is_none_or(|config| config == engines::containerd::CONFIG);
-        if args.as_nvidia_ctk && (release >= Some((2, 0)) || !own) {
+            .and_then(engines::containerd::release)
+            .filter(|_| own);
+        // NVIDIA's tool writes the same text for all versions. We also write what containerd 1.x needs, but only to the file that this
+        // containerd reads.
+        if args.as_nvidia_ctk && (release >= Some((2, 0, 0)) || !own) {
             wanted.containerd = None;
         }
     }
@@ -129,7 +149,8 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     };
     let record_path = target.record();
     let record = record(root, &record_path)?;
-    let plan = match args.undo {
+    let mut requested = None;
+    let mut plan = match args.undo {
         true => engines::undo(root, &target, &args.runtime_name, record.as_ref())?,
         false => {
             let mut settings = settings(args, engine, root, here)?;
@@ -141,7 +162,12 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
                 settings.printed = Some(queries::configuration(engine, args.executable_path.as_deref()).await?);
             }
             let mut plan = engines::configure(root, &target, &settings, record.as_ref())?;
+            if let (Some(release), Engine::Containerd) = (release, engine) {
+                let read = engines::containerd::effective(&plan.after(root), target.config(), release)?;
+                engines::in_effect(&target, &settings, &read)?;
+            }
             plan.notes.extend(notes(root, engine, &settings, &wanted)?);
+            requested = Some(settings);
             plan
         }
     };
@@ -155,6 +181,19 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
         }
     } else {
         apply::apply(&place, &plan, &record_path)?;
+        if let (Some(settings), Some(program)) = (requested, program.filter(|_| own)) {
+            match queries::dump(&program, target.config()).await {
+                Ok(read) => {
+                    if let Err(error) = read.and_then(|read| Ok(engines::in_effect(&target, &settings, &read)?)) {
+                        apply::apply(&place, &reversed(&plan, record), &record_path)?;
+                        return Err(error);
+                    }
+                }
+                Err(reason) => plan
+                    .notes
+                    .push(format!("whether containerd uses the runtime was not checked: {reason}")),
+            }
+        }
     }
     if args.output == ConfigureOutput::Text && !args.as_nvidia_ctk {
         show::tell(args, engine, &target, &plan)?;
@@ -171,6 +210,28 @@ async fn one(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) 
     }
     restarted(args, engine, &target, &plan, &mut shown, here).await?;
     Ok(shown)
+}
+
+/// Return the file of the containerd that runs pods, and its PID if it runs. `None` if this is another engine's, or not known.
+fn of_pods(engine: Engine, files: &Files) -> Option<(String, Option<u32>)> {
+    let facts = Facts::of(files).filter(|_| engine == Engine::Containerd)?;
+    let found = facts.engine().ok()?;
+    let is_it = found.kind == Kind::Containerd && found.name == engine.as_str() && found.is_certain;
+    is_it.then_some((found.file, found.process))
+}
+
+/// Return the plan that restores the files before `plan`.
+fn reversed(plan: &Plan, record: Option<Record>) -> Plan {
+    let edits = plan.edits.iter().rev().map(|edit| Edit {
+        before: edit.after.clone(),
+        after: edit.before.clone(),
+        ..edit.clone()
+    });
+    Plan {
+        edits: edits.collect(),
+        record,
+        ..Plan::default()
+    }
 }
 
 async fn restarted(
@@ -246,7 +307,20 @@ fn settings(args: &ConfigureArgs, engine: Engine, root: &Root<'_>, here: bool) -
         systemd_cgroup,
         overwrite: args.as_nvidia_ctk,
         printed: None,
+        command: command(args, engine),
     })
+}
+
+/// Return the command that configures the same files.
+fn command(args: &ConfigureArgs, engine: Engine) -> String {
+    let mut command = format!("divvy configure {}", engine.as_str());
+    let drop_in = args.drop_in.as_ref().filter(|_| engine == Engine::K0s);
+    for (flag, value) in [("--config", &args.config), ("--drop-in", &drop_in.cloned())] {
+        if let Some(value) = value {
+            command += &format!(" {flag} {value}");
+        }
+    }
+    command
 }
 
 /// Return the path of the divvy-runtime in this program's directory, or the default path.
@@ -299,7 +373,7 @@ fn notes(root: &Root<'_>, engine: Engine, settings: &RuntimeSettings, wanted: &W
         ));
     }
     let old = wanted.containerd.as_deref().and_then(engines::containerd::release);
-    if settings.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7)) {
+    if settings.cdi == Some(true) && engine == Engine::Containerd && old.is_some_and(|old| old < (1, 7, 0)) {
         notes.push("this containerd is older than 1.7 and does not support CDI: enable_cdi has no effect, and only divvy-runtime provides GPUs, from the container's annotations".to_owned());
     }
     Ok(notes)

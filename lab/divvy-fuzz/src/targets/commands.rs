@@ -247,7 +247,7 @@ fn versions(bytes: &[u8]) -> bool {
     }
     let of_engine = release(text);
     if let Some((major, minor)) = of_engine {
-        assert_eq!(release(&format!("containerd x v{major}.{minor}.0")), Some((major, minor)));
+        assert_eq!(release(&format!("containerd x v{major}.{minor}.0")), Some((major, minor, 0)));
     }
     of_cluster.is_ok() || of_engine.is_some()
 }

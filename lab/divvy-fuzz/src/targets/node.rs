@@ -225,6 +225,7 @@ fn said(bytes: &[u8]) -> bool {
         systemd_cgroup: None,
         overwrite: true,
         printed: Some(text.to_owned()),
+        command: "divvy configure containerd".to_owned(),
     };
     let containerd = Files::Containerd {
         config: "/etc/containerd/config.toml".to_owned(),
@@ -267,6 +268,7 @@ fn edited(bytes: &[u8], target: &Files) -> bool {
         systemd_cgroup: None,
         overwrite: false,
         printed: None,
+        command: "divvy configure containerd".to_owned(),
     };
     let Ok(plan) = configure(&before, target, &settings, None) else {
         return false;

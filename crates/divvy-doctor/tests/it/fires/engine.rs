@@ -160,8 +160,9 @@ pub(super) const CASES: &[Case] = &[
         debian,
         |host| {
             host.containerd("version = 3", "version = 2");
+            containerd_package(host, "1.7.27-1");
         },
-        "in that version the section is plugins.\"io.containerd.grpc.v1.cri\"",
+        "the section plugins.\"io.containerd.cri.v1.runtime\", which containerd 1.7 does not use",
     ),
     files(
         "R08",
@@ -178,6 +179,16 @@ pub(super) const CASES: &[Case] = &[
             host.files.remove("/usr/bin/nvidia-container-runtime");
         },
         "the runtime nvidia is /usr/bin/nvidia-container-runtime, but there is no such program",
+    ),
+    files(
+        "R08",
+        debian,
+        |host| {
+            host.containerd("version = 3", "version = 3\nimports = [\"conf.d/*.toml\"]");
+            host.files.file("/etc/containerd/conf.d/99-nvidia.toml", "version = 4\n");
+            containerd_package(host, "2.3.2-1");
+        },
+        "99-nvidia.toml has version 4, and containerd 2.3.0 to 2.3.4 accepts no imported file with a higher version",
     ),
     files(
         "R09",
@@ -243,7 +254,7 @@ pub(super) const CASES: &[Case] = &[
         |host| {
             host.containerd("disabled_plugins = []", "disabled_plugins = [\"cri\"]");
         },
-        "disabled_plugins = [\"cri\"]",
+        "config.toml has \"cri\" in disabled_plugins",
     ),
     files(
         "R13",
@@ -334,6 +345,11 @@ pub(super) const CASES: &[Case] = &[
         ),
     ),
 ];
+
+fn containerd_package(host: &mut Host, version: &str) {
+    let package = format!("Package: containerd.io\nStatus: install ok installed\nVersion: {version}\n");
+    host.files.file("/var/lib/dpkg/status", package);
+}
 
 fn toolkit(host: &mut Host, version: &str) {
     let package = format!("Package: nvidia-container-toolkit\nStatus: install ok installed\nVersion: {version}\n");

@@ -1,10 +1,12 @@
 //! Queries to engines for their version and configuration.
 
+use std::collections::BTreeMap;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use divvy_engines::Engine;
+use divvy_doctor::facts::programs::last_line;
+use divvy_engines::{Configuration, Engine, containerd};
 use tokio::process::Command;
 
 /// The time limit for an engine to print its version.
@@ -13,8 +15,29 @@ const VERSION: Duration = Duration::from_secs(5);
 const CONFIGURATION: Duration = Duration::from_secs(30);
 
 /// Return the output of `containerd --version`. `None` if containerd cannot be run.
-pub(super) async fn containerd_version(program: Option<&str>) -> Option<String> {
-    output_of(program.unwrap_or("containerd"), &["--version"], VERSION).await.ok()
+pub(super) async fn containerd_version(program: &str) -> Option<String> {
+    output_of(program, &["--version"], VERSION).await.ok()
+}
+
+/// Return the configuration that containerd uses with this file, or its reason to refuse it. Fails with a reason if containerd could not be run.
+pub(super) async fn dump(program: &str, config: &str) -> Result<anyhow::Result<Configuration>, String> {
+    let mut command = Command::new(program);
+    command
+        .args(["--config", config, "config", "dump"])
+        .kill_on_drop(true)
+        .stdin(Stdio::null());
+    let output = match tokio::time::timeout(CONFIGURATION, command.output()).await {
+        Ok(output) => output.map_err(|error| format!("{program}: {error}"))?,
+        Err(_) => return Err(format!("{program} did not answer within {} s", CONFIGURATION.as_secs())),
+    };
+    if !output.status.success() {
+        let said = last_line(&output.stderr);
+        return Ok(Err(anyhow::anyhow!(
+            "containerd would not start with the runtime in {config}: {said}; nothing was changed"
+        )));
+    }
+    let said = BTreeMap::from([(config.to_owned(), String::from_utf8_lossy(&output.stdout).into_owned())]);
+    Ok(containerd::read(&said, config, containerd::Merge::Keys).map_err(anyhow::Error::from))
 }
 
 /// Return the configuration that an engine prints, as TOML.

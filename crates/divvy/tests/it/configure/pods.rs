@@ -161,7 +161,7 @@ impl Engine {
 
     /// Report whether the engine supports CDI without a setting that enables it.
     fn new_enough_for_cdi(&self) -> bool {
-        divvy_engines::containerd::release(&self.version) >= Some((2, 0))
+        divvy_engines::containerd::release(&self.version) >= Some((2, 0, 0))
     }
 
     fn at(&self, name: &str) -> PathBuf {

@@ -105,7 +105,7 @@ fn containerd_says_itself_that_it_has_the_runtime() {
     for program in containerds() {
         let version = Command::new(&program).arg("--version").output().expect("it runs");
         let version = String::from_utf8_lossy(&version.stdout).into_owned();
-        let new = divvy_engines::containerd::release(&version) >= Some((2, 0));
+        let new = divvy_engines::containerd::release(&version) >= Some((2, 0, 0));
         let pinned = format!("{V2}[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"registry.example/pause:1\"\n");
         let v3 = "version = 3\n[plugins.'io.containerd.cri.v1.images'.pinned_images]\n  sandbox = \"registry.example/pause:1\"\n";
         for (text, pause) in [
