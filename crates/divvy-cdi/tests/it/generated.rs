@@ -3,7 +3,7 @@
 use divvy_cdi::generate::parts::{self, Part};
 use divvy_cdi::generate::{Error, Generated, Naming, Options, amd, intel, nvidia, proc, wsl};
 use divvy_cdi::stale::{Stale, driver_version};
-use divvy_cdi::{Format, Registry, Spec, Version};
+use divvy_cdi::{DeviceNode, Format, Registry, Spec, Version};
 
 use divvy_testkit::machine::{Machine, elf, kinds, ld_so_cache, ld_so_cache_with_flags};
 
@@ -601,6 +601,47 @@ fn a_mig_device_without_its_capabilities_is_left_out_and_named() {
         "{:?}",
         generated.notes
     );
+}
+
+#[test]
+fn a_spec_is_stale_when_a_device_has_another_number_than_in_the_kernel() {
+    let mut machine = kinds::debian();
+    machine.file(
+        "/proc/devices",
+        "Character devices:\n195 nvidia\n226 drm\n234 nvidia-caps\n235 nvidia-nvswitch\n236 nvidia-caps-imex-channels\n511 nvidia-uvm\n\nBlock devices:\n510 nvidia-uvm\n",
+    );
+    for (path, major, is) in [
+        ("/dev/nvidia-uvm", Some(511), None),
+        ("/dev/nvidia-uvm", None, None),
+        ("/dev/nvidia-uvm", Some(0), None),
+        ("/dev/nvidia-uvm", Some(510), Some(511)),
+        ("/dev/nvidia-uvm-tools", Some(510), Some(511)),
+        ("/run/nvidia/driver/dev/nvidia-uvm", Some(510), Some(511)),
+        ("/dev/nvidia-caps/nvidia-cap2", Some(235), Some(234)),
+        ("/dev/nvidia-nvswitch0", Some(234), Some(235)),
+        ("/dev/nvidia-caps-imex-channels/channel0", Some(234), Some(236)),
+        ("/dev/nvidia0", Some(195), None),
+        ("/dev/nvidiactl", Some(196), Some(195)),
+        ("/dev/dri/renderD128", Some(226), None),
+        ("/dev/other", Some(7), None),
+    ] {
+        machine.node(path);
+        let mut spec = of_nvidia(&kinds::debian()).spec;
+        let node = DeviceNode {
+            path: path.to_owned(),
+            major,
+            ..DeviceNode::default()
+        };
+        spec.container_edits.device_nodes = vec![node];
+        let said = Stale::check(&spec, &machine).numbers.into_values().next();
+        let expected: Option<String> = is.map(|is: i64| {
+            format!(
+                "has major number {} in the spec, and the kernel's is {is}",
+                major.unwrap_or_default()
+            )
+        });
+        assert_eq!(said, expected, "{path} {major:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Checks of CDI specs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_cdi::stale::Stale;
 use divvy_cdi::{Found, Severity as Strength};
@@ -27,6 +27,8 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
     }
     let (mut wrong, mut repairs, mut fresh) = (Vec::new(), Vec::new(), 0);
     let mut refused = Vec::new();
+    let mut unused = Vec::new();
+    let devices = registry.devices();
     for file in files {
         let Some(spec) = file.usable() else {
             refused.push(file.path.as_str());
@@ -35,6 +37,17 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
         let stale = Stale::check(spec, facts.tree);
         if !stale.is_stale() {
             fresh += 1;
+            continue;
+        }
+        let mut own = devices.iter().filter(|device| device.file.path == file.path).peekable();
+        if own.peek().is_some()
+            && let Some(winners) = own.map(|device| device.hidden_by).collect::<Option<BTreeSet<&str>>>()
+        {
+            let winners = Vec::from_iter(winners).join(", ");
+            unused.push(format!(
+                "; {} is stale, but all its devices come from {winners}: remove it",
+                file.path
+            ));
             continue;
         }
         wrong.push(format!("{}: {}", file.path, stale.sentences().join("; ")));
@@ -51,7 +64,7 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
             true => String::new(),
             false => format!("; not checked: {} (no usable spec, see C02)", refused.join(", ")),
         };
-        return Ok(format!("{} checked{left_out}", count(fresh, "spec")));
+        return Ok(format!("{} checked{left_out}{}", count(fresh, "spec"), unused.concat()));
     }
     let fix: Vec<String> = repairs
         .iter()
@@ -66,7 +79,8 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
     };
     let verdict = problem(
         wrong.join("\n"),
-        "containers with these devices do not start (\"no such file or directory … libcuda.so.…\"), or run with libraries that the kernel module rejects",
+        "containers with these devices do not start (\"no such file or directory … libcuda.so.…\"), or run with libraries that the kernel module rejects; \
+         with a wrong device number, nvidia-smi works in them, and cuInit returns 999",
         fix,
     );
     repaired_by(verdict, repairs)

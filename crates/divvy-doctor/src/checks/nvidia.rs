@@ -1,8 +1,7 @@
 //! Checks of NVIDIA's GPUs and driver.
 
-use std::collections::BTreeMap;
-
 use divvy_cdi::generate::proc;
+use divvy_cdi::stale::majors;
 use divvy_model::Vendor;
 use divvy_model::nvidia::xid;
 
@@ -49,7 +48,7 @@ fn install(facts: &Facts<'_>) -> String {
 /// Return the device nodes that should exist. Their numbers come from `/proc/devices`. Major number 195 is registered for
 /// NVIDIA's GPUs, and is the default.
 fn expected(facts: &Facts<'_>) -> Vec<Expected> {
-    let majors = majors(facts);
+    let majors = majors(&facts.root);
     let frontend = ["nvidia", "nvidia-frontend"]
         .iter()
         .find_map(|name| majors.get(*name).copied())
@@ -78,18 +77,6 @@ fn nodes(facts: &Facts<'_>) -> Option<DeviceNodes> {
         expected: expected(facts),
         create: "nvidia-modprobe -u -c 0 (-c N for each GPU N; udev's 71-nvidia.rules does this at boot), then generate the CDI specs again",
     })
-}
-
-/// Return the major numbers of the character devices in `/proc/devices`, by name.
-fn majors(facts: &Facts<'_>) -> BTreeMap<String, u32> {
-    let text = facts.root.text("/proc/devices").unwrap_or_default();
-    let lines = text.lines().take_while(|line| !line.starts_with("Block"));
-    lines
-        .filter_map(|line| {
-            let (major, name) = line.trim().split_once(' ')?;
-            Some((name.to_owned(), major.parse().ok()?))
-        })
-        .collect()
 }
 
 /// Judge check D03.

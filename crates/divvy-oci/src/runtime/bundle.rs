@@ -426,12 +426,19 @@ fn in_container(
     let mut kind = node.kind.clone().filter(|kind| !kind.is_empty());
     let (mut major, mut minor, mut mode) = (node.major, node.minor, node.file_mode);
     let given = kind.is_some() && (major.is_some_and(|major| major != 0) || kind.as_deref() == Some("p"));
+    let host = node
+        .host_path
+        .as_deref()
+        .filter(|path| !path.is_empty())
+        .unwrap_or(&node.path);
+    // The kernel chooses a module's major number when it loads the module. A spec of another tool may have an older one.
+    if given
+        && let Ok(found) = look(host)
+        && kind.as_deref().is_some_and(|kind| kind == found.kind.to_string())
+    {
+        major = Some(i64::from(found.major));
+    }
     if !given {
-        let host = node
-            .host_path
-            .as_deref()
-            .filter(|path| !path.is_empty())
-            .unwrap_or(&node.path);
         let wrong = |text: String| Error::Device {
             path: host.to_owned(),
             text,

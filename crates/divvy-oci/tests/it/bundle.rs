@@ -43,6 +43,21 @@ fn case_20_a_gpu_of_a_cdi_spec_comes_into_the_container() {
     insta::assert_snapshot!(after(config, edit), @r#"{"ociVersion":"1.2.0","process":{"user":{"uid":0,"gid":0},"env":["PATH=/usr/bin","NVIDIA_VISIBLE_DEVICES=void"],"cwd":"/"},"linux":{"devices":[{"path":"/dev/null","type":"c","major":1,"minor":3,"fileMode":438}],"resources":{"devices":[{"allow":true,"type":"c","major":1,"minor":3,"access":"rwm"}]}},"mounts":[{"destination":"/usr/lib/x/libcuda.so.1","source":"/etc/hosts","options":["ro","nosuid","nodev","bind"]}],"hooks":{"createContainer":[{"path":"/usr/bin/h","args":["h","update"]}]}}"#);
 }
 
+/// A spec of NVIDIA's tool has the number that the module had when the spec was made.
+#[test]
+fn the_major_number_of_a_node_is_that_of_the_machine() {
+    for (path, major, minor, is) in [
+        ("/dev/nvidiactl", 194, 255, (195, 255)),
+        ("/dev/nvidia0", 195, 3, (195, 3)),
+        ("/dev/gone", 510, 1, (510, 1)),
+    ] {
+        let edit = json!({"deviceNodes": [{"path": path, "type": "c", "major": major, "minor": minor}]});
+        let text: Value = serde_json::from_str(&after("{}", edit)).expect("JSON");
+        let device = &text["linux"]["devices"][0];
+        assert_eq!((&device["major"], &device["minor"]), (&json!(is.0), &json!(is.1)), "{path}");
+    }
+}
+
 #[test]
 fn case_24_what_is_not_edited_stays_as_it_was_to_the_byte() {
     let config =
