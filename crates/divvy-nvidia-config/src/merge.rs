@@ -14,7 +14,8 @@ const GPU: &str = "nvidia.com/gpu";
 const PREFIX: &str = "nvidia.com/";
 /// The maximum length of a resource name.
 const NAME_LENGTH: usize = 63;
-const MOST_REPLICAS: i64 = 4096;
+/// The kubelet accepts lists of devices up to 4 MiB, which is about 68,000 device ids of all GPUs together.
+const MOST_REPLICAS: i64 = 65_536;
 
 impl Invocation {
     /// Merge the arguments and the environment with the text of the configuration file. Return the configuration, and warnings
@@ -511,8 +512,8 @@ mod tests {
             ),
             (
                 &[],
-                sharing("{name: gpu, replicas: 5000}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: the configuration file asks for 5000 replicas of nvidia.com/gpu; at most 4096 are allowed",
+                sharing("{name: gpu, replicas: 65537}"),
+                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: the configuration file asks for 65537 replicas of nvidia.com/gpu; at most 65536 are allowed",
             ),
             (
                 &[],
