@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use divvy_host::{Root, Tree};
 
 use cluster::Cluster;
-use programs::{Docker, Extender, Probed, RuntimeTest, Socket};
+use programs::{Docker, Extender, Probed, RuntimeTest, SchedulerFile, Socket};
 
 pub use engine::{Engine, Kind};
 pub(crate) use engine::{NEWEST, for_gpus};
@@ -78,6 +78,8 @@ pub struct Facts<'t> {
     pub sockets: Asked<Vec<Socket>>,
     /// The scheduler extender.
     pub extender: Asked<Extender>,
+    /// What the rules of `divvy scheduler-config` say about kube-scheduler's configuration.
+    pub scheduler_file: Asked<SchedulerFile>,
     /// The objects of the API server.
     pub cluster: Asked<Cluster>,
     /// The PIDs and names of all processes. They are read only when a check first needs them, and only once, because there may be
@@ -103,6 +105,7 @@ impl<'t> Facts<'t> {
             runtime_test: Asked::Not(not("divvy-runtime")),
             sockets: Asked::Not(not("the kubelet")),
             extender: Asked::Not(not("the extender")),
+            scheduler_file: Asked::Not(not("kube-scheduler's configuration")),
             cluster: Asked::Not(not("the API server")),
             process_names: OnceLock::new(),
         };

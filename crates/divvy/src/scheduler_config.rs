@@ -114,6 +114,17 @@ pub enum Error {
     Version(String),
 }
 
+impl Error {
+    /// Return what was found in the file, without what `divvy scheduler-config` tells its user to do.
+    pub fn found(&self) -> String {
+        match self {
+            Error::NotInV1 { path, found, why, .. } => format!("{path} is {found}, which {API_VERSION} does not have: {why}"),
+            Error::Conflict { path, found, why, .. } => format!("{path} {found}; {why}"),
+            other => other.to_string(),
+        }
+    }
+}
+
 /// Certificates that the configuration contains, as base64 of PEM.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Inline {

@@ -6,9 +6,9 @@ use crate::check::{Severity, Stop, Verdict, blind, milder, problem, skip};
 use crate::facts::{Asked, Facts, Scheduler, version_at_least};
 
 fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
-    facts.scheduler().ok_or_else(|| {
-        Stop::Skip("no /etc/kubernetes/manifests/kube-scheduler.yaml: this is not a kubeadm control plane".to_owned())
-    })
+    facts
+        .scheduler()
+        .ok_or_else(|| Stop::Skip("no static pod, distribution, or process runs kube-scheduler here".to_owned()))
 }
 
 /// Versions of the configuration's API, each with the Kubernetes version that removed it.
@@ -30,7 +30,10 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
         return problem(
             format!("kube-scheduler {shown} is started with --policy-config-file, which Kubernetes 1.23 removed"),
             why,
-            "use a KubeSchedulerConfiguration with --config instead: divvy scheduler-config --for kubeadm prints the steps",
+            format!(
+                "use a KubeSchedulerConfiguration with --config instead: divvy scheduler-config --for {} prints the steps",
+                scheduler.distribution
+            ),
         );
     }
     if scheduler.on_host.is_none() {
@@ -43,6 +46,19 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     let kind = configuration["kind"].as_str().unwrap_or_default();
     if kind != "KubeSchedulerConfiguration" {
         return problem(format!("its kind is {kind:?}, not KubeSchedulerConfiguration"), why, fix);
+    }
+    if let Some(found) = facts.scheduler_file.answer()
+        && !found.stops.is_empty()
+    {
+        let file = scheduler.on_host.as_deref().unwrap_or_default();
+        return problem(
+            format!("{file}: {}", found.stops.join("\n")),
+            "kube-scheduler does not start with this file, and no pod is scheduled",
+            format!(
+                "correct {file} at these places, then {}; divvy scheduler-config --merge {file} shows what remains",
+                scheduler.restart()
+            ),
+        );
     }
     match GONE.iter().find(|(gone, _)| *gone == api) {
         Some((_, since)) if version_at_least(&version, since) || version.is_empty() => problem(
@@ -78,7 +94,7 @@ pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
         return problem(
             "kube-scheduler is started without --config",
             "kube-scheduler calls no extender: it binds pods with GPU memory by the node's total only, or not at all",
-            "divvy scheduler-config --for kubeadm prints the steps",
+            format!("divvy scheduler-config --for {} prints the steps", scheduler.distribution),
         );
     };
     let why = "kube-scheduler does not start, or runs with its defaults and without the extender";
@@ -86,14 +102,17 @@ pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
         return problem(
             format!("no volume of the pod contains --config={config}"),
             why,
-            "add a hostPath volume with that file, and its volumeMount: divvy scheduler-config --for kubeadm prints both",
+            format!(
+                "add a hostPath volume with that file, and its volumeMount: divvy scheduler-config --for {} prints both",
+                scheduler.distribution
+            ),
         );
     };
     match facts.text(on_host) {
         None => problem(
             format!("there is no {on_host}"),
             why,
-            format!("divvy scheduler-config > {on_host}, then touch the manifest so that the kubelet restarts the pod"),
+            format!("divvy scheduler-config > {on_host}, then {}", scheduler.restart()),
         ),
         Some(text) if text.trim().is_empty() => problem(
             format!(
@@ -104,12 +123,13 @@ pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
                 }
             ),
             why,
-            format!(
-                "divvy scheduler-config > {on_host}, then restart kube-scheduler (move its manifest out of the directory and back)"
-            ),
+            format!("divvy scheduler-config > {on_host}, then {}", scheduler.restart()),
         ),
         Some(text) => match serde_saphyr::from_str::<serde_json::Value>(&text) {
-            Ok(_) => Ok(format!("{on_host} as {config}")),
+            Ok(configuration) => match configuration["clientConnection"]["kubeconfig"].as_str() {
+                Some(kubeconfig) if !kubeconfig.is_empty() => named(facts, &scheduler, on_host, kubeconfig),
+                _ => Ok(format!("{on_host} as {config}")),
+            },
             Err(error) => problem(
                 format!("{on_host} is not valid YAML: {error}"),
                 why,
@@ -119,6 +139,25 @@ pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
     }
 }
 
+/// Judge the kubeconfig that the configuration names: with `--config`, kube-scheduler uses no other.
+fn named(facts: &Facts<'_>, scheduler: &Scheduler, on_host: &str, kubeconfig: &str) -> Verdict {
+    let config = scheduler.config.as_deref().unwrap_or_default();
+    let found = match scheduler.host_path(kubeconfig) {
+        Some((path, _)) if facts.exists(&path) => return Ok(format!("{on_host} as {config}")),
+        Some((path, _)) => format!("there is no {path}"),
+        None => "no volume of the pod contains that file".to_owned(),
+    };
+    problem(
+        format!("{on_host} names the kubeconfig {kubeconfig}, but {found}"),
+        "kube-scheduler does not start: with --config, it reads no other kubeconfig",
+        format!(
+            "set clientConnection.kubeconfig to kube-scheduler's own kubeconfig (divvy scheduler-config --for {} names it), then {}",
+            scheduler.distribution,
+            scheduler.restart()
+        ),
+    )
+}
+
 /// Judge check K12.
 pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
     let extenders = facts.extenders();
@@ -126,7 +165,7 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
         .iter()
         .find(|extender| extender.resources.iter().any(|name| name == GPU_MEM) || extender.url.contains("gpushare"));
     let why = "pods with GPU memory stay Pending, or are bound without a GPU: \"unknown device id: no-gpu-has-…-to-run\"";
-    if facts.scheduler().is_some() {
+    if let Some(scheduler) = facts.scheduler() {
         let Some(ours) = ours else {
             return problem(
                 format!("kube-scheduler's configuration here has no extender for {GPU_MEM}"),
@@ -143,7 +182,8 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
                 ),
                 why,
                 format!(
-                    "set managedResources: [{{name: {GPU_MEM}, ignoredByScheduler: false}}] for that extender, then restart kube-scheduler"
+                    "set managedResources: [{{name: {GPU_MEM}, ignoredByScheduler: false}}] for that extender, then {}",
+                    scheduler.restart()
                 ),
             );
         }
@@ -151,9 +191,23 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
             return problem(
                 format!("the extender {} is ignorable", ours.url),
                 "while the extender does not answer, kube-scheduler binds pods without it, and they start on a GPU without enough memory",
-                "set ignorable: false for that extender, then restart kube-scheduler",
+                format!("set ignorable: false for that extender, then {}", scheduler.restart()),
             );
         }
+    }
+    if let (Some(found), Some(scheduler)) = (facts.scheduler_file.answer(), facts.scheduler())
+        && !found.misplaces.is_empty()
+    {
+        let file = scheduler.on_host.as_deref().unwrap_or_default();
+        return milder(
+            Severity::Warning,
+            format!("divvy scheduler-config would change {file}: {}", found.misplaces.join("\n")),
+            "pods with GPU memory wait longer than they must, or get a worse GPU",
+            format!(
+                "divvy scheduler-config --merge {file} prints the file with these changes; then {}",
+                scheduler.restart()
+            ),
+        );
     }
     let asked = match &facts.extender {
         Asked::Answer(asked) => asked,

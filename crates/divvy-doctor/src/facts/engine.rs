@@ -134,7 +134,7 @@ const UNITS: [&str; 3] = ["/lib/systemd/system", "/usr/lib/systemd/system", "/et
 const OWNERS: [(&str, &str); 2] = [("talos", "Talos"), ("bottlerocket", "Bottlerocket")];
 
 /// Return the value of a flag that is written as one word with `=`, or as two.
-fn told(words: &[String], names: &[&str]) -> Option<String> {
+pub(super) fn told(words: &[String], names: &[&str]) -> Option<String> {
     words.iter().enumerate().find_map(|(i, word)| {
         let rest = names.iter().find_map(|name| word.strip_prefix(name))?;
         match rest.strip_prefix('=') {

@@ -6,6 +6,7 @@ use divvy_host::Kind;
 use divvy_model::Vendor;
 
 use super::Facts;
+use super::engine::told;
 use crate::check::Stop;
 
 /// The mount point of a driver container's root directory (NVIDIA GPU Operator).
@@ -48,6 +49,8 @@ pub struct Kubelet {
     pub endpoint: Option<String>,
     /// `cgroupDriver`: `systemd` or `cgroupfs`.
     pub cgroup_driver: Option<String>,
+    /// The directory of static pods (`staticPodPath`).
+    pub static_pods: Option<String>,
 }
 
 impl Facts<'_> {
@@ -289,17 +292,7 @@ impl Facts<'_> {
             "/var/snap/microk8s/current/args/kubelet",
         ];
         let arguments = self.processes("kubelet").into_iter().next().map(|(_, arguments)| arguments);
-        let flag = |name: &str| {
-            let arguments = arguments.as_deref().unwrap_or_default();
-            arguments.iter().enumerate().find_map(|(i, argument)| {
-                let rest = argument.strip_prefix("--")?.strip_prefix(name)?;
-                match rest.strip_prefix('=') {
-                    Some(value) => Some(value.to_owned()),
-                    None if rest.is_empty() => arguments.get(i + 1).cloned(),
-                    None => None,
-                }
-            })
-        };
+        let flag = |name: &str| told(arguments.as_deref().unwrap_or_default(), &[&format!("--{name}")]);
         let file = flag("config")
             .filter(|file| self.exists(file))
             .or_else(|| FILES.into_iter().find(|file| self.exists(file)).map(str::to_owned));
@@ -323,6 +316,7 @@ impl Facts<'_> {
             endpoint: endpoint
                 .map(|endpoint| endpoint.trim_start_matches("unix://").to_owned())
                 .filter(|endpoint| !endpoint.is_empty()),
+            static_pods: flag("pod-manifest-path").or_else(|| setting("staticPodPath")),
             cgroup_driver: flag("cgroup-driver").or_else(|| setting("cgroupDriver")),
             file,
         })

@@ -148,6 +148,15 @@ pub struct RuntimeTest {
     pub outcome: Result<Vec<String>, String>,
 }
 
+/// What `divvy scheduler-config --merge` finds in kube-scheduler's configuration on this machine.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SchedulerFile {
+    /// The reasons why kube-scheduler does not start with the file.
+    pub stops: Vec<String>,
+    /// What keeps kube-scheduler from placing pods with GPUs well.
+    pub misplaces: Vec<String>,
+}
+
 /// The answers of the scheduler extender to the queries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extender {

@@ -494,3 +494,41 @@ fn what_a_drop_in_of_k0s_disables_is_seen_before_k0s_has_merged_it() {
         "/etc/k0s/containerd.d/nvidia.toml has \"cri\" in disabled_plugins"
     );
 }
+
+#[test]
+fn a_stale_spec_whose_devices_all_come_from_another_directory_is_named_and_harmless() {
+    let spec = |name: &str, major: u32| {
+        format!(
+            "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- {{name: {name:?}, containerEdits: {{deviceNodes: [{{path: /dev/nvidia-uvm, type: c, major: {major}}}]}}}}\n"
+        )
+    };
+    for (older, newer, status, found) in [
+        (
+            spec("all", 510),
+            spec("all", 511),
+            Status::Pass,
+            "/etc/cdi/nvidia.yaml is stale, but all its devices come from /var/run/cdi/nvidia.yaml",
+        ),
+        (
+            spec("0", 510),
+            spec("all", 511),
+            Status::Fail,
+            "/etc/cdi/nvidia.yaml: /dev/nvidia-uvm has major number 510 in the spec",
+        ),
+        (
+            spec("all", 511),
+            spec("all", 510),
+            Status::Fail,
+            "/var/run/cdi/nvidia.yaml: /dev/nvidia-uvm has major number 510",
+        ),
+        (spec("all", 511), spec("all", 511), Status::Pass, "2 specs checked"),
+    ] {
+        let mut host = debian();
+        host.files
+            .file("/etc/cdi/nvidia.yaml", older)
+            .file("/var/run/cdi/nvidia.yaml", newer);
+        let line = said("C01", &host, |_| {});
+        assert_eq!(line.status, status, "{line:?}");
+        assert!(line.found.contains(found), "{line:?}");
+    }
+}

@@ -41,6 +41,10 @@ pub struct Merged {
     pub text: String,
     /// One line for each change with its reason, in the order of the file.
     pub notes: Vec<String>,
+    /// Those of the notes without whose changes kube-scheduler does not start with a file of version v1.
+    pub stops: Vec<String>,
+    /// Those of the notes without whose changes pods with GPUs wait, or get a worse GPU.
+    pub misplaces: Vec<String>,
 }
 
 /// The fields of a configuration in v1, up to Kubernetes 1.36.
@@ -85,6 +89,7 @@ pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error
     })?;
     let before = value.clone();
     let Converted { mut config, mut notes } = to_v1(value, origin)?;
+    let mut stops: Vec<String> = notes.iter().filter(|note| !note.starts_with("note:")).cloned().collect();
     // A null field is the same as no field.
     config.retain(|_, value| !value.is_null());
     if config.shift_remove("metadata").is_some() {
@@ -93,11 +98,23 @@ pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error
                 .to_owned(),
         );
     }
+    let of_file = notes.len();
     unknown(&config, &mut notes);
     client(&mut config, wanted, &mut notes);
+    stops.extend_from_slice(&notes[of_file..]);
+    let of_nodes = notes.len();
     percentage(&mut config, &mut notes);
+    let mut misplaces = notes[of_nodes..].to_vec();
     profile(&mut config, wanted, &mut notes);
+    let of_extenders = notes.len();
     let (extenders, ours, stanza) = extenders(&mut config, wanted, origin, &mut notes)?;
+    for note in &notes[of_extenders..] {
+        match note.split_once(": ") {
+            Some(("removed", rest)) if rest.ends_with(SECOND) => stops.push(note.clone()),
+            Some(("changed" | "added", rest)) if rest.starts_with("extenders[") => misplaces.push(note.clone()),
+            _ => {}
+        }
+    }
     let comments = input
         .lines()
         .filter(|line| line.trim_start().starts_with('#') && !ours_text(line))
@@ -116,8 +133,16 @@ pub fn merge(input: &str, origin: &str, wanted: &Wanted) -> Result<Merged, Error
     if before == after {
         notes.push("unchanged: the file already contains what Divvy needs".to_owned());
     }
-    Ok(Merged { text, notes })
+    Ok(Merged {
+        text,
+        notes,
+        stops,
+        misplaces,
+    })
 }
+
+/// kube-scheduler refuses two extenders that manage the same resource.
+const SECOND: &str = "a second entry for the same resources";
 
 /// Report whether a comment line is one that this program writes.
 fn ours_text(line: &str) -> bool {
@@ -296,7 +321,7 @@ fn extenders(
         };
         if replaced {
             if place.is_some() {
-                notes.push(format!("removed: {path} ({url}): a second entry for the same resources"));
+                notes.push(format!("removed: {path} ({url}): {SECOND}"));
                 continue;
             }
             place = Some(rest.len());

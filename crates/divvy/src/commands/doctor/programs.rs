@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use divvy_cdi::generate::wsl;
-use divvy_doctor::facts::Kind;
-use divvy_doctor::facts::programs::{Probed, Socket};
+use divvy_doctor::facts::programs::{Probed, SchedulerFile, Socket};
+use divvy_doctor::facts::{Extending, Kind};
 use divvy_doctor::{Asked, Facts};
 use divvy_engines::Files;
 use divvy_host::Root;
+use divvy_model::names::GPU_MEM;
 use divvy_oci::runtime::settings;
 use rustix::fs::OFlags;
 use tokio::net::UnixStream;
@@ -20,6 +21,9 @@ use super::output::{output_of, too_long};
 use super::{cluster, engine};
 
 use crate::cli::doctor::DoctorArgs;
+use crate::scheduler_config::distribution::Distribution;
+use crate::scheduler_config::merge::{Address, Wanted, merge};
+use crate::scheduler_config::{self, Stanza, Tls};
 
 /// The largest kernel log in bytes; the kernel keeps at most a few MiB.
 const LARGEST_LOG: usize = 16 * 1024 * 1024;
@@ -40,6 +44,8 @@ pub(super) struct Places {
     settings: Result<Option<String>, String>,
     /// The URL of the extender from kube-scheduler's configuration.
     extender: Option<String>,
+    /// What `divvy scheduler-config` finds in that configuration.
+    scheduler_file: Asked<SchedulerFile>,
     /// The kernel log from the log files, if the machine is a copy.
     log: Asked<String>,
 }
@@ -62,9 +68,43 @@ impl Places {
             runtime: facts.program(&["divvy-runtime"]),
             settings: Files::text(&facts.root, settings::PATH).map_err(|why| format!("{} cannot be read: {why}", settings::PATH)),
             extender: urls.find(|url| url.contains("gpushare")),
+            scheduler_file: scheduler_file(facts),
             log: log_files(&facts.root),
         }
     }
+}
+
+/// Apply the rules of `divvy scheduler-config --merge` to kube-scheduler's configuration on this machine, if it is of version v1 (K10) and calls an
+/// extender for GPUs (K12).
+fn scheduler_file(facts: &Facts<'_>) -> Asked<SchedulerFile> {
+    let Some((text, path)) = facts.scheduler_file() else {
+        return Asked::Absent("there is no configuration of kube-scheduler".to_owned());
+    };
+    let calls = |extender: &Extending| extender.url.contains("gpushare") || extender.resources.iter().any(|name| name == GPU_MEM);
+    if !text.contains(scheduler_config::API_VERSION) || !facts.extenders().iter().any(calls) {
+        return Asked::Absent(format!("{path} has no extender for {GPU_MEM}, or is of an old version"));
+    }
+    let stanza = match Stanza::new(scheduler_config::LOCAL_URL, Tls::default()) {
+        Ok(stanza) => stanza,
+        Err(error) => return Asked::Failed(error.to_string()),
+    };
+    let wanted = Wanted {
+        stanza,
+        address: Address::Default,
+        kubeconfig: None,
+        default_kubeconfig: Distribution::Kubeadm.kubeconfig().to_owned(),
+        profile: None,
+    };
+    Asked::Answer(match merge(&text, &path, &wanted) {
+        Ok(merged) => SchedulerFile {
+            stops: merged.stops,
+            misplaces: merged.misplaces,
+        },
+        Err(error) => SchedulerFile {
+            stops: vec![error.found()],
+            misplaces: Vec::new(),
+        },
+    })
 }
 
 fn socket_paths(facts: &Facts<'_>, kubelet: &str) -> Vec<String> {
@@ -83,6 +123,7 @@ fn socket_paths(facts: &Facts<'_>, kubelet: &str) -> Vec<String> {
 /// Query the programs, and add their answers to the facts.
 pub(super) async fn ask(args: &DoctorArgs, facts: &mut Facts<'static>, places: Places) {
     facts.arch = Some(std::env::consts::ARCH.to_owned());
+    facts.scheduler_file = places.scheduler_file.clone();
     let copy = args.root != Path::new("/");
     if copy {
         let reason = format!(
