@@ -85,6 +85,8 @@ pub struct Facts<'t> {
     /// The PIDs and names of all processes. They are read only when a check first needs them, and only once, because there may be
     /// hundreds.
     process_names: OnceLock<Vec<(u32, String)>>,
+    /// The database of rpm, which is empty if there is none. It is read only once.
+    rpm_database: OnceLock<Vec<u8>>,
 }
 
 impl<'t> Facts<'t> {
@@ -108,6 +110,7 @@ impl<'t> Facts<'t> {
             scheduler_file: Asked::Not(not("kube-scheduler's configuration")),
             cluster: Asked::Not(not("the API server")),
             process_names: OnceLock::new(),
+            rpm_database: OnceLock::new(),
         };
         facts.driver_root = facts.usual_driver_root();
         Some(facts)

@@ -160,6 +160,13 @@ pub struct Runtime {
     pub file: String,
 }
 
+fn stated(version: i64) -> String {
+    match version {
+        0 => "no version".to_owned(),
+        version => format!("version {version}"),
+    }
+}
+
 /// Why an engine's files cannot be read or edited. No file has been changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
@@ -216,11 +223,11 @@ pub enum Error {
         engine: &'static str,
     },
     /// The engine does not start because of a file's format version.
-    #[error("{path} has version {version}, and {why}, so this containerd does not start with it")]
+    #[error("{path} has {}, and {why}, so this containerd does not start with it", stated(*.version))]
     Version {
         /// The path of the file.
         path: String,
-        /// The version that the file states.
+        /// The version that the file states; 0 if it states none.
         version: i64,
         /// The rule of this release.
         why: String,

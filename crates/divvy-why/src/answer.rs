@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evaluate::Question;
 use crate::obstacle::Words;
+use crate::offers;
 use crate::quantity::{amount, list};
 use crate::suggest::suggestions;
 use crate::verdict::amount_text;
@@ -193,7 +194,7 @@ pub fn answer_naming(snapshot: &Snapshot, wants: &Wants, all_nodes: bool, named:
     } else if question.ask.is_nothing() {
         answer.state = State::NoGpuMemory;
         answer.request = None;
-        answer.message = no_gpu_memory();
+        answer.message = no_gpu_memory(snapshot, wants);
     } else if wants.pod.node.is_some() {
         bound(&mut answer, snapshot, wants);
     } else {
@@ -236,9 +237,10 @@ fn hides_names(answer: &Answer) -> bool {
     holder || nodes().flat_map(|node| &node.obstacles).any(peer) || answer.suggestions.iter().any(ends)
 }
 
-fn no_gpu_memory() -> String {
+fn no_gpu_memory(snapshot: &Snapshot, wants: &Wants) -> String {
+    let instead = offers::instead(snapshot, wants).map_or_else(String::new, |instead| format!(" {instead}"));
     format!(
-        "asks for no GPU memory, so Divvy has no part in where it runs. To share a GPU, set {} in the limits of its container.",
+        "asks for no GPU memory, so Divvy has no part in where it runs.{instead} To share a GPU, set {} in the limits of its container.",
         names::GPU_MEM
     )
 }
@@ -411,6 +413,10 @@ fn waiting(answer: &mut Answer, question: &Question<'_>, all_nodes: bool) {
     };
     answer.holds = holds.into_iter().map(spoken).collect();
     if question.snapshot.unseen.is_empty() && looks.iter().all(|look| look.first().is_some_and(Obstacle::is_of_no_offer)) {
+        if offers::instead(question.snapshot, &question.wants).is_some() {
+            answer.notes.extend(offers::how_to_ask(question.snapshot));
+            return;
+        }
         let mut sites = question.snapshot.sites.iter();
         let no_cdi = sites.find_map(|site| Some((&site.name, runtime::without_cdi(site.runtime.as_deref()?)?)));
         answer

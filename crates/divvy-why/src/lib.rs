@@ -20,6 +20,7 @@ mod evaluate;
 mod gpus;
 mod named;
 mod obstacle;
+mod offers;
 mod pod_name;
 mod quantity;
 mod selector;

@@ -8,6 +8,7 @@ use divvy_placement::{Ask, Room};
 
 use crate::evaluate::Question;
 use crate::obstacle::Words;
+use crate::offers;
 use crate::quantity::{amount, thousands};
 use crate::{ClaimState, Hold, Obstacle, Wants};
 
@@ -139,10 +140,13 @@ impl Question<'_> {
             );
         }
         if looks.iter().all(|look| look.first().is_some_and(Obstacle::is_of_no_offer)) {
-            return format!(
-                "waits: it asks for {asked}, and no node of the cluster offers any {}: Divvy's agent is not installed, or it is not ready.",
-                self.ask.whole.map_or(Cow::Borrowed(names::GPU_MEM), WholeKind::resource)
-            );
+            let resource = self.ask.whole.map_or(Cow::Borrowed(names::GPU_MEM), WholeKind::resource);
+            return match offers::instead(self.snapshot, &self.wants) {
+                Some(instead) => format!("waits: it asks for {asked}. {instead}"),
+                None => format!(
+                    "waits: it asks for {asked}, and no node of the cluster offers any {resource}: Divvy's agent is not installed, or it is not ready."
+                ),
+            };
         }
         if !look.iter().any(Obstacle::is_of_gpus) {
             return format!("waits: it asks for {asked}. {}.", self.but(name, look));

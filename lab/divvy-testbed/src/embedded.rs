@@ -534,6 +534,17 @@ impl Cluster for Embedded {
         self.join_as(name, |_| {}).await
     }
 
+    fn agent_runs(&self, name: &str) -> io::Result<()> {
+        let agent = self.nodes.get(name).and_then(|node| node.agent.as_ref());
+        match agent.filter(|agent| agent.is_gone()) {
+            Some(agent) => Err(io::Error::other(format!(
+                "the agent of node {name} has ended. {}",
+                agent.last_words()
+            ))),
+            None => Ok(()),
+        }
+    }
+
     fn has_gpus(&self, node: &str) -> bool {
         self.machines.node(node).is_some_and(MachineNode::has_gpus)
     }

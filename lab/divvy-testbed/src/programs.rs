@@ -108,11 +108,16 @@ impl Program {
         fs::create_dir_all(logs)?;
         let log = logs.join(format!("{name}.log"));
         let out = File::options().create(true).append(true).open(&log)?;
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        // What a user has set for a real cluster or for another program of Divvy must not affect this one.
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            if text.starts_with("DIVVY_") || ["KUBECONFIG", "NODE_NAME"].contains(&&*text) {
+                command.env_remove(&name);
+            }
+        }
+        let child = command
             .args(args)
-            // The KUBECONFIG that a user has set for a real cluster must not affect this one.
-            .env_remove("KUBECONFIG")
-            .env_remove("NODE_NAME")
             .envs(env.iter().copied())
             .stdin(Stdio::piped())
             .stdout(out.try_clone()?)
@@ -137,6 +142,14 @@ impl Program {
     /// Report whether the program has ended on its own.
     pub fn ended(&mut self) -> io::Result<bool> {
         Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Report whether the program has ended, without waiting for it: then it is a zombie (`proc(5)`), or was waited for before.
+    pub fn is_gone(&self) -> bool {
+        let Some(pid) = self.pid() else { return true };
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.trim_start().starts_with('Z'))
     }
 
     /// Return the last lines that the program printed.

@@ -213,6 +213,10 @@ pub trait Cluster {
     fn join(&mut self, node: &str) -> impl Future<Output = io::Result<()>>;
     /// Report whether this node's machine has GPUs.
     fn has_gpus(&self, node: &str) -> bool;
+    /// Fail with the last words of a node's agent if it has ended and nothing starts it again.
+    fn agent_runs(&self, _node: &str) -> io::Result<()> {
+        Ok(())
+    }
     /// Return the report of the newest start of a pod's container, or `None` before the container's first start.
     fn report(&self, pod_uid: &str, container: &str) -> impl Future<Output = io::Result<Option<Report>>>;
     /// Write a file on a node, as its administrator would, or remove it if `content` is `None`. The file's directory must exist: `/etc/cdi` does.

@@ -553,13 +553,16 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
             continue;
         }
         waiting += 1;
-        // Report whether a node offers the resources that the pod requests and has the labels that it selects.
+        // Report whether a node has as much of each resource as a container of the pod requests, and the labels that the pod selects.
         let fits = |node: &Node| {
+            let amount = |text: &str| parse_quantity(text).unwrap_or(0);
+            let has = |name: &str| node.status.allocatable.get(name).map_or(0, amount);
             let mut limits = pod
                 .spec
                 .all_containers()
-                .flat_map(|container| container.resources.limits.keys());
-            has_labels(node, &pod.spec.node_selector) && limits.all(|name| !is_gpu(name) || offers(node, name))
+                .flat_map(|container| container.resources.limits.iter());
+            has_labels(node, &pod.spec.node_selector)
+                && limits.all(|(name, wanted)| !is_gpu(name) || has(name) >= amount(wanted).max(1))
         };
         let in_way = tainted.iter().filter_map(|node| Some((*node, in_the_way(node, &pod.spec)?)));
         let ways: Vec<(&Node, &Taint)> = in_way.filter(|(node, _)| fits(node)).collect();

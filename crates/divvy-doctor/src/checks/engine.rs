@@ -145,7 +145,7 @@ fn unused(engine: &Engine, release: containerd::Release, configuration: &Configu
             version => format!("has version {version}"),
         };
         format!(
-            "{} {says} and the section plugins.{:?}, which containerd {}.{} does not use beside the other files and sections",
+            "{} {says} and the section plugins.{:?}, which containerd {}.{} does not use with these files",
             ignored.path, ignored.section, release.0, release.1
         )
     });
@@ -257,8 +257,14 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
     Ok(found.join(", "))
 }
 
-/// Return the file beside the engine's own files that has a runtime for GPUs and that nothing reads, and how it is made to count.
+/// Return the file next to those of the engine that has a runtime for GPUs and that nothing reads, and how it is made to count.
 fn unread(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> Option<(String, String)> {
+    // What containerd prints does not name the files that it has read.
+    let on_disk = containerd::effective(&facts.root, &engine.file, facts.containerd_version(engine).unwrap_or(NEWEST));
+    let read = match (engine.kind, on_disk) {
+        (Kind::Containerd, Ok(on_disk)) => on_disk.files,
+        _ => configuration.files.clone(),
+    };
     let directory = engine.file.rsplit_once('/').map_or("", |(directory, _)| directory);
     let mut directories = vec![directory.to_owned()];
     directories.extend(
@@ -273,9 +279,7 @@ fn unread(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -> 
         for name in facts.root.names(&directory) {
             let path = format!("{directory}/{name}");
             let is_template = name.ends_with(".tmpl");
-            if configuration.files.contains(&path)
-                || (is_template && path == engine.edited && !is_of_other_version(&name, configuration))
-            {
+            if read.contains(&path) || (is_template && path == engine.edited && !is_of_other_version(&name, configuration)) {
                 continue;
             }
             let text = facts

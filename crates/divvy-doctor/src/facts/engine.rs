@@ -48,9 +48,7 @@ impl Engine {
             return self.by_hand("add the runtime for GPUs");
         }
         let gap = if flags.is_empty() { "" } else { " " };
-        let usual = engines::Engine::ALL
-            .iter()
-            .any(|engine| engine.as_str() == self.name && (self.edited != self.file || USUAL.contains(&self.file.as_str())));
+        let usual = self.edited != self.file || USUAL.contains(&self.file.as_str());
         let config = if usual {
             String::new()
         } else {
@@ -307,6 +305,9 @@ impl Facts<'_> {
         }
         // The containerd that Docker starts does not run pods.
         running.retain(|(_, engine)| engine.file != OF_DOCKER);
+        if !self.processes("dockerd").is_empty() {
+            running.retain(|(_, engine)| self.exists(&engine.file));
+        }
         if running.len() > 1 {
             let usual = |(address, _): &(Option<String>, Engine)| {
                 let known = SOCKETS.iter().any(|(_, socket)| address.as_deref() == Some(socket));

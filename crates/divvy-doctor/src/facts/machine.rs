@@ -15,6 +15,8 @@ pub const DRIVER_CONTAINER: &str = "/run/nvidia/driver";
 const PCI: &str = "/sys/bus/pci/devices";
 /// The largest CDI spec that is read, in bytes. Specs may name hundreds of libraries.
 const LARGEST_SPEC: usize = 4 * 1024 * 1024;
+/// The largest database of rpm that is read, in bytes.
+const LARGEST_DATABASE: usize = 128 * 1024 * 1024;
 /// The largest text file that is read, in bytes.
 const LARGEST_FILE: usize = 1024 * 1024;
 
@@ -214,7 +216,8 @@ impl Facts<'_> {
     /// the other (`rpmtag.h`), each with a zero at its end.
     fn rpm(&self, name: &str) -> Option<String> {
         let databases = ["/var/lib/rpm", "/usr/lib/sysimage/rpm"].map(|directory| format!("{directory}/rpmdb.sqlite"));
-        let bytes = databases.iter().find_map(|path| self.root.read(path, 256 * 1024 * 1024))?;
+        let read = || databases.iter().find_map(|path| self.root.read(path, LARGEST_DATABASE));
+        let bytes = self.rpm_database.get_or_init(|| read().unwrap_or_default());
         let start = format!("\0{name}\0");
         let mut places = bytes
             .windows(start.len())

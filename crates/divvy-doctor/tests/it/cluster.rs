@@ -244,10 +244,11 @@ fn a_taint_of_a_node_that_a_pod_would_not_run_on_anyway_is_not_in_its_way() {
         let other = waiting("other", "nvidia.com/gpu", "1");
         let mut ready = waiting("ready", "aliyun.com/gpu-mem", "8");
         ready.spec.tolerations = vec![tolerant];
-        cluster.pods.extend([elsewhere, other, ready]);
+        let too_large = waiting("large", "aliyun.com/gpu-mem", "81");
+        cluster.pods.extend([elsewhere, other, ready, too_large]);
     });
     assert_eq!(line.status, Status::Pass, "{line:?}");
-    assert_eq!(line.found, "2 nodes, 2 with GPUs; 3 pods wait for a GPU");
+    assert_eq!(line.found, "2 nodes, 2 with GPUs; 4 pods wait for a GPU");
 }
 
 /// After `kubeadm init`, a control plane is the only node of its cluster. Its taint also keeps off an agent that is intended to

@@ -532,3 +532,18 @@ fn a_stale_spec_whose_devices_all_come_from_another_directory_is_named_and_harml
         assert!(line.found.contains(found), "{line:?}");
     }
 }
+
+#[test]
+fn the_containerd_that_only_docker_uses_is_no_engine_of_pods() {
+    let mut host = with_processes(
+        "",
+        &[(900, "900", "/usr/bin/containerd"), (950, "950", "/usr/bin/dockerd")],
+        &[],
+    );
+    host.files.remove("/var/lib/kubelet/config.yaml");
+    let line = said("R09", &host, |_| {});
+    assert_eq!(
+        (line.status, line.found.as_str()),
+        (Status::Skip, "neither containerd nor CRI-O is here")
+    );
+}

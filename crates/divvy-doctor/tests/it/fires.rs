@@ -55,6 +55,7 @@ fn cases() -> impl Iterator<Item = &'static Case> {
 #[test]
 fn every_check_passes_where_all_is_well_and_fires_where_it_is_not() {
     let mut shown = BTreeSet::new();
+    let mut fixes = BTreeSet::new();
     for case in cases() {
         let host = (case.base)();
         let well = one(case.id, &facts(&host));
@@ -75,7 +76,10 @@ fn every_check_passes_where_all_is_well_and_fires_where_it_is_not() {
         let (why, fix) = (line.why.unwrap_or_default(), line.fix.unwrap_or_default());
         assert!(why.len() > 20 && fix.len() > 5, "{}: {why:?} {fix:?}", case.id);
         shown.insert(case.id);
+        fixes.insert(format!("{} {fix}", case.id));
     }
+    // The tests of divvy try each command in these texts.
+    insta::assert_snapshot!("fixes", Vec::from_iter(fixes).join("\n"));
     let all: BTreeSet<&str> = checks::ALL.iter().map(|check| check.id).collect();
     assert_eq!(shown, all, "every check has a case in which it fails");
     assert_eq!(all.len(), checks::ALL.len(), "an id names one check");

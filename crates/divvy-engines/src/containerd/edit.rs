@@ -71,7 +71,9 @@ pub(crate) fn configure(
     let version = version.unwrap_or(at.version);
     // containerd 1.x rejects imported files of version 1, so with version 1 the runtime goes into the main file.
     let Some(drop_in) = at.drop_in.filter(|_| version > 1) else {
-        let now = text(files, at.config)?.unwrap_or_default();
+        let now = text(files, at.config)?;
+        let header = now.is_none().then(|| settings.header()).unwrap_or_default();
+        let now = now.unwrap_or_default();
         let place = Place {
             path: at.config,
             version,
@@ -87,7 +89,7 @@ pub(crate) fn configure(
         into(&mut document, &place, &effective, &before, settings, merge, at, notes)?;
         return Ok(vec![Write {
             path: at.config.to_owned(),
-            text: document.to_string(),
+            text: header + &document.to_string(),
             like: None,
         }]);
     };

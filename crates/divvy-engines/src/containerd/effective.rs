@@ -39,6 +39,15 @@ pub fn effective(files: &dyn Files, main: &str, release: Release) -> Result<Conf
     }
     if release < (2, 0, 0) {
         let right = section(last.min(2));
+        for (file, values) in read.iter().filter(|_| last >= 2) {
+            if values.table(&["plugins", "cri"])?.is_some() {
+                return Err(Error::Version {
+                    path: file.path.clone(),
+                    version: file.stated,
+                    why: format!("containerd 1.x accepts the section plugins.cri in no configuration of version {last}"),
+                });
+            }
+        }
         for (file, values) in &read {
             if values.table(&["plugins", right])?.is_some() {
                 all.forget_section();

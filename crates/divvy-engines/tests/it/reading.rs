@@ -234,7 +234,12 @@ fn each_release_uses_of_its_files_what_its_own_rules_say() {
     const R237: containerd::Release = (2, 3, 7);
     let (v2, v3, v4) = ("version = 2\n", "version = 3\n", "version = 4\n");
     for (releases, main, drop_in, is) in [
-        (&[R16, R17][..], [v2, OLD].concat(), [v2, FIRST].concat(), "old (cri)"),
+        (
+            &[R16, R17][..],
+            [v2, OLD].concat(),
+            [v2, FIRST].concat(),
+            "refuses 2 of /etc/containerd/conf.d/a.toml",
+        ),
         (&[R16, R17], [v2, NEW].concat(), v2.to_owned(), " (runtime)"),
         (&[R20, R22, R232, R237], [v2, NEW].concat(), v2.to_owned(), "new ()"),
         (&[R16], [v2, OLD].concat(), [v3, NEW].concat(), "old (runtime)"),

@@ -102,6 +102,9 @@ pub struct CdiGenerateArgs {
     /// The driver's libnvidia-ml.so.1 [default: found by searching below the driver's root]
     #[arg(long, env = "DIVVY_NVML_LIBRARY", value_name = "PATH")]
     pub nvml_library: Option<PathBuf>,
+    /// A flag of nvidia-ctk that was given and has no effect
+    #[arg(long, hide = true)]
+    pub without_effect: Vec<String>,
 }
 
 fn version(text: &str) -> Result<Version, String> {

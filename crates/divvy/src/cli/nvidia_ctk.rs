@@ -89,6 +89,15 @@ enum System {
     /// Create NVIDIA's device nodes
     #[command(args_override_self = true)]
     CreateDeviceNodes(CreateNodes),
+    /// Print the libraries in the ld.so.cache of a driver's root, one path a line
+    PrintLdcache(PrintCache),
+}
+
+#[derive(Debug, Args)]
+struct PrintCache {
+    /// Root directory of the driver's files
+    #[arg(long, env = "DRIVER_ROOT", default_value = "/")]
+    driver_root: String,
 }
 
 #[derive(Debug, Args)]
@@ -161,6 +170,9 @@ impl System {
                 words.insert(1, "dev-char-links".to_owned());
                 let at = Some(&args.dev_char_path).filter(|path| !path.is_empty());
                 words.push(format!("--at={}", at.map_or("/dev/char", String::as_str)));
+            }
+            System::PrintLdcache(args) => {
+                words.extend(["print-ldcache".to_owned(), format!("--driver-root={}", args.driver_root)]);
             }
             System::CreateDeviceNodes(args) => {
                 if args.load_kernel_modules {
@@ -429,6 +441,76 @@ struct Generate {
     /// Accepted for compatibility; has no effect: the spec has no hooks
     #[arg(long, alias = "disable-hooks", value_delimiter = ',')]
     disable_hook: Vec<String>,
+    /// A directory of the driver's libraries: the driver's root is the directory that contains it, unless --driver-root is given
+    #[arg(
+        long,
+        alias = "library-search-paths",
+        env = "NVIDIA_CTK_CDI_GENERATE_LIBRARY_SEARCH_PATHS",
+        value_delimiter = ','
+    )]
+    library_search_path: Vec<String>,
+    /// Accepted for compatibility; has no effect: the driver's files are found below --driver-root
+    #[arg(
+        long,
+        alias = "config-search-paths",
+        env = "NVIDIA_CTK_CDI_GENERATE_CONFIG_SEARCH_PATHS",
+        value_delimiter = ','
+    )]
+    config_search_path: Vec<String>,
+    /// Accepted for compatibility; has no effect: Divvy finds the files of a Jetson itself
+    #[arg(long = "csv.file", env = "NVIDIA_CTK_CDI_GENERATE_CSV_FILES", value_delimiter = ',')]
+    csv_file: Vec<String>,
+    /// Accepted for compatibility; has no effect
+    #[arg(
+        long = "csv.ignore-pattern",
+        env = "NVIDIA_CTK_CDI_GENERATE_CSV_IGNORE_PATTERNS",
+        value_delimiter = ','
+    )]
+    csv_ignore_pattern: Vec<String>,
+    /// Accepted for compatibility; has no effect
+    #[arg(
+        long = "csv.compat-container-root",
+        env = "NVIDIA_CTK_CDI_GENERATE_CSV_COMPAT_CONTAINER_ROOT"
+    )]
+    csv_compat_container_root: Option<String>,
+    /// Accepted for compatibility; has no effect: the spec has no hooks
+    #[arg(
+        long,
+        alias = "enable-hooks",
+        env = "NVIDIA_CTK_CDI_GENERATE_ENABLED_HOOKS",
+        value_delimiter = ','
+    )]
+    enable_hook: Vec<String>,
+}
+
+impl Generate {
+    /// Return the driver's root: the given one, or the directory that contains a searched library directory, such as `/var/lib/nvidia` for
+    /// `/var/lib/nvidia/lib64`.
+    fn root(&self) -> Option<String> {
+        let of_library = |path: &String| {
+            let (root, name) = path.trim_end_matches('/').rsplit_once('/')?;
+            let is_own = name.starts_with("lib") && !matches!(root, "" | "/usr" | "/usr/local");
+            is_own.then(|| root.to_owned())
+        };
+        let given = self.driver_root.clone().filter(|root| root != "/");
+        given
+            .or_else(|| self.library_search_path.iter().find_map(of_library))
+            .or_else(|| self.driver_root.clone())
+    }
+
+    /// Return the given flags that have no effect.
+    fn without_effect(&self) -> Vec<&'static str> {
+        [
+            ("--config-search-path", self.config_search_path.is_empty()),
+            ("--csv.file", self.csv_file.is_empty()),
+            ("--csv.ignore-pattern", self.csv_ignore_pattern.is_empty()),
+            ("--csv.compat-container-root", self.csv_compat_container_root.is_none()),
+            ("--enable-hook", self.enable_hook.is_empty()),
+        ]
+        .into_iter()
+        .filter_map(|(flag, is_absent)| (!is_absent).then_some(flag))
+        .collect()
+    }
 }
 
 /// The feature flag that omits the groups of device nodes from the spec.
@@ -554,10 +636,13 @@ pub(super) fn translate(given: &[OsString]) -> Result<Vec<OsString>, clap::Error
             );
             flag(&mut words, "output", if args.output.is_empty() { "-" } else { &args.output });
             flag(&mut words, "format", &args.format);
-            for (name, value) in [("driver-root", &args.driver_root), ("dev-root", &args.dev_root)] {
+            for (name, value) in [("driver-root", &args.root()), ("dev-root", &args.dev_root)] {
                 if let Some(value) = value {
                     flag(&mut words, name, value);
                 }
+            }
+            for name in args.without_effect() {
+                flag(&mut words, "without-effect", name);
             }
             flag(&mut words, "mode", &args.mode);
             for strategy in &args.device_name_strategy {

@@ -11,6 +11,12 @@ pub enum SystemCommand {
     DevCharLinks(DevCharLinksArgs),
     /// Create NVIDIA's control device nodes in /dev
     DeviceNodes(DeviceNodesArgs),
+    /// Print the libraries in the ld.so.cache of a driver's root
+    PrintLdcache {
+        /// Root directory of the driver's files
+        #[arg(long, value_name = "DIR")]
+        driver_root: PathBuf,
+    },
 }
 
 /// The arguments of `divvy nvidia-system dev-char-links`.

@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use divvy_doctor::Facts;
 use divvy_doctor::facts::Kind;
-use divvy_engines::{self as engines, Edit, Engine, Plan, Record, RuntimeSettings, Target, Wanted, runtime_class};
+use divvy_engines::{self as engines, Configuration, Edit, Engine, Plan, Record, RuntimeSettings, Target, Wanted, runtime_class};
 use divvy_host::Files;
 use divvy_host::Root;
 
@@ -164,7 +164,8 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
             let mut plan = engines::configure(root, &target, &settings, record.as_ref())?;
             if let (Some(release), Engine::Containerd) = (release, engine) {
                 let read = engines::containerd::effective(&plan.after(root), target.config(), release)?;
-                engines::in_effect(&target, &settings, &read)?;
+                engines::in_effect(&target, &settings, &read)
+                    .map_err(|error| unused(&read, release).unwrap_or_else(|| error.into()))?;
             }
             plan.notes.extend(notes(root, engine, &settings, &wanted)?);
             requested = Some(settings);
@@ -218,6 +219,18 @@ fn of_pods(engine: Engine, files: &Files) -> Option<(String, Option<u32>)> {
     let found = facts.engine().ok()?;
     let is_it = found.kind == Kind::Containerd && found.name == engine.as_str() && found.is_certain;
     is_it.then_some((found.file, found.process))
+}
+
+/// Return the error for a section that this release of containerd does not use. `None` if it uses all sections.
+fn unused(read: &Configuration, (major, minor, _): engines::containerd::Release) -> Option<anyhow::Error> {
+    let ignored = read.ignored.first()?;
+    let right = engines::containerd::section(if major >= 2 { 3 } else { 2 });
+    Some(anyhow::anyhow!(
+        "{} has the section plugins.{:?}, which containerd {major}.{minor} does not use with these files, so the runtime would have no effect. Rename the \
+         section to plugins.{right:?}, with the version for that name in all files, then run the command again; nothing was changed",
+        ignored.path,
+        ignored.section
+    ))
 }
 
 /// Return the plan that restores the files before `plan`.

@@ -4,11 +4,12 @@
 //! kernel module does not create these links. Without them, a container loses its GPU when systemd reloads
 //! (NVIDIA/nvidia-container-toolkit#48).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use divvy_cdi::generate::ldcache;
 use divvy_cdi::generate::proc::mig_minors;
 use divvy_host::Files;
 use divvy_host::Root;
@@ -33,7 +34,30 @@ pub fn run(command: SystemCommand) -> anyhow::Result<()> {
             true => nodes(&args),
             false => Ok(()),
         },
+        SystemCommand::PrintLdcache { driver_root } => print_ldcache(&driver_root),
     }
+}
+
+/// Print the libraries as NVIDIA's tool does: those of 32 bits, then those of 64 bits.
+fn print_ldcache(driver_root: &Path) -> anyhow::Result<()> {
+    let path = driver_root.join("etc/ld.so.cache");
+    let bytes = std::fs::read(&path).with_context(|| format!("failed to create ldcache: {}", path.display()))?;
+    let all = ldcache::parse(&bytes).with_context(|| format!("failed to create ldcache: {}", path.display()))?;
+    for (bits, is_64) in [(32, false), (64, true)] {
+        let paths: BTreeSet<&str> = all
+            .iter()
+            .filter(|library| library.is_64_bit() == is_64)
+            .map(|library| library.path)
+            .collect();
+        say(&match paths.len() {
+            0 => format!("No {bits}-bit libraries found"),
+            count => format!("{count} {bits}-bit libraries found"),
+        })?;
+        for path in paths {
+            say(path)?;
+        }
+    }
+    Ok(())
 }
 
 /// NVIDIA's major device numbers, by name.

@@ -110,6 +110,93 @@ fn every_engine_is_configured_once_and_given_back_to_the_byte() {
 }
 
 #[test]
+fn the_command_that_a_written_file_names_removes_what_was_written() {
+    let rancher = "/var/lib/rancher/k3s/agent/etc/containerd";
+    let base = format!("{rancher}/config.toml");
+    let imports = format!("version = 3\nimports = [\"{rancher}/config-v3.toml.d/*.toml\"]\n");
+    for (args, file, text) in [
+        (&["containerd"][..], CONTAINERD, V2),
+        (
+            &["containerd", "--config", "/opt/containerd.toml"],
+            "/opt/containerd.toml",
+            V2,
+        ),
+        (&["crio"], "/etc/crio/crio.conf", "[crio.runtime]\n"),
+        (&["k3s"], base.as_str(), imports.as_str()),
+        (&["k3s"], base.as_str(), "version = 3\n"),
+        (&["rke2"], "/etc/none", ""),
+        (&["k0s"], "/etc/k0s/containerd.toml", "version = 3\n"),
+        (
+            &["k0s", "--drop-in", "/etc/k0s/containerd.d/gpu.toml"],
+            "/etc/k0s/containerd.toml",
+            "version = 3\n",
+        ),
+    ] {
+        let machine = Machine::of(&[(file, text)]);
+        let before = machine.all();
+        went_well(&machine.configure(args));
+        let commands: Vec<String> = machine
+            .all()
+            .iter()
+            .filter(|(path, ..)| !path.display().to_string().ends_with(".divvy-undo"))
+            .flat_map(|(_, text, _)| {
+                text.split('`')
+                    .filter(|part| part.ends_with("--undo"))
+                    .map(str::to_owned)
+                    .collect::<Vec<_>>()
+            })
+            .collect();
+        assert!(!commands.is_empty(), "{args:?}: no file names a command");
+        let words: Vec<&str> = commands[0].split(' ').collect();
+        assert_eq!(words[..2], ["divvy", "configure"], "{words:?}");
+        went_well(&machine.configure(&words[2..]));
+        assert_eq!(machine.all(), before, "{args:?}: {}", commands[0]);
+    }
+}
+
+/// containerd 2.0 to 2.2 do not use the older section next to a newer one, and 1.7 reads no file of version 3.
+#[test]
+fn success_is_reported_only_if_the_release_uses_what_was_written() {
+    let v3 = "version = 3\n";
+    let newer = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.x]\n";
+    let both = format!("{V2}{newer}");
+    for (release, text, refused) in [
+        ("1.7.27", V2, None),
+        ("1.7.27", v3, Some("containerd 1.7 reads versions up to 2")),
+        ("2.2.0", v3, None),
+        ("2.2.0", V2, None),
+        ("2.2.0", both.as_str(), Some("which containerd 2.2 does not use")),
+        ("2.3.7", both.as_str(), None),
+    ] {
+        let machine = Machine::of(&[(CONTAINERD, text)]);
+        let before = machine.all();
+        let output = machine.configure(&["containerd", "--engine-version", release]);
+        match refused {
+            None => went_well(&output),
+            Some(words) => {
+                assert!(!output.status.success(), "{release} {text}");
+                assert!(stderr(&output).contains(words), "{release}: {}", stderr(&output));
+                assert_eq!(machine.all(), before);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_file_of_the_containerd_that_runs_pods_is_configured() {
+    let machine = Machine::of(&[
+        (CONTAINERD, V2),
+        ("/etc/cri/containerd.toml", V2),
+        ("/proc/900/comm", "containerd\n"),
+        ("/proc/900/cmdline", "/bin/containerd\0--config\0/etc/cri/containerd.toml\0"),
+    ]);
+    went_well(&machine.configure(&["containerd"]));
+    let written = std::fs::read_to_string(machine.at("/etc/cri/conf.d/zz-divvy.toml")).expect("written");
+    assert!(written.contains("runtimes.nvidia"), "{written}");
+    assert_eq!(std::fs::read_to_string(machine.at(CONTAINERD)).ok().as_deref(), Some(V2));
+}
+
+#[test]
 fn what_may_be_secret_stays_so() {
     let machine = Machine::of(&[(CONTAINERD, V2)]);
     std::fs::set_permissions(machine.at(CONTAINERD), std::fs::Permissions::from_mode(0o600)).expect("set");

@@ -279,3 +279,187 @@ fn wrong_questions_are_refused_with_what_to_type() {
         assert!(stderr(&output).contains(part), "{args:?}: {}", stderr(&output));
     }
 }
+
+const MANIFEST: &str = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - name: kube-scheduler\n    image: registry/kube-scheduler:v1.33.2\n    command: [kube-scheduler, --config=/etc/kubernetes/divvy.yaml]\n    \
+    volumeMounts: [{name: k, mountPath: /etc/kubernetes}]\n  volumes: [{name: k, hostPath: {path: /etc/kubernetes}}]\n";
+
+/// Each rule of `scheduler-config --merge` is one of doctor's, because both use the same function.
+#[test]
+fn doctor_has_the_rules_of_scheduler_config_for_the_file_on_the_machine() {
+    let ours = "- {urlPrefix: 'http://127.0.0.1:32766/gpushare-scheduler', filterVerb: filter, bindVerb: bind, nodeCacheCapable: true, ignorable: false, \
+                managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}]}\n";
+    let file = |top: &str, more: &str| {
+        format!(
+            "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nclientConnection: {{kubeconfig: /etc/kubernetes/scheduler.conf}}\n\
+             percentageOfNodesToScore: 100\n{top}extenders:\n{ours}{more}"
+        )
+    };
+    let gone = "profiles: [{plugins: {score: {enabled: [{name: NodeLabel}]}}}]\n";
+    let limits = "profiles: [{plugins: {filter: {enabled: [{name: EBSLimits}]}}}]\n";
+    for (text, id, found) in [
+        (
+            file(
+                "",
+                "- {urlPrefix: 'http://127.0.0.1:9/x', bindVerb: bind, managedResources: [{name: a.b/c}]}\n",
+            ),
+            "K10",
+            "has a bindVerb",
+        ),
+        (
+            file(
+                "",
+                "- {urlPrefix: 'http://127.0.0.1:9/x', managedResources: [{name: aliyun.com/gpu-mem}, {name: a.b/c}]}\n",
+            ),
+            "K10",
+            "a resource can have only one extender",
+        ),
+        (file("", ours), "K10", "a second entry for the same resources"),
+        (
+            file("", "- {urlPrefix: 'http://127.0.0.1:9/x', enableHttps: false}\n"),
+            "K10",
+            "enableHttps",
+        ),
+        (
+            file("", "- {urlPrefix: 'http://127.0.0.1:9/x', httpTimeout: 5000000000}\n"),
+            "K10",
+            "httpTimeout",
+        ),
+        (file("healthzBindAddress: 0.0.0.0\n", ""), "K10", "healthzBindAddress"),
+        (file("leaderElection: {resourceLock: endpoints}\n", ""), "K10", "resourceLock"),
+        (file("percentageOfNodes: 1\n", ""), "K10", "not a field of"),
+        (file(gone, ""), "K10", "NodeLabel"),
+        (file(limits, ""), "K10", "EBSLimits"),
+        (
+            file("", "").replace("clientConnection: {kubeconfig: /etc/kubernetes/scheduler.conf}\n", ""),
+            "K10",
+            "clientConnection.kubeconfig",
+        ),
+        (
+            file("", "").replace("percentageOfNodesToScore: 100\n", ""),
+            "K12",
+            "percentageOfNodesToScore",
+        ),
+        (
+            file("", "").replace("ignorable: false", "ignorable: true"),
+            "K12",
+            "ignorable",
+        ),
+        (file("", ""), "", ""),
+    ] {
+        let mut machine = kinds::none();
+        machine
+            .file("/etc/kubernetes/manifests/kube-scheduler.yaml", MANIFEST)
+            .file("/etc/kubernetes/scheduler.conf", "kind: Config\n")
+            .file("/etc/kubernetes/divvy.yaml", text.clone());
+        let output = doctor(copy_of(&machine).path(), &["--only", "K10,K11,K12", "-o", "json"]);
+        let report: Value = serde_json::from_str(&stdout(&output)).expect("JSON");
+        let lines = report["checks"].as_array().expect("checks").iter();
+        let bad: Vec<&Value> = lines
+            .filter(|line| line["status"] == "FAIL" || (!id.is_empty() && line["status"] == "WARN"))
+            .collect();
+        match id {
+            "" => assert_eq!(bad, [] as [&Value; 0], "{report}"),
+            id => assert!(
+                bad.iter()
+                    .any(|line| line["id"] == id && line["found"].as_str().is_some_and(|text| text.contains(found))),
+                "{id} {found}: {report}\n{text}"
+            ),
+        }
+    }
+}
+
+/// The fixes that the checks print, from the tests of divvy-doctor.
+const FIXES: &str = include_str!("../../../divvy-doctor/tests/it/snapshots/it__fires__fixes.snap");
+
+/// Return the command lines in a text that start with one of these programs: up to a word that is no argument.
+fn commands<'t>(text: &'t str, programs: &[&str]) -> Vec<&'t str> {
+    let starts = text
+        .match_indices(|c: char| c.is_ascii_lowercase())
+        .map(|(at, _)| at)
+        .filter(|at| {
+            let before = text[..*at].chars().next_back();
+            let is_word = before.is_none_or(|c| c == ' ' || c == '(');
+            is_word
+                && programs
+                    .iter()
+                    .any(|program| text[*at..].strip_prefix(program).is_some_and(|rest| rest.starts_with(' ')))
+        });
+    let ends = [
+        "; ",
+        ", ",
+        ". ",
+        " (",
+        ")",
+        ": ",
+        " | ",
+        " > ",
+        " && ",
+        " and ",
+        " or ",
+        " if ",
+        " on ",
+        " of ",
+        " then ",
+        " with ",
+        " creates ",
+        " names ",
+        " prints ",
+        " says ",
+        " sets ",
+        " shows ",
+        " tests ",
+        " writes ",
+    ];
+    starts
+        .map(|at| {
+            let line = text[at..].lines().next().unwrap_or_default();
+            let end = ends.iter().filter_map(|end| line.find(end)).min().unwrap_or(line.len());
+            line[..end].trim_end_matches([';', ',', '.'])
+        })
+        .collect()
+}
+
+#[test]
+fn every_command_in_a_fix_is_accepted_by_the_program_that_it_names() {
+    use clap::Parser as _;
+    let mut parsed = 0;
+    for fix in FIXES.lines() {
+        for command in commands(fix, &["divvy"]) {
+            let words = command
+                .split_whitespace()
+                .map(|word| if word == "NODE" || word == "POD" { "x" } else { word });
+            if let Err(error) = ::divvy::cli::Cli::try_parse_from(words) {
+                panic!("{command:?} in {fix:?}: {error}");
+            }
+            parsed += 1;
+        }
+        let others = [
+            "systemctl",
+            "kubectl",
+            "modprobe",
+            "mkdir",
+            "printf",
+            "dmesg",
+            "apt-get",
+            "dnf",
+            "nvidia-smi",
+            "sed",
+            "chmod",
+            "ln",
+            "rm",
+            "dockerd",
+        ];
+        for command in commands(fix, &others) {
+            let output = std::process::Command::new("bash")
+                .args(["-n", "-c", command])
+                .output()
+                .expect("bash");
+            assert!(output.status.success(), "{command:?} in {fix:?}: {}", stderr(&output));
+            assert!(
+                !command.starts_with("sed"),
+                "a fix deletes lines of a file that a person has not seen: {fix:?}"
+            );
+        }
+    }
+    assert!(parsed > 20, "only {parsed} commands of divvy");
+}

@@ -72,6 +72,36 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
     );
 }
 
+#[tokio::test]
+async fn why_names_what_the_nodes_offer_to_a_pod_that_asks_for_something_else() {
+    for (resource, words) in [
+        (
+            "nvidia.com/gpu",
+            "nvidia.com/gpu is offered by no node. The nodes offer aliyun.com/gpu-count, aliyun.com/gpu-mem.",
+        ),
+        (
+            "nvidia.com/gpumem",
+            "nvidia.com/gpumem is a resource of HAMi, and it is offered by no node.",
+        ),
+        (
+            "volcano.sh/vgpu-memory",
+            "volcano.sh/vgpu-memory is a resource of Volcano, and it is offered by no node.",
+        ),
+        (
+            "nvidia.com/mig-1g.5gb",
+            "NVIDIA's device plugin, for GPUs in MIG mode, and it is offered by no node.",
+        ),
+        ("amd.com/gpu", "amd.com/gpu is offered by no node."),
+        ("nvidia.com/gpus", "nvidia.com/gpus is offered by no node."),
+    ] {
+        let container = json!({"name": "c", "image": "x", "resources": {"limits": {resource: "1"}}});
+        let waiting = json!({"metadata": {"name": "p", "namespace": "default"}, "spec": {"containers": [container]}});
+        let (_, text) = why(&[node(8, "containerd://2.1.0", 0), ("pods", waiting)], &["p"]).await;
+        says(&text, &[words, "aliyun.com/gpu-mem"]);
+        assert!(!text.contains("is not installed"), "{resource}: {text}");
+    }
+}
+
 /// After a plugin has stopped, the capacity remains in the node's status, and the allocatable amount is 0.
 #[tokio::test]
 async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() {

@@ -345,6 +345,7 @@ impl<'a, C: Cluster> Play<'a, C> {
                             None => !play.cluster.has_gpus(name),
                         };
                         if !offers {
+                            play.cluster.agent_runs(name)?;
                             return Ok(Err(format!("node {name} offers {} units", node.allocatable_units)));
                         }
                     }

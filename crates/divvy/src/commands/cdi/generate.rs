@@ -22,6 +22,11 @@ pub(super) async fn run(mut args: CdiGenerateArgs) -> anyhow::Result<()> {
     args.driver_root = whole(&args.sys_root, &args.driver_root);
     args.dev_root = args.dev_root.map(|root| whole(&args.sys_root, &root));
     let format = format(&args)?;
+    for flag in &args.without_effect {
+        say(&format!(
+            "warning: {flag} has no effect: Divvy finds these files itself below --driver-root"
+        ))?;
+    }
     let files = Files::below(&args.sys_root);
     let generated = generate(&args, &files).await;
     warn_about_files(&files)?;

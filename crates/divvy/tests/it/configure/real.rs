@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{V2, went_well};
-use crate::cli::{divvy, stderr};
+use crate::cli::{divvy, stderr, stdout};
 
 /// Return the programs with this name in the PATH and in the cache of the end-to-end cluster.
 pub(super) fn programs(name: &str) -> Vec<PathBuf> {
@@ -168,6 +168,59 @@ fn containerd_says_itself_that_it_has_the_runtime() {
                 assert_eq!(kept, pause, "{said}");
                 went_well(&divvy(&["configure", "containerd", "--config", &config, "--undo"], &[]));
                 assert_eq!(std::fs::read_to_string(&config).ok().as_deref(), text);
+            }
+        }
+    }
+}
+
+/// Every installed containerd dumps the runtimes that Divvy's own reader finds, or refuses what that reader refuses.
+#[test]
+fn containerd_reads_files_of_several_versions_as_divvy_does() {
+    let old = |name: &str| {
+        format!("[plugins.'io.containerd.grpc.v1.cri'.containerd.runtimes.{name}]\nruntime_type = 'io.containerd.runc.v2'\n")
+    };
+    let new = |name: &str| {
+        format!("[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.{name}]\nruntime_type = 'io.containerd.runc.v2'\n")
+    };
+    let first = |name: &str| format!("[plugins.cri.containerd.runtimes.{name}]\nruntime_type = 'io.containerd.runc.v2'\n");
+    for program in containerds() {
+        let version = Command::new(&program).arg("--version").output().expect("it runs");
+        let version = String::from_utf8_lossy(&version.stdout).into_owned();
+        let release = divvy_engines::containerd::release(&version).expect("a version");
+        for (main, imported) in [
+            (format!("version = 2\n{}", old("a")), format!("version = 2\n{}", old("b"))),
+            (format!("version = 2\n{}", old("a")), format!("version = 2\n{}", new("b"))),
+            (format!("version = 2\n{}", new("a")), "version = 2\n".to_owned()),
+            (format!("version = 2\n{}{}", old("a"), new("b")), "version = 2\n".to_owned()),
+            (format!("version = 2\n{}", old("a")), format!("version = 3\n{}", new("b"))),
+            (format!("version = 3\n{}", new("a")), format!("version = 2\n{}", old("b"))),
+            (format!("version = 2\n{}", old("a")), format!("version = 4\n{}", new("b"))),
+            (first("a"), "version = 2\n".to_owned()),
+            (format!("version = 5\n{}", new("a")), "version = 2\n".to_owned()),
+        ] {
+            let directory = tempfile::tempdir().expect("a directory");
+            let at = |name: &str| directory.path().join(name).display().to_string();
+            let main = format!("imports = [{:?}]\n{main}", at("imported.toml"));
+            std::fs::write(at("config.toml"), &main).expect("written");
+            std::fs::write(at("imported.toml"), &imported).expect("written");
+            let files =
+                std::collections::BTreeMap::from([(at("config.toml"), main.clone()), (at("imported.toml"), imported.clone())]);
+            let read = divvy_engines::containerd::effective(&files, &at("config.toml"), release);
+            let output = Command::new(&program)
+                .args(["--config", &at("config.toml"), "config", "dump"])
+                .output()
+                .expect("it runs");
+            let said = format!("{version}{main}{imported}{}", stderr(&output));
+            assert_eq!(read.is_ok(), output.status.success(), "{said}{read:?}");
+            let Ok(read) = read else { continue };
+            let dumped: toml::Table = toml::from_str(&stdout(&output)).expect("TOML");
+            let runtimes = cri(&dumped)["containerd"]["runtimes"].as_table().expect("a table");
+            for name in ["a", "b"] {
+                assert_eq!(
+                    read.runtimes.contains_key(name),
+                    runtimes.contains_key(name),
+                    "{name}: {said}"
+                );
             }
         }
     }
