@@ -182,7 +182,10 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
         }
     } else {
         apply::apply(&place, &plan, &record_path)?;
-        if let (Some(settings), Some(program)) = (requested, program.filter(|_| own)) {
+        if let (Some(settings), Some(program)) = (
+            requested,
+            program.filter(|_| own || (args.executable_path.is_some() && !args.as_nvidia_ctk)),
+        ) {
             match queries::dump(&program, target.config()).await {
                 Ok(read) => {
                     if let Err(error) = read.and_then(|read| Ok(engines::in_effect(&target, &settings, &read)?)) {

@@ -182,6 +182,47 @@ fn success_is_reported_only_if_the_release_uses_what_was_written() {
     }
 }
 
+/// containerd itself says what it will use. The files get their former contents back if it does not have the runtime, or does not start.
+#[test]
+fn containerd_is_asked_for_the_result_and_the_files_are_restored_if_it_has_not_the_runtime() {
+    for (dump, error) in [
+        (
+            "cat \"$2\" /dev/null $(dirname \"$2\")/conf.d/*.toml | grep -v -e ^imports -e ^version | sed '1i version = 2'",
+            None,
+        ),
+        ("echo 'version = 2'", Some("the runtime cannot be set")),
+        (
+            "echo 'containerd: a reason' >&2; exit 1",
+            Some("containerd would not start with the runtime"),
+        ),
+    ] {
+        let machine = Machine::of(&[("/c/config.toml", "version = 2\n")]);
+        let program = machine.at("/containerd");
+        std::fs::write(
+            &program,
+            format!("#!/bin/sh\nif [ \"$1\" = --version ]; then echo containerd x v2.1.0; exit; fi\n{dump}\n"),
+        )
+        .expect("written");
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("set");
+        let before = machine.all();
+        let (config, program) = (
+            machine.at("/c/config.toml").display().to_string(),
+            program.display().to_string(),
+        );
+        let output = divvy(
+            &["configure", "containerd", "--config", &config, "--executable-path", &program],
+            &[],
+        );
+        match error {
+            None => went_well(&output),
+            Some(error) => {
+                assert!(stderr(&output).contains(error), "{}", stderr(&output));
+                assert_eq!(machine.all(), before, "{dump}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_file_of_the_containerd_that_runs_pods_is_configured() {
     let machine = Machine::of(&[
