@@ -47,12 +47,18 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
     if kind != "KubeSchedulerConfiguration" {
         return problem(format!("its kind is {kind:?}, not KubeSchedulerConfiguration"), why, fix);
     }
-    if let Some(found) = facts.scheduler_file.answer()
-        && !found.stops.is_empty()
-    {
+    let found = facts.scheduler_file.answer().map_or(&[][..], |found| &found.stops);
+    // A newer kube-scheduler may have fields that this program does not know.
+    let is_newer = version_at_least(&version, &[1, 37]);
+    let stops: Vec<&str> = found
+        .iter()
+        .map(String::as_str)
+        .filter(|stop| !(is_newer && stop.starts_with("warning:")))
+        .collect();
+    if !stops.is_empty() {
         let file = scheduler.on_host.as_deref().unwrap_or_default();
         return problem(
-            format!("{file}: {}", found.stops.join("\n")),
+            format!("{file}: {}", stops.join("\n")),
             "kube-scheduler does not start with this file, and no pod is scheduled",
             format!(
                 "correct {file} at these places, then {}; divvy scheduler-config --merge {file} shows what remains",

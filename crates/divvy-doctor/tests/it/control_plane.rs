@@ -184,4 +184,16 @@ fn what_scheduler_config_refuses_keeps_kube_scheduler_from_starting() {
     assert_eq!(line.status, Status::Fail);
     assert_eq!(line.found, "/etc/divvy-scheduler/config.yaml: extenders[1] has a bindVerb");
     assert_eq!(one("K12", &facts).status, Status::Warn);
+    // The field may be one of a newer kube-scheduler.
+    let unknown = SchedulerFile {
+        stops: vec!["warning: newField: not a field".to_owned()],
+        misplaces: Vec::new(),
+    };
+    facts.scheduler_file = Asked::Answer(unknown.clone());
+    assert_eq!(one("K10", &facts).status, Status::Fail);
+    let mut newer = debian();
+    newer.manifest("v1.33.2", "v1.38.0");
+    let mut facts = crate::host::facts(&newer);
+    facts.scheduler_file = Asked::Answer(unknown);
+    assert_eq!(one("K10", &facts).status, Status::Pass);
 }

@@ -72,8 +72,10 @@ pub(crate) fn configure(
     // containerd 1.x rejects imported files of version 1, so with version 1 the runtime goes into the main file.
     let Some(drop_in) = at.drop_in.filter(|_| version > 1) else {
         let now = text(files, at.config)?;
-        let header = now.is_none().then(|| settings.header()).unwrap_or_default();
-        let now = now.unwrap_or_default();
+        let (header, now) = match now {
+            Some(now) => (String::new(), now),
+            None => (settings.header(), String::new()),
+        };
         let place = Place {
             path: at.config,
             version,

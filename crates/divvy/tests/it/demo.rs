@@ -242,7 +242,10 @@ fn other_machines_come_up_as_their_file_says() {
     let description = "v = 1\n[[node]]\nname = \"dgx\"\naddress = \"10.1.2.3\"\n".to_owned()
         + &"[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-80GB\"\nmemory_mib = 81920\n".repeat(8);
     std::fs::write(&nodes, description).expect("written");
+    // Variables of the agent in the caller's environment are not for the demo's agents.
     let output = demo(base.path(), &["--nodes", &nodes.display().to_string()])
+        .env("DIVVY_GUARD", "")
+        .env("DIVVY_MEMORY_UNIT", "none")
         .output()
         .expect("it runs");
     assert!(output.status.success(), "{}", text(&output));
@@ -322,4 +325,32 @@ fn after_a_kill_the_children_end_and_the_next_start_cleans_up() {
     let output = demo(base.path(), &["--scenario", "tutorial"]).output().expect("it runs");
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(files_of(base.path()), Vec::<String>::new());
+}
+
+#[test]
+fn an_agent_that_ends_ends_the_demo_at_once_with_its_last_words() {
+    let base = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| base.path().join(name);
+    let beside = programs().divvy.parent().expect("a directory").to_owned();
+    for name in ["divvy", "divvy-probe", "libdivvy_nvml_sim.so"] {
+        let linked = std::fs::hard_link(beside.join(name), at(name));
+        linked
+            .or_else(|_| std::fs::copy(beside.join(name), at(name)).map(|_| ()))
+            .expect("there");
+    }
+    std::fs::write(at("divvy-agent"), "#!/bin/sh\necho a reason of its own\nexit 2\n").expect("written");
+    std::fs::set_permissions(at("divvy-agent"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
+    let began = std::time::Instant::now();
+    let output = Command::new(at("divvy"))
+        .args(["demo", "--fast"])
+        .env("TMPDIR", base.path())
+        .output()
+        .expect("it runs");
+    assert!(!output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains("a reason of its own"), "{}", text(&output));
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(45),
+        "it waited {:?}",
+        began.elapsed()
+    );
 }

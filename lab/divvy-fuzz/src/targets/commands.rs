@@ -246,8 +246,8 @@ fn versions(bytes: &[u8]) -> bool {
         Err(error) => calm(&error.to_string()),
     }
     let of_engine = release(text);
-    if let Some((major, minor)) = of_engine {
-        assert_eq!(release(&format!("containerd x v{major}.{minor}.0")), Some((major, minor, 0)));
+    if let Some((major, minor, patch)) = of_engine {
+        assert_eq!(release(&format!("containerd x v{major}.{minor}.{patch}")), of_engine);
     }
     of_cluster.is_ok() || of_engine.is_some()
 }
