@@ -54,10 +54,13 @@ impl<C: Cluster> Play<'_, C> {
     /// Wait until a node's status offers this many units.
     pub(in crate::scenario) async fn offers(&self, node: &str, units: u64) -> Result<(), Stop> {
         let nodes: Api<NodeObject> = Api::all_with(self.cluster.client(), &divvy_kube::objects::nodes());
-        self.eventually(&format!("node {node} to offer {units} units"), async |_| {
+        self.eventually(&format!("node {node} to offer {units} units"), async |play| {
             Ok(match nodes.get(node).await {
                 Ok(found) if offered(&found) == units.to_string() || (units == 0 && offered(&found) == "none") => Ok(()),
-                Ok(found) => Err(format!("{} units", offered(&found))),
+                Ok(found) => {
+                    play.cluster.agent_runs(node)?;
+                    Err(format!("{} units", offered(&found)))
+                }
                 Err(error) => Err(divvy_kube::in_words(&error)),
             })
         })
