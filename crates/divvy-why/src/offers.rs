@@ -66,7 +66,7 @@ pub(crate) fn how_to_ask(snapshot: &Snapshot) -> Vec<String> {
     let mut notes = Vec::new();
     if offered.contains(names::GPU_MEM) {
         notes.push(format!(
-            "To share a GPU, write {} (in units of {}) in the limits of the container instead. To offer whole GPUs, start Divvy's agent with --whole-gpus \
+            "To share a GPU, write {} (in units of {}) in the limits of the container instead. To offer whole NVIDIA GPUs, start Divvy's agent with --whole-gpus \
              (in the chart: agent.wholeGpus=true).",
             names::GPU_MEM,
             snapshot.ledger.unit()

@@ -527,7 +527,7 @@ fn a_pod_that_waits_for_whole_gpus_is_told_how_many_are_free() {
     );
     check(&[amd("n2", well)], 2, &[], &["node n2 has room for that"]);
     let text = shown(&explained(&[shared], &asks("q", 1, None), &[]));
-    assert!(text.contains("no node of the cluster offers any amd.com/gpu"), "{text}");
+    assert!(text.contains("amd.com/gpu is offered by no node"), "{text}");
     let text = shown(&explained(&[amd("n2", well)], &full, &[]));
     assert!(text.contains("the kubelet chose its GPUs"), "{text}");
 }
