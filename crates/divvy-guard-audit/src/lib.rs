@@ -58,11 +58,7 @@ const FIRST: c_uint = if cfg!(target_arch = "aarch64") { 2 } else { 1 };
 /// The loader says which version of the interface it has. 0: it must not use this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn la_version(version: c_uint) -> c_uint {
-    match version {
-        VERSION.. => VERSION,
-        FIRST.. => version,
-        _ => 0,
-    }
+    if version < FIRST { 0 } else { version.min(VERSION) }
 }
 
 /// The loader is about to look for a library in this file, or, with a name without a slash, in directories. It uses the name that is returned.

@@ -305,15 +305,15 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
             let mut status: c_int = -1;
             let code = match number(3) {
                 0 => {
-                    call!(cuda, b"cuGetProcAddress_v2"(function.as_ptr() => *const i8, one => *mut u64, version => c_int, flags => u64,
+                    call!(cuda, b"cuGetProcAddress_v2"(function.as_ptr() => *const c_char, one => *mut u64, version => c_int, flags => u64,
                     &mut status => *mut c_int))
                 }
                 1 => {
-                    call!(cuda, b"cuGetProcAddress_v2"(function.as_ptr() => *const i8, one => *mut u64, version => c_int, flags => u64,
+                    call!(cuda, b"cuGetProcAddress_v2"(function.as_ptr() => *const c_char, one => *mut u64, version => c_int, flags => u64,
                     null_mut() => *mut c_int))
                 }
                 _ => {
-                    call!(cuda, b"cuGetProcAddress"(function.as_ptr() => *const i8, one => *mut u64, version => c_int, flags => u64))
+                    call!(cuda, b"cuGetProcAddress"(function.as_ptr() => *const c_char, one => *mut u64, version => c_int, flags => u64))
                 }
             };
             *two = u64::from(status.unsigned_abs());

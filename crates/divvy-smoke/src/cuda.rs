@@ -263,12 +263,11 @@ impl Driver for Cuda {
     }
 
     fn name(&self, device: i32) -> Result<String> {
-        let mut name: [c_char; 256] = [0; 256];
+        let mut name = [0_u8; 256];
         // SAFETY: the buffer has 256 bytes; the device is a number that the driver checks.
         check("cuDeviceGetName", unsafe {
-            (self.functions.name)(name.as_mut_ptr(), 256, device)
+            (self.functions.name)(name.as_mut_ptr().cast(), 256, device)
         })?;
-        let name = name.map(c_char::cast_unsigned);
         Ok(CStr::from_bytes_until_nul(&name).map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned()))
     }
 

@@ -63,10 +63,11 @@ fn gpu(cuda: &Cuda, index: u32) -> Result<GpuFacts, Failure> {
         // SAFETY: `to` is valid for writes. The index is less than the number of devices.
         unsafe { (cuda.device)(to, index.cast_signed()) }
     })?;
-    let mut name: [c_char; 96] = [0; 96];
+    let mut name = [0_u8; 96];
     // SAFETY: the buffer has 96 bytes, and CUDA has just returned the device.
-    check("cuDeviceGetName", unsafe { (cuda.name)(name.as_mut_ptr(), 96, device) })?;
-    let name = name.map(c_char::cast_unsigned);
+    check("cuDeviceGetName", unsafe {
+        (cuda.name)(name.as_mut_ptr().cast(), 96, device)
+    })?;
     let mut memory = 0;
     // SAFETY: `memory` is valid for writes, and CUDA has just returned the device.
     check("cuDeviceTotalMem", unsafe { (cuda.memory)(&raw mut memory, device) })?;

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code, reason = "raw NVML calls; each block says why it is sound")]
 
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::Duration;
@@ -171,16 +171,21 @@ fn filled<T>(call: impl Fn(*mut u32, *mut T) -> sys::nvmlReturn_t) -> Result<Vec
 /// Return the product name of a GPU. Bytes that are not UTF-8 are replaced.
 pub(super) fn name(device: &Device<'_>) -> Result<String, NvmlError> {
     let call = nvml_sym(device.nvml().lib().nvmlDeviceGetName.as_ref())?;
-    let mut name = [0; sys::NVML_DEVICE_NAME_V2_BUFFER_SIZE as usize];
+    let mut name = [0_u8; sys::NVML_DEVICE_NAME_V2_BUFFER_SIZE as usize];
     // SAFETY: the handle belongs to this NVML, which `device` borrows; `name` is valid for writes of the size that is passed.
-    nvml_try(unsafe { call(device.handle(), name.as_mut_ptr(), sys::NVML_DEVICE_NAME_V2_BUFFER_SIZE) })?;
+    nvml_try(unsafe {
+        call(
+            device.handle(),
+            name.as_mut_ptr().cast(),
+            sys::NVML_DEVICE_NAME_V2_BUFFER_SIZE,
+        )
+    })?;
     Ok(text(&name))
 }
 
 /// Return the text before the first zero.
-fn text(buffer: &[c_char]) -> String {
-    let bytes: Vec<u8> = buffer.iter().map(|byte| byte.cast_unsigned()).collect();
-    let text = CStr::from_bytes_until_nul(&bytes).map_or(&*bytes, CStr::to_bytes);
+fn text(buffer: &[u8]) -> String {
+    let text = CStr::from_bytes_until_nul(buffer).map_or(buffer, CStr::to_bytes);
     String::from_utf8_lossy(text).into_owned()
 }
 
@@ -534,10 +539,9 @@ mod tests {
 
     #[test]
     fn a_name_ends_at_the_first_zero_and_what_is_not_utf8_is_replaced() {
-        let name = |bytes: &[u8]| text(&bytes.iter().map(|byte| byte.cast_signed()).collect::<Vec<_>>());
-        assert_eq!(name(b"NVIDIA A100\0rest"), "NVIDIA A100");
-        assert_eq!(name(b"NVIDIA \xff\xfeA100\0"), "NVIDIA \u{fffd}\u{fffd}A100");
-        assert_eq!(name(b"no end"), "no end");
-        assert_eq!(name(b""), "");
+        assert_eq!(text(b"NVIDIA A100\0rest"), "NVIDIA A100");
+        assert_eq!(text(b"NVIDIA \xff\xfeA100\0"), "NVIDIA \u{fffd}\u{fffd}A100");
+        assert_eq!(text(b"no end"), "no end");
+        assert_eq!(text(b""), "");
     }
 }
