@@ -30,3 +30,15 @@ fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     }
     divvy_guard_can_panic()
 }
+
+// On AArch64, the compiler calls a function for each change of an atomic. The function asks this variable whether the processor has instructions for that, which
+// early ones lack. The variable of the compiler's own library comes with a constructor, which sets it; with this one, which is 0, no constructor is linked, and the
+// functions use the instructions that each processor has. https://gcc.gnu.org/onlinedocs/gcc/AArch64-Options.html, `-moutline-atomics`.
+#[cfg(all(feature = "shadow", not(feature = "link"), target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".pushsection .bss.__aarch64_have_lse_atomics, \"aw\", @nobits",
+    ".globl __aarch64_have_lse_atomics",
+    ".hidden __aarch64_have_lse_atomics",
+    "__aarch64_have_lse_atomics: .zero 1",
+    ".popsection",
+);

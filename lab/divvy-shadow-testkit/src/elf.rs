@@ -25,6 +25,8 @@ impl<'a> Elf<'a> {
         let mut names: Vec<&str> = symbols
             .map(|symbol| std::str::from_utf8(symbol.name(endian, table.strings()).unwrap()).unwrap())
             .collect();
+        // For Arm, the linker has one without a name for each section of some kinds.
+        names.retain(|name| !name.is_empty());
         names.sort_unstable();
         names
     }
@@ -51,7 +53,10 @@ impl<'a> Elf<'a> {
     fn dynamic(&self, tag: i64) -> Vec<String> {
         let endian = self.file.endian();
         let sections = self.file.elf_header().sections(endian, self.bytes).unwrap();
-        let (entries, strings) = sections.dynamic(endian, self.bytes).unwrap().unwrap();
+        // A static program has none.
+        let Some((entries, strings)) = sections.dynamic(endian, self.bytes).unwrap() else {
+            return Vec::new();
+        };
         let strings = sections.strings(endian, self.bytes, strings).unwrap();
         let tagged = entries.iter().filter(|entry| entry.tag32(endian).map(i64::from) == Some(tag));
         tagged

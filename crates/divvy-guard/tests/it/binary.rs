@@ -71,5 +71,7 @@ fn it_asks_for_no_version_and_runs_no_code_at_loading() {
 
 #[test]
 fn it_is_small() {
-    assert!(guard().len() <= 64 << 10, "{} bytes", guard().len());
+    // The same code takes more bytes on Arm, where each instruction has four.
+    let most = if cfg!(target_arch = "aarch64") { 80 } else { 64 };
+    assert!(guard().len() <= most << 10, "{} bytes", guard().len());
 }

@@ -106,6 +106,7 @@ impl Sandbox {
     }
 
     /// Have a machine with one GPU. So does a container with a share of one.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) fn with_one_gpu(self) -> Self {
         self.describe(1);
         self
