@@ -11,10 +11,21 @@ use std::process::Command;
 
 pub use elf::Elf;
 
-/// Where cargo builds. Only for a test's own process.
+/// The directory with cargo's directories of profiles: its target directory, or the one in it for another machine. Only for a test's own process.
 pub fn target() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     test.ancestors().nth(3).unwrap().to_owned()
+}
+
+/// Cargo's target directory.
+fn target_directory() -> PathBuf {
+    let built = target();
+    // The machine for which cargo builds unless an argument says otherwise: <https://doc.rust-lang.org/cargo/reference/config.html#buildtarget>.
+    let machine = std::env::var_os("CARGO_BUILD_TARGET");
+    match built.parent() {
+        Some(directory) if machine.is_some_and(|machine| built.ends_with(machine)) => directory.to_owned(),
+        _ => built,
+    }
 }
 
 /// Build something as `cargo build` with these arguments does.
@@ -25,10 +36,22 @@ pub fn build(arguments: &[&str]) {
         .args(["build", "--quiet"])
         .args(arguments)
         .arg("--target-dir")
-        .arg(target())
+        .arg(target_directory())
         .current_dir(directory)
         .status();
     assert!(status.unwrap().success(), "cargo build {arguments:?}");
+}
+
+/// Build a package in the profile in which the test was built. Return the directory with its libraries and programs.
+pub fn built(package: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let directory = test.ancestors().nth(2).unwrap();
+    let profile = match directory.file_name().and_then(|name| name.to_str()).unwrap() {
+        "debug" => "dev",
+        name => name,
+    };
+    build(&["--profile", profile, "-p", package]);
+    directory.to_owned()
 }
 
 /// The library of a package as it ships.

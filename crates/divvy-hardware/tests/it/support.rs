@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use divvy_hardware::client::{Probe, ProbeClient, Spawn, Timing, Update};
 use divvy_hardware::{Failure, Snapshot};
@@ -21,37 +21,10 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) const PROBE: &str = env!("CARGO_BIN_EXE_divvy-probe");
 
-/// The simulated driver's library. It is built if it is missing or older than its sources.
+/// The simulated driver's library.
 pub(crate) fn sim_library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let exe = std::env::current_exe().expect("this test's path");
-        let profile = exe.parent().and_then(Path::parent).expect("target/PROFILE/deps/test");
-        let library = profile.join("libdivvy_nvml_sim.so");
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../lab/divvy-nvml-sim/src");
-        let built = std::fs::metadata(&library).and_then(|data| data.modified()).ok();
-        if built.is_none_or(|built| newest(&sources) > built) {
-            let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-            cargo.args(["build", "--quiet", "-p", "divvy-nvml-sim", "--target-dir"]);
-            cargo.arg(profile.parent().expect("cargo's target directory"));
-            if profile.ends_with("release") {
-                cargo.arg("--release");
-            }
-            assert!(cargo.status().expect("cargo").success(), "divvy-nvml-sim does not build");
-        }
-        library
-    })
-}
-
-fn newest(directory: &Path) -> SystemTime {
-    let files = std::fs::read_dir(directory)
-        .expect("sources")
-        .map(|entry| entry.expect("entry").path());
-    let times = files.map(|path| match path.is_dir() {
-        true => newest(&path),
-        false => path.metadata().and_then(|data| data.modified()).expect("time"),
-    });
-    times.max().expect("a source")
+    LIBRARY.get_or_init(|| divvy_shadow_testkit::built("divvy-nvml-sim").join("libdivvy_nvml_sim.so"))
 }
 
 /// A node with two GPUs that are connected by NVLinks.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
+use divvy_shadow_testkit::built;
 use divvy_smoke_report::{Id, Report, Status};
 use tempfile::TempDir;
 
@@ -20,35 +21,21 @@ pub(crate) fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_divvy-smoke"))
 }
 
-/// Build a package's library or program, and return its path. Cargo does not build other packages for a package's tests.
-fn built(package: &str, file: &str) -> PathBuf {
-    let profile = program().parent().expect("the profile");
-    let name = match profile.file_name().and_then(|name| name.to_str()).expect("UTF-8") {
-        "debug" => "dev",
-        name => name,
-    };
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--profile", name, "-p", package, "--target-dir"]);
-    cargo.arg(profile.parent().expect("the target"));
-    assert!(cargo.status().expect("cargo").success(), "{package} does not build");
-    profile.join(file)
-}
-
 fn simulator() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("divvy-cuda-sim", "libdivvy_cuda_sim.so"))
+    BUILT.get_or_init(|| built("divvy-cuda-sim").join("libdivvy_cuda_sim.so"))
 }
 
 /// Return the simulated library of NVML.
 fn nvml() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("divvy-nvml-sim", "libdivvy_nvml_sim.so"))
+    BUILT.get_or_init(|| built("divvy-nvml-sim").join("libdivvy_nvml_sim.so"))
 }
 
 /// Return the probe.
 pub(crate) fn probe() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("divvy-hardware", "divvy-probe"))
+    BUILT.get_or_init(|| built("divvy-hardware").join("divvy-probe"))
 }
 
 impl Rig {
