@@ -97,6 +97,9 @@ mod tests {
 
     #[test]
     fn a_child_begins_with_nothing() {
+        if divvy_skip::emulated("the emulator ignores madvise(MADV_WIPEONFORK)") {
+            return;
+        }
         let ours = process().expect("memory");
         ours.pools.store(7, Ordering::Relaxed);
         // SAFETY: the child only reads memory, and ends.

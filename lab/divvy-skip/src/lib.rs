@@ -30,6 +30,9 @@ pub const FILE: &str = "DIVVY_SKIPS";
 /// The environment variable that turns every skip into a failure.
 pub const REFUSED: &str = "DIVVY_NO_SKIP";
 
+/// The environment variable that says for which processor, other than this machine's, an emulator runs the tests, such as `arm64`.
+pub const EMULATED: &str = "DIVVY_EMULATED";
+
 /// The length to which a reason is cut: it is often a program's output, of which one line is enough.
 const MOST: usize = 300;
 
@@ -41,10 +44,27 @@ const MOST: usize = 300;
 #[track_caller]
 pub fn skipped(reason: impl Display) {
     let package = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
-    let name = name(&package, std::thread::current().name(), Location::caller());
+    let mut name = name(&package, std::thread::current().name(), Location::caller());
+    if let Some(processor) = std::env::var(EMULATED).ok().filter(|_| is_set(EMULATED)) {
+        name.insert_str(0, &format!("{processor}::"));
+    }
     if let Err(error) = step(&name, reason) {
         panic!("{error}");
     }
+}
+
+/// Report whether an emulator runs this test. If so, record the skip, under a name of its own: what an emulator lacks, a real machine has.
+///
+/// # Panics
+///
+/// As [`skipped`].
+#[track_caller]
+pub fn emulated(reason: impl Display) -> bool {
+    let is_emulated = is_set(EMULATED);
+    if is_emulated {
+        skipped(reason);
+    }
+    is_emulated
 }
 
 /// Record that a step other than a test is skipped, for example a run of the suite.
@@ -100,7 +120,7 @@ pub fn program(name: &str, debian_package: &str) -> bool {
     there
 }
 
-/// Return `PACKAGE::TEST`. libtest names a test's thread after the test, unless it runs all tests in the main thread.
+/// Return `PACKAGE::TEST`, behind the processor of an emulator if one runs the test. libtest names a test's thread after the test, unless it runs all tests in the main thread.
 fn name(package: &str, thread: Option<&str>, caller: &Location<'_>) -> String {
     match thread.filter(|name| *name != "main") {
         Some(test) => format!("{package}::{test}"),

@@ -5,6 +5,7 @@ use super::*;
 fn skips_here() {
     match std::env::var("DIVVY_SKIP_SELF_TEST").as_deref() {
         Ok("plain") => skipped("a reason\tof two\nlines"),
+        Ok("emulated") => assert_eq!(emulated("it is slow"), is_set(EMULATED)),
         Ok("checks") => {
             assert!(program("sh", "dash"), "it is there");
             assert!(!program("divvy-no-such-program", "nothing"));
@@ -27,6 +28,7 @@ fn tried_as(kind: &str, variables: &[(&str, &OsStr)]) -> (bool, String) {
         .env("CARGO_PKG_NAME", "some-crate")
         .env_remove(FILE)
         .env_remove(REFUSED)
+        .env_remove(EMULATED)
         .envs(variables.iter().copied());
     let output = command.output().expect("it runs");
     let printed = [output.stdout, output.stderr].concat();
@@ -50,6 +52,15 @@ fn a_skip_is_a_line_in_the_file_that_the_environment_names() {
 fn a_skip_is_shown_where_no_file_is_named() {
     let (passed, printed) = tried(&[]);
     assert!(passed && printed.contains(&format!("skipped: {LINE}")), "{printed}");
+}
+
+#[test]
+fn what_an_emulator_lacks_has_a_name_of_its_own() {
+    let line = "arm64::some-crate::tests::skips_here\tit is slow\n";
+    for (value, is_skipped) in [("arm64", true), ("0", false), ("", false)] {
+        let (passed, printed) = tried_as("emulated", &[(EMULATED, value.as_ref())]);
+        assert!(passed && printed.contains(line) == is_skipped, "{printed}");
+    }
 }
 
 #[test]
