@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::build::run_cargo;
 use crate::image;
+use crate::machine::Machine;
 use crate::target_directory::target;
 
 const USAGE: &str = "usage: cargo xtask gpu [FLAGS]
@@ -97,27 +98,12 @@ fn pack(directory: &Path) -> Result<()> {
 
 /// Return the C library of a program, and its loader, by their names in the directory.
 fn c_library(program: &Path) -> Result<Vec<(String, PathBuf)>> {
-    let linked = image::linked(program)?;
-    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let libc = linked.iter().find(|path| name(path) == "libc.so.6");
-    let libc = libc.with_context(|| format!("{} is not linked to glibc", program.display()))?;
-    // The driver's library is linked to them.
-    let stubs = image::STUBS
-        .iter()
-        .map(|stub| libc.with_file_name(stub))
-        .filter(|path| path.exists());
-    let mut files: Vec<(String, PathBuf)> = Vec::new();
-    for path in linked.iter().cloned().chain(stubs) {
-        let name = name(&path);
-        let name = if name.starts_with("ld-linux") { "loader" } else { &name };
-        files.push((format!("lib/{name}"), path));
-    }
-    ensure!(
-        files.iter().any(|(name, _)| name == "lib/loader"),
-        "{} names no loader",
-        program.display()
-    );
-    Ok(files)
+    let files = Machine::own()?.libraries(&[program])?;
+    let name = |path: &Path| match path.file_name().unwrap_or_default().to_string_lossy() {
+        name if name.starts_with("ld-linux") => "lib/loader".to_owned(),
+        name => format!("lib/{name}"),
+    };
+    Ok(files.into_values().map(|path| (name(&path), path)).collect())
 }
 
 /// Write the files into a new directory, which takes the place of an old one.

@@ -20,22 +20,28 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE] [--fast]
+use crate::build::run_cargo;
+use crate::machine::{self, Machine, needed};
 
-Write a container image of Divvy's programs as an OCI archive. Nodes copy divvy-runtime, divvy-hook, divvy, divvy-probe, and divvy-smoke from its /bin.
-The archive has a second image with the same files, k8s-device-plugin, which takes the place of nvcr.io/nvidia/k8s-device-plugin.
+pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE] [--arch ARCH] [--fast]
+
+Write a container image of Divvy's programs for amd64 and arm64 as an OCI archive. Nodes copy divvy-runtime, divvy-hook, divvy, divvy-probe, and divvy-smoke
+from its /bin. The archive has a second image with the same files, k8s-device-plugin, which takes the place of nvcr.io/nvidia/k8s-device-plugin.
 
   --name NAME   full image name with tag [default: divvy.dev/divvy:VERSION]
-  --out FILE    output file [default: target/divvy-VERSION-ARCH.tar]
-  --fast        build all but divvy-runtime, divvy-hook, and divvy-smoke without optimization: for tests; builds faster, makes larger and slower programs
+  --out FILE    output file [default: target/divvy-VERSION.tar, and with one architecture target/divvy-VERSION-ARCH.tar]
+  --arch ARCH   only for amd64 or arm64
+  --fast        only for this machine, and build all but divvy-runtime, divvy-hook, and divvy-smoke without optimization: for tests; builds faster, makes
+                larger and slower programs
 
 Examples:
   cargo xtask image
-  ctr -n k8s.io images import target/divvy-0.1.0-amd64.tar
-  docker load -i target/divvy-0.1.0-amd64.tar
-  skopeo copy oci-archive:target/divvy-0.1.0-amd64.tar docker://registry.example/divvy:0.1.0
+  ctr -n k8s.io images import target/divvy-0.1.0.tar
+  docker load -i target/divvy-0.1.0.tar
+  skopeo copy --all oci-archive:target/divvy-0.1.0.tar:divvy.dev/divvy:0.1.0 docker://registry.example/divvy:0.1.0
 
-Needs musl's gcc wrapper (Debian: apt-get install musl-tools) and the Rust target (rustup target add x86_64-unknown-linux-musl).";
+Needs for this machine's architecture musl's gcc wrapper (Debian: musl-tools) and Rust's library for musl, and for the other one a compiler (Debian:
+gcc-aarch64-linux-gnu and libc6-dev-arm64-cross) and Rust's libraries for glibc and musl. If one is missing, the command says what to type.";
 
 /// The limit on the size of a compressed image, in MiB.
 const MOST_MIB: f64 = 20.0;
@@ -43,21 +49,16 @@ const MOST_MIB: f64 = 20.0;
 /// The limit on the size of `divvy-smoke`, in bytes: what NVIDIA's vector addition takes that is linked statically with CUDA's runtime library.
 const MOST_SMOKE: u64 = 700 << 10;
 
-/// Parts of glibc to which a driver's library may be linked, although they are empty since glibc 2.34.
-pub(crate) const STUBS: [&str; 5] = ["libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "libutil.so.1"];
-
-/// The paths of glibc's loader on x86-64 and on Arm, as glibc programs name it.
-const LOADERS: [&str; 2] = ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"];
-
 pub(crate) fn run(arguments: &[&str]) -> Result<()> {
-    let (mut name, mut out, mut fast) = (None, None, false);
+    let (mut name, mut out, mut arch, mut is_fast) = (None, None, None, false);
     let mut rest = arguments.iter();
     while let Some(flag) = rest.next() {
         let target = match *flag {
             "--name" => &mut name,
             "--out" => &mut out,
+            "--arch" => &mut arch,
             "--fast" => {
-                fast = true;
+                is_fast = true;
                 continue;
             }
             "--help" | "-h" => {
@@ -68,69 +69,88 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
         };
         *target = Some(*rest.next().with_context(|| format!("{flag} needs a value\n\n{USAGE}"))?);
     }
-    let machine = Machine { fast, ..Machine::own()? };
-    let version = env!("CARGO_PKG_VERSION");
-    let default_name = format!("divvy.dev/divvy:{version}");
-    let default_out = default_file()?;
+    let machines: Vec<&Machine> = match arch {
+        Some(arch) => machine::ALL.iter().filter(|machine| machine.oci == arch).collect(),
+        None if is_fast => vec![Machine::own()?],
+        None => machine::ALL.iter().collect(),
+    };
+    ensure!(!machines.is_empty(), "--arch takes amd64 or arm64\n\n{USAGE}");
+    // Before the first build, which takes minutes.
+    for machine in &machines {
+        if let Some(lacks) = lacks(machine) {
+            bail!("{lacks}");
+        }
+    }
+    let default_name = format!("divvy.dev/divvy:{}", env!("CARGO_PKG_VERSION"));
+    let default_out = file(&machines);
     let (name, out) = (name.unwrap_or(&default_name), Path::new(out.unwrap_or(&default_out)));
 
-    let programs = machine.build()?;
-    let layer = layer(&files(&programs)?)?;
-    let image = archive(&machine, name, &layer)?;
+    let mut layers = Vec::new();
+    for machine in machines {
+        layers.push((machine, layer(&files(machine, &build(machine, is_fast)?)?)?));
+    }
+    let image = archive(&layers, name)?;
     if let Some(directory) = out.parent() {
         std::fs::create_dir_all(directory).with_context(|| format!("{} could not be created", directory.display()))?;
     }
     std::fs::write(out, &image).with_context(|| format!("{} could not be written", out.display()))?;
-    let mib = |bytes: usize| bytes as f64 / 1048576.0;
-    let compressed = mib(layer.compressed.len());
     say(&format!(
-        "{name}\n{}\n{}: {compressed:.1} MiB compressed (at most {MOST_MIB}), {:.1} MiB unpacked, sha256:{}",
+        "{name}\n{}\n{}: sha256:{}",
         plugin_name(name),
         out.display(),
-        mib(layer.size),
         digest(&image)
     ));
-    // Without optimization the programs are larger than what users get.
-    ensure!(
-        machine.fast || compressed <= MOST_MIB,
-        "the image is larger than {MOST_MIB} MiB"
-    );
+    for (machine, layer) in &layers {
+        let mib = |bytes: usize| bytes as f64 / 1048576.0;
+        let compressed = mib(layer.compressed.len());
+        say(&format!(
+            "{}: {compressed:.1} MiB compressed (at most {MOST_MIB}), {:.1} MiB unpacked",
+            machine.oci,
+            mib(layer.size)
+        ));
+        // Without optimization the programs are larger than what users get.
+        ensure!(
+            is_fast || compressed <= MOST_MIB,
+            "the image for {} is larger than {MOST_MIB} MiB",
+            machine.oci
+        );
+    }
     Ok(())
 }
 
-/// Build `divvy-runtime` and `divvy-hook` with the settings for an image.
+/// Build `divvy-runtime` and `divvy-hook` for this machine with the settings for an image.
 pub(crate) fn runtime_programs() -> Result<()> {
-    Machine::own()?.build_runtime()
+    build_runtime(Machine::own()?)
 }
 
 /// Return what this machine lacks for building an image, with the remedy; `None` if nothing is missing.
 pub(crate) fn missing() -> Option<String> {
-    let Ok(machine) = Machine::own() else {
-        return Some(format!("images are not built on {}", std::env::consts::ARCH));
-    };
-    if Command::new("musl-gcc").arg("--version").output().is_err() {
-        return Some("musl-gcc is not in the PATH (Debian: musl-tools); it is needed for a static divvy".to_owned());
-    }
-    let target = format!("{}-unknown-linux-musl", machine.rust);
-    let libraries = Command::new("rustc")
-        .args(["--target", &target, "--print", "target-libdir"])
-        .output();
-    let directory = libraries.map(|output| PathBuf::from(String::from_utf8_lossy(&output.stdout).trim().to_owned()));
-    match directory {
-        Ok(directory) if directory.is_dir() => None,
-        _ => Some(format!(
-            "Rust's libraries for {target} are missing (rustup target add {target})"
-        )),
+    match Machine::own() {
+        Ok(machine) => lacks(machine),
+        Err(error) => Some(error.to_string()),
     }
 }
 
-/// Return the default path of the archive.
-pub(crate) fn default_file() -> Result<String> {
-    Ok(format!(
-        "target/divvy-{}-{}.tar",
-        env!("CARGO_PKG_VERSION"),
-        Machine::own()?.oci
+fn lacks(machine: &Machine) -> Option<String> {
+    let commands = machine.missing(&[])?;
+    Some(format!(
+        "programs for {} cannot be built here; on Debian, type: {commands}",
+        machine.oci
     ))
+}
+
+/// Return the default path of an archive for one kind of machine, or for all.
+fn file(machines: &[&Machine]) -> String {
+    let of_one = match machines {
+        [machine] => format!("-{}", machine.oci),
+        _ => String::new(),
+    };
+    format!("target/divvy-{}{of_one}.tar", env!("CARGO_PKG_VERSION"))
+}
+
+/// Return the default path of the archive for this machine alone.
+pub(crate) fn default_file() -> Result<String> {
+    Ok(file(&[Machine::own()?]))
 }
 
 #[expect(clippy::print_stdout, reason = "the result of the task")]
@@ -138,120 +158,93 @@ fn say(text: &str) {
     println!("{text}");
 }
 
-/// The architecture of this machine. An image for another architecture must be built on such a machine.
-struct Machine {
-    /// Rust's name of the architecture.
-    rust: &'static str,
-    /// OCI's name of the architecture.
-    oci: &'static str,
-    /// Whether to build without optimization.
-    fast: bool,
+/// Build the programs. They have their own target directory, because their flags differ from those of other builds. Without optimization, if `is_fast`.
+fn build(machine: &Machine, is_fast: bool) -> Result<Programs> {
+    let (static_target, dynamic_target) = (machine.target("musl"), machine.target("gnu"));
+    let flags = flags()?;
+    // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
+    let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
+    let (profile, of_nodes) = if is_fast { ("fast", "fast") } else { ("release", "node") };
+    let build = |profile: &str, packages: &str| {
+        let packages = packages.split(' ').flat_map(|package| ["--package", package]);
+        let what: Vec<&str> = ["--no-default-features", "--profile", profile]
+            .into_iter()
+            .chain(packages)
+            .collect();
+        cargo(machine, &static_target, &packed, &what)
+    };
+    let directory = directory()?;
+    let in_static = |path: &str| directory.join(&static_target).join(path);
+    let built = in_static(&format!("{of_nodes}/divvy-agent"));
+    let agent = if is_fast {
+        // One command, so that the programs share their dependencies. divvy needs the agent's default features.
+        build(profile, "divvy divvy-agent")?;
+        built.clone()
+    } else {
+        build(profile, "divvy")?;
+        build(of_nodes, "divvy-agent")?;
+        let agent = in_static("agent");
+        std::fs::copy(&built, &agent).with_context(|| format!("{} could not be copied", built.display()))?;
+        cargo(
+            machine,
+            &static_target,
+            &packed,
+            &["--profile", of_nodes, "--package", "divvy-agent"],
+        )?;
+        agent
+    };
+    cargo(
+        machine,
+        &dynamic_target,
+        &flags,
+        &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
+    )?;
+    // Its size is checked, so a fast image has the same one.
+    cargo(
+        machine,
+        &dynamic_target,
+        &flags,
+        &["--profile", "node", "--package", "divvy-smoke"],
+    )?;
+    // The libraries run in other programs, so a fast image has the same ones. Each is built alone, because other packages enable features of its
+    // dependencies that need the standard library.
+    for library in ["divvy-guard", "divvy-guard-nvml", "divvy-guard-audit"] {
+        let what = ["--profile", "node", "--package", library, "--features", "shadow"];
+        cargo(machine, &dynamic_target, &flags, &what)?;
+    }
+    build_runtime(machine)?;
+    Ok(Programs {
+        divvy: in_static(&format!("{profile}/divvy")),
+        agent,
+        nvidia: built,
+        probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
+        smoke: directory.join(&dynamic_target).join("node/divvy-smoke"),
+        guard: directory.join(&dynamic_target).join("node/libdivvy_guard.so"),
+        guard_nvml: directory.join(&dynamic_target).join("node/libdivvy_guard_nvml.so"),
+        guard_audit: directory.join(dynamic_target).join("node/libdivvy_guard_audit.so"),
+        runtime: in_static("node/divvy-runtime"),
+        hook: in_static("node/divvy-hook"),
+    })
 }
 
-impl Machine {
-    fn own() -> Result<Machine> {
-        match std::env::consts::ARCH {
-            "x86_64" => Ok(Machine {
-                rust: "x86_64",
-                oci: "amd64",
-                fast: false,
-            }),
-            "aarch64" => Ok(Machine {
-                rust: "aarch64",
-                oci: "arm64",
-                fast: false,
-            }),
-            other => bail!("images can be built on x86_64 and aarch64 machines; this machine is {other}"),
-        }
-    }
+fn build_runtime(machine: &Machine) -> Result<()> {
+    let packages = ["--package", "divvy-runtime", "--package", "divvy-hook", "--bins"];
+    // Tests use these programs as users get them, so a fast image has the same ones.
+    cargo(
+        machine,
+        &machine.target("musl"),
+        &flags()?,
+        &[&["--profile", "node"], &packages[..]].concat(),
+    )
+}
 
-    /// Build the programs. They have their own target directory, because their flags differ from those of other builds.
-    fn build(&self) -> Result<Programs> {
-        let (static_target, dynamic_target) = (self.static_target(), format!("{}-unknown-linux-gnu", self.rust));
-        let flags = flags()?;
-        // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
-        let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
-        let (profile, of_nodes) = if self.fast { ("fast", "fast") } else { ("release", "node") };
-        let build = |profile: &str, packages: &str| {
-            let packages = packages.split(' ').flat_map(|package| ["--package", package]);
-            let what: Vec<&str> = ["--no-default-features", "--profile", profile]
-                .into_iter()
-                .chain(packages)
-                .collect();
-            self.cargo(&static_target, &packed, &what)
-        };
-        let directory = directory()?;
-        let in_static = |path: &str| directory.join(&static_target).join(path);
-        let built = in_static(&format!("{of_nodes}/divvy-agent"));
-        let agent = if self.fast {
-            // One command, so that the programs share their dependencies. divvy needs the agent's default features.
-            build(profile, "divvy divvy-agent")?;
-            built.clone()
-        } else {
-            build(profile, "divvy")?;
-            build(of_nodes, "divvy-agent")?;
-            let agent = in_static("agent");
-            std::fs::copy(&built, &agent).with_context(|| format!("{} could not be copied", built.display()))?;
-            self.cargo(&static_target, &packed, &["--profile", of_nodes, "--package", "divvy-agent"])?;
-            agent
-        };
-        self.cargo(
-            &dynamic_target,
-            &flags,
-            &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
-        )?;
-        // Its size is checked, so a fast image has the same one.
-        self.cargo(&dynamic_target, &flags, &["--profile", "node", "--package", "divvy-smoke"])?;
-        // The libraries run in other programs, so a fast image has the same ones. Each is built alone, because other packages enable features of its
-        // dependencies that need the standard library.
-        for library in ["divvy-guard", "divvy-guard-nvml", "divvy-guard-audit"] {
-            let what = ["--profile", "node", "--package", library, "--features", "shadow"];
-            self.cargo(&dynamic_target, &flags, &what)?;
-        }
-        self.build_runtime()?;
-        Ok(Programs {
-            divvy: in_static(&format!("{profile}/divvy")),
-            agent,
-            nvidia: built,
-            probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
-            smoke: directory.join(&dynamic_target).join("node/divvy-smoke"),
-            guard: directory.join(&dynamic_target).join("node/libdivvy_guard.so"),
-            guard_nvml: directory.join(&dynamic_target).join("node/libdivvy_guard_nvml.so"),
-            guard_audit: directory.join(dynamic_target).join("node/libdivvy_guard_audit.so"),
-            runtime: in_static("node/divvy-runtime"),
-            hook: in_static("node/divvy-hook"),
-        })
-    }
-
-    fn build_runtime(&self) -> Result<()> {
-        let packages = ["--package", "divvy-runtime", "--package", "divvy-hook", "--bins"];
-        // Tests use these programs as users get them, so a fast image has the same ones.
-        self.cargo(
-            &self.static_target(),
-            &flags()?,
-            &[&["--profile", "node"], &packages[..]].concat(),
-        )
-    }
-
-    fn cargo(&self, target: &str, flags: &str, what: &[&str]) -> Result<()> {
-        let status = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
-            .args(["build", "--locked", "--target", target])
-            .args(what)
-            .env("CARGO_TARGET_DIR", directory()?)
-            .env("RUSTFLAGS", flags)
-            .env(format!("CC_{}", self.static_target().replace('-', "_")), "musl-gcc")
-            .status()
-            .context("cargo could not be run")?;
-        ensure!(
-            status.success(),
-            "cargo build for {target} failed; check that the target (rustup target add {target}) and musl-gcc (apt-get install musl-tools) are installed"
-        );
-        Ok(())
-    }
-
-    fn static_target(&self) -> String {
-        format!("{}-unknown-linux-musl", self.rust)
-    }
+fn cargo(machine: &Machine, target: &str, flags: &str, what: &[&str]) -> Result<()> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    machine
+        .configure(&mut cargo)
+        .args(["build", "--locked", "--target", target])
+        .args(what);
+    run_cargo(cargo.env("CARGO_TARGET_DIR", directory()?).env("RUSTFLAGS", flags))
 }
 
 /// Return the target directory of an image's programs.
@@ -294,6 +287,7 @@ struct Programs {
 
 /// Return the image's files: for each path in the image, the path on this machine.
 fn files(
+    machine: &Machine,
     Programs {
         divvy,
         agent,
@@ -309,7 +303,7 @@ fn files(
 ) -> Result<BTreeMap<String, PathBuf>> {
     for program in [divvy, agent, nvidia, runtime, hook] {
         ensure!(
-            linked(program)?.is_empty(),
+            needed(program)?.is_empty(),
             "{} is not static: it would need a loader and libraries",
             program.display()
         );
@@ -345,51 +339,8 @@ fn files(
         // For the node's administrator; it asks the probe in the same directory.
         ("bin/divvy-smoke".to_owned(), smoke.clone()),
     ]);
-    let mut libraries = linked(probe)?;
-    libraries.extend(linked(smoke)?);
-    let libc = libraries
-        .iter()
-        .find(|path| path.file_name().is_some_and(|name| name == "libc.so.6"))
-        .context("divvy-probe is not linked to glibc")?;
-    let beside_libc = STUBS
-        .iter()
-        .map(|name| libc.with_file_name(name))
-        .filter(|path| path.exists());
-    for path in beside_libc.chain(libraries.iter().cloned()) {
-        // The loader's default directories. On some distributions they are links to directories in /usr; in the image they are real directories.
-        let at = path
-            .to_string_lossy()
-            .trim_start_matches("/usr")
-            .trim_start_matches('/')
-            .to_owned();
-        files.insert(at, path);
-    }
-    ensure!(
-        LOADERS.iter().any(|loader| files.contains_key(*loader)),
-        "the image has no loader at {}: NVIDIA's container runtime mounts nvidia-smi and nvidia-cuda-mps-control, which need it there",
-        LOADERS.join(" or ")
-    );
+    files.extend(machine.libraries(&[probe, smoke])?);
     Ok(files)
-}
-
-/// Return the libraries and the loader that a program is linked to, as the loader resolves them.
-pub(crate) fn linked(program: &Path) -> Result<BTreeSet<PathBuf>> {
-    let output = Command::new("ldd").arg(program).output().context("ldd could not be run")?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if text.contains("statically linked") || String::from_utf8_lossy(&output.stderr).contains("not a dynamic executable") {
-        return Ok(BTreeSet::new());
-    }
-    ensure!(output.status.success(), "ldd {} failed: {text}", program.display());
-    // `libc.so.6 => /lib/…/libc.so.6 (0x…)`, `/lib64/ld-linux-x86-64.so.2 (0x…)`, `linux-vdso.so.1 (0x…)`
-    let mut found = BTreeSet::new();
-    for line in text.lines() {
-        let path = line.split("=>").last().unwrap_or(line).split('(').next().unwrap_or("").trim();
-        ensure!(path != "not found", "ldd {}: {line}", program.display());
-        if path.starts_with('/') {
-            found.insert(PathBuf::from(path));
-        }
-    }
-    Ok(found)
 }
 
 struct Layer {
@@ -484,8 +435,30 @@ fn plugin_name(name: &str) -> String {
     }
 }
 
-/// Pack two images with the same layer into one archive.
-fn archive(machine: &Machine, name: &str, layer: &Layer) -> Result<Vec<u8>> {
+/// The files of an OCI layout.
+#[derive(Default)]
+struct Layout(BTreeMap<String, Vec<u8>>);
+
+impl Layout {
+    /// Add a blob of a kind, and return its descriptor.
+    fn blob(&mut self, kind: &str, bytes: Vec<u8>) -> Value {
+        let digest = digest(&bytes);
+        let descriptor = json!({"mediaType": format!("application/vnd.oci.image.{kind}"), "digest": format!("sha256:{digest}"), "size": bytes.len()});
+        self.0.insert(format!("blobs/sha256/{digest}"), bytes);
+        descriptor
+    }
+
+    fn index(&mut self, manifests: &[Value]) -> Result<Value> {
+        Ok(self.blob("index.v1+json", serde_json::to_vec(&index(manifests))?))
+    }
+}
+
+fn index(manifests: &[Value]) -> Value {
+    json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests})
+}
+
+/// Pack two images with the same layers into one archive: for each kind of machine a manifest, and an index of these if there are several.
+fn archive(layers: &[(&Machine, Layer)], name: &str) -> Result<Vec<u8>> {
     let plugin = plugin_name(name);
     let images = [
         Image {
@@ -506,40 +479,46 @@ fn archive(machine: &Machine, name: &str, layer: &Layer) -> Result<Vec<u8>> {
             ],
         },
     ];
-    let mut blobs: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    let mut blob = |media_type: &str, bytes: Vec<u8>| -> Value {
-        let digest = digest(&bytes);
-        let descriptor = json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": bytes.len()});
-        blobs.insert(format!("blobs/sha256/{digest}"), bytes);
-        descriptor
-    };
-    let packed = blob("application/vnd.oci.image.layer.v1.tar+gzip", layer.compressed.clone());
+    let mut layout = Layout::default();
     let path = |descriptor: &Value| {
         let digest = descriptor["digest"].as_str().unwrap_or_default();
         format!("blobs/{}", digest.replace(':', "/"))
     };
-    let (mut docker, mut manifests) = (Vec::new(), Vec::new());
+    let (mut docker, mut named) = (Vec::new(), Vec::new());
     for image in images {
-        let config = image.config(machine, layer);
-        let config = blob("application/vnd.oci.image.config.v1+json", serde_json::to_vec(&config)?);
-        docker.push(json!({"Config": path(&config), "RepoTags": [image.name], "Layers": [path(&packed)]}));
-        let manifest = json!({
-            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [packed],
-        });
-        let mut manifest = blob("application/vnd.oci.image.manifest.v1+json", serde_json::to_vec(&manifest)?);
-        manifest["platform"] = json!({"architecture": machine.oci, "os": "linux"});
-        manifest["annotations"] = json!({
+        let mut manifests = Vec::new();
+        for (machine, layer) in layers {
+            let packed = layout.blob("layer.v1.tar+gzip", layer.compressed.clone());
+            let config = layout.blob("config.v1+json", serde_json::to_vec(&image.config(machine, layer))?);
+            // This file has no place for a second image of the same name.
+            if machine.is_own() || layers.len() == 1 {
+                docker.push(json!({"Config": path(&config), "RepoTags": [image.name], "Layers": [path(&packed)]}));
+            }
+            let manifest = json!({
+                "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json", "config": config, "layers": [packed],
+            });
+            let mut manifest = layout.blob("manifest.v1+json", serde_json::to_vec(&manifest)?);
+            manifest["platform"] = json!({"architecture": machine.oci, "os": "linux"});
+            manifests.push(manifest);
+        }
+        let mut whole = match manifests.as_slice() {
+            [one] => one.clone(),
+            several => layout.index(several)?,
+        };
+        whole["annotations"] = json!({
             "io.containerd.image.name": image.name,
-            "org.opencontainers.image.ref.name": image.name.rsplit_once(':').map_or("latest", |(_, tag)| tag),
+            // The whole name, because both images have the same tag.
+            "org.opencontainers.image.ref.name": image.name,
         });
-        manifests.push(manifest);
+        named.push(whole);
     }
-    let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests});
-    blobs.insert("index.json".to_owned(), serde_json::to_vec(&index)?);
-    blobs.insert("manifest.json".to_owned(), serde_json::to_vec(&docker)?);
-    blobs.insert("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec());
+    layout.0.insert("index.json".to_owned(), serde_json::to_vec(&index(&named))?);
+    layout.0.insert("manifest.json".to_owned(), serde_json::to_vec(&docker)?);
+    layout
+        .0
+        .insert("oci-layout".to_owned(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec());
     let mut tar = tar::Builder::new(Vec::new());
-    for (at, bytes) in &blobs {
+    for (at, bytes) in &layout.0 {
         tar.append_data(&mut header(bytes.len() as u64, 0o644), at, bytes.as_slice())?;
     }
     Ok(tar.into_inner()?)
@@ -567,6 +546,52 @@ mod tests {
             ("divvy", "k8s-device-plugin:latest"),
         ] {
             assert_eq!(plugin_name(name), expected);
+        }
+    }
+
+    #[test]
+    fn each_image_has_a_manifest_for_each_kind_of_machine() {
+        let own = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+        let files = [("bin/divvy".to_owned(), own)].into();
+        for count in 1..=machine::ALL.len() {
+            let machines = machine::ALL.iter().take(count);
+            let layers: Vec<_> = machines.map(|machine| (machine, layer(&files).expect("packed"))).collect();
+            let bytes = archive(&layers, "divvy.dev/divvy:0.1.0").expect("packed");
+            let mut blobs = BTreeMap::new();
+            for entry in tar::Archive::new(bytes.as_slice()).entries().expect("a tar") {
+                let mut entry = entry.expect("an entry");
+                let (name, mut bytes) = (entry.path().expect("a path").display().to_string(), Vec::new());
+                entry.read_to_end(&mut bytes).expect("read");
+                blobs.insert(name, bytes);
+            }
+            let json = |name: &str| serde_json::from_slice::<Value>(&blobs[name]).expect("JSON");
+            let blob = |descriptor: &Value| {
+                let digest = descriptor["digest"].as_str().expect("a digest").replace(':', "/");
+                json(&format!("blobs/{digest}"))
+            };
+            let index = json("index.json");
+            let images = index["manifests"].as_array().expect("images");
+            for (image, name) in images
+                .iter()
+                .zip(["divvy.dev/divvy:0.1.0", "divvy.dev/k8s-device-plugin:0.1.0"])
+            {
+                assert_eq!(image["annotations"]["io.containerd.image.name"], name);
+                let manifests = match count {
+                    1 => vec![image.clone()],
+                    _ => blob(image)["manifests"].as_array().expect("manifests").clone(),
+                };
+                assert_eq!(manifests.len(), count);
+                for (manifest, (machine, _)) in manifests.iter().zip(&layers) {
+                    assert_eq!(manifest["platform"]["architecture"], machine.oci);
+                    assert_eq!(blob(&blob(manifest)["config"])["architecture"], machine.oci);
+                }
+            }
+            assert_eq!(images.len(), 2);
+            assert_eq!(
+                json("manifest.json").as_array().map(Vec::len),
+                Some(2),
+                "for Docker, one machine's"
+            );
         }
     }
 

@@ -14,6 +14,7 @@ mod fuzz;
 mod gpu;
 mod image;
 mod krew;
+mod machine;
 #[cfg(test)]
 mod named;
 mod prose;
