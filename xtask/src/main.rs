@@ -1,5 +1,6 @@
 //! The developer tasks of this repository: building, testing, packaging, and real clusters.
 
+mod arm64;
 mod bench;
 mod build;
 mod cluster;
@@ -52,6 +53,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   ptx               assemble the kernels of `divvy smoke` with NVIDIA's assembler for every GPU; `cargo xtask ptx --help`
   driver-names      compare the functions that the guard knows with those of NVIDIA's driver libraries; `cargo xtask driver-names --help`
   real-driver       run Divvy with the user-space files of NVIDIA's driver; `cargo xtask real-driver --help`
+  arm64 [--fast]    compile for 64-bit Arm what is shipped, and run tests on an emulated processor; `cargo xtask arm64 --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
   krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
@@ -87,6 +89,7 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
     match arguments {
         ["demo", rest @ ..] => return build::demo(rest),
         ["test", rest @ ..] => build::test(rest)?,
+        ["arm64", rest @ ..] => return arm64::run(rest),
         ["bench", rest @ ..] => return bench::run(rest),
         ["driver-names", rest @ ..] => return driver_names::run(rest),
         ["fuzz", rest @ ..] => return fuzz::run(rest),
