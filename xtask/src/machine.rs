@@ -179,3 +179,23 @@ fn has(target: &str) -> bool {
         .output();
     printed.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_linked_to_glibc_gets_its_loader_and_its_libraries() {
+        let own = Machine::own().expect("a known machine");
+        let program = std::env::current_exe().expect("this program");
+        let files = own.libraries(&[&program]).expect("found");
+        let has = |name: &str| files.keys().any(|path| path.ends_with(&format!("/{name}")));
+        assert!(files.contains_key(own.loader), "{files:?}");
+        for name in needed(&program).expect("a program").iter().map(String::as_str).chain(STUBS) {
+            assert!(has(name), "{name}: {files:?}");
+        }
+        for (at, path) in &files {
+            assert!(path.exists() && !at.starts_with(['/', '.']), "{at}: {}", path.display());
+        }
+    }
+}
