@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::build::run_cargo;
+use crate::cargo::run_cargo;
 use crate::machine::{ARM64, Machine};
 use crate::ptx::{SKIPPED, output, say};
 use crate::skips;

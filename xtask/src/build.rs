@@ -1,31 +1,13 @@
 //! Building the workspace and running its programs.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
+use crate::cargo::{cargo, program, run_cargo};
 use crate::skips;
 use crate::target_directory::target;
-
-/// Run cargo. Fail if cargo fails.
-pub(crate) fn cargo(args: &[&str]) -> Result<()> {
-    run_cargo(Command::new(program()).args(args))
-}
-
-/// Run a command of cargo. Fail if it fails.
-pub(crate) fn run_cargo(command: &mut Command) -> Result<()> {
-    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
-    let words = words.join(" ");
-    let status = command.status().with_context(|| format!("cargo {words} could not be run"))?;
-    ensure!(status.success(), "cargo {words} failed");
-    Ok(())
-}
-
-fn program() -> OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
-}
 
 /// The environment variable that says, with the value `1`, that the programs have been built. `.ci/run` builds them together with the tests and
 /// then sets it. Building the programs without the tests would select other features of many dependencies, such as kube and k8s-openapi, and

@@ -59,7 +59,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    build::cargo(&["build", "--quiet", "-p", "divvy-compat", "-p", "divvy-contain"])?;
+    crate::cargo::cargo(&["build", "--quiet", "-p", "divvy-compat", "-p", "divvy-contain"])?;
     build::guard()?;
     let program = build::debug_directory().join("divvy-compat");
     // Replace this process, so that Ctrl-C and the exit status are the program's own.

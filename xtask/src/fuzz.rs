@@ -6,7 +6,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::build::{cargo, debug_directory};
+use crate::build::debug_directory;
+use crate::cargo::cargo;
 
 /// The environment variable that is set while cargo calls this program in place of rustc.
 const AS_RUSTC: &str = "DIVVY_XTASK_AS_RUSTC";

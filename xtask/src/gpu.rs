@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::build::run_cargo;
+use crate::cargo::run_cargo;
 use crate::image;
 use crate::machine::Machine;
 use crate::target_directory::target;

@@ -20,7 +20,7 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::build::run_cargo;
+use crate::cargo::run_cargo;
 use crate::machine::{self, Machine, needed};
 
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE] [--arch ARCH] [--fast]

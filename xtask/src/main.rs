@@ -3,6 +3,7 @@
 mod arm64;
 mod bench;
 mod build;
+mod cargo;
 mod cluster;
 mod codegen;
 mod compat;

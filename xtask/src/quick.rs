@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::build::cargo;
+use crate::cargo::cargo;
 use crate::{cycles, prose, purity, unused};
 
 /// The pure crates: their tests need neither a cluster nor other programs.

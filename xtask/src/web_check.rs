@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
         };
         found(program, &directories).with_context(hint)?;
     }
-    build::cargo(&["build", "--quiet", "--locked", "-p", "divvy-web-check"])?;
+    crate::cargo::cargo(&["build", "--quiet", "--locked", "-p", "divvy-web-check"])?;
     let directory = target().join("web-check");
     fs::create_dir_all(&directory).with_context(|| format!("{} could not be made", directory.display()))?;
     for file in FILES {

@@ -10,7 +10,7 @@ use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::ptr::{NonNull, null};
+use std::ptr::NonNull;
 
 use nix::sys::mman::{ProtFlags, mprotect};
 use object::elf::{SHT_DYNSYM, Sym64};
@@ -63,7 +63,7 @@ fn library(own: *const ()) -> Result<(&'static CStr, usize), Error> {
         }
         info.assume_init()
     };
-    if info.dli_fname == null() {
+    if info.dli_fname.is_null() {
         return Err(Error::NoLibrary);
     }
     // SAFETY: the loader's own name of the library, which it keeps as long as the library is loaded. The caller is in that library.

@@ -95,7 +95,7 @@ fn is_missing(function: &str, branch: u32) -> bool {
 
 /// Remove the functions that the described driver lacks. The driver of a Tegra, which has no version, has all.
 extern "C" fn at_load() {
-    // Whatever is wrong with the description, nvmlInit says so.
+    // nvmlInit says what is wrong with the description.
     let Some(text) = env::var_os("DIVVY_NVML_SIM").and_then(|path| std::fs::read_to_string(path).ok()) else {
         return;
     };
