@@ -184,7 +184,8 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
         apply::apply(&place, &plan, &record_path)?;
         if let (Some(settings), Some(program)) = (
             requested,
-            program.filter(|_| own || (args.executable_path.is_some() && !args.as_nvidia_ctk)),
+            // In the place of nvidia-ctk it ends as that one does, which does not look.
+            program.filter(|_| !args.as_nvidia_ctk && (own || args.executable_path.is_some())),
         ) {
             match queries::dump(&program, target.config()).await {
                 Ok(read) => {

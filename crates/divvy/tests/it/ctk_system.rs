@@ -205,7 +205,6 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
     }
     for words in [
         "system bogus",
-        "system print-ldcache",
         "system",
         "info",
         "info bogus",
@@ -239,6 +238,11 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
         modules,
     );
     apart(USUAL, format!("{nodes} --load-kernel-modules --dry-run"), modules);
+    apart(
+        USUAL,
+        "system print-ldcache".to_owned(),
+        "another version of nvidia-ctk has this command",
+    );
     let half = Machine {
         devices: "195 nvidia\n",
         ..USUAL
