@@ -50,8 +50,8 @@ impl Knowledge {
         }
     }
 
-    /// Return the causes why kube-scheduler refuses the nodes. A taint of the control plane is only a cause if there is no other one:
-    /// pods with GPUs are not meant to run there.
+    /// Return the causes why kube-scheduler refuses the nodes. The taint of the control plane counts only if
+    /// no node has another cause: pods with GPUs are not meant to run on the control plane.
     fn unscheduled(&self, refusals: &[(u64, &str)]) -> Vec<Cause<'_>> {
         let mut causes: Vec<Cause<'_>> = Vec::new();
         for (count, reason) in refusals {

@@ -5,7 +5,7 @@ use crate::edition::{Edition, branch};
 use crate::value::{ComputeMode, Ecc, Gpu, Memory, Reading, Smi};
 
 /// Add a line for each GPU of which the driver gives no handle. The forms up to 555 are those of nvidia-smi. People published those of 560
-/// (<https://github.com/meta-llama/llama-models/issues/200>), and with the index from 570 and 610. If there is no other GPU, two empty lines follow.
+/// (<https://github.com/meta-llama/llama-models/issues/200>), and with the index from 570 and 610. Two empty lines follow if the driver gives no handle at all, as nvidia-smi prints them.
 pub(crate) fn without_handle(out: &mut String, smi: &Smi, edition: Edition) {
     for gpu in &smi.gpus {
         let Some(why) = &gpu.no_handle else { continue };

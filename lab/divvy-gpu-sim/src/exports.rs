@@ -27,7 +27,7 @@ pub enum Error {
     #[error("{0} cannot be read")]
     File(String, #[source] io::Error),
     /// The library's file is not an ELF file of this machine.
-    #[error("{0} is no library of this machine")]
+    #[error("{0} is not a library for this machine's processor")]
     Format(String, #[source] object::Error),
     /// The memory of the table cannot be written.
     #[error("the table of symbols cannot be written")]

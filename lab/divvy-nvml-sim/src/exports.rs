@@ -93,7 +93,10 @@ fn is_missing(function: &str, branch: u32) -> bool {
     newer.flat_map(|(_, functions)| *functions).any(|newer| *newer == function)
 }
 
-/// Remove the functions that the described driver lacks. The driver of a Tegra, which has no version, has all.
+/// The branch of a Tegra's driver, whose description has no version: that of Jetson Linux 36.
+const TEGRA: u32 = 540;
+
+/// Remove the functions that the described driver lacks.
 extern "C" fn at_load() {
     // nvmlInit says what is wrong with the description.
     let Some(text) = env::var_os("DIVVY_NVML_SIM").and_then(|path| std::fs::read_to_string(path).ok()) else {
@@ -104,9 +107,8 @@ extern "C" fn at_load() {
         Ok(name) => machines.node(&name),
         Err(_) => machines.nodes.first(),
     };
-    let Some(branch) = node.and_then(|node| branch(&node.driver)) else {
-        return;
-    };
+    let Some(node) = node else { return };
+    let branch = branch(&node.driver).unwrap_or(TEGRA);
     if let Err(error) = exports::remove(at_load as *const (), |function| is_missing(function, branch)) {
         complain(&format!(
             "functions that the driver {branch} lacks could not be removed: {error}"

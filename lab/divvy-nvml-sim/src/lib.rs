@@ -53,8 +53,7 @@
 //!
 //! # Simplifications
 //!
-//! A driver has the functions of its branch, as far as the library has them at all (`exports.rs`). In drivers from 535.43 to 535.86, the elements of the third version of the
-//! lists of processes are larger, which is not simulated. The tables of `nvmlInternalGetExportTable` have functions that return NOT_SUPPORTED.
+//! A driver has the functions of its branch, as far as the library has them at all (`exports.rs`). The tables of `nvmlInternalGetExportTable` have functions that return NOT_SUPPORTED.
 //!
 //! A driver without a version, as on a Jetson, has `driver = ""` in the description; `nvmlSystemGetDriverVersion` then returns NOT_SUPPORTED.
 //! The utilization of the whole GPU is the described one and does not depend on its processes. For processes, the driver takes a sample each 167 ms, or each

@@ -207,11 +207,6 @@ impl Machine {
         described.unwrap_or(if same_node { 40 } else { 50 })
     }
 
-    /// Return the first number of the driver's version; 0 if it has none.
-    pub(crate) fn driver_major(&self) -> u32 {
-        self.driver.split('.').next().and_then(|part| part.parse().ok()).unwrap_or(0)
-    }
-
     /// Return the CUDA version of the driver as NVML encodes it: 12040 for 12.4 (NVIDIA's compatibility table).
     pub(crate) fn cuda_version(&self) -> i32 {
         divvy_gpu_sim::cuda_version(&self.driver)

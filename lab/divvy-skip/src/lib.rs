@@ -53,7 +53,8 @@ pub fn skipped(reason: impl Display) {
     }
 }
 
-/// Report whether an emulator runs this test. If so, record the skip, under a name of its own: what an emulator lacks, a real machine has.
+/// Report whether an emulator runs this test, and record the skip if so. The name of the skip starts with the emulated architecture (`arm64::`), because the test
+/// runs on real machines of every architecture.
 ///
 /// # Panics
 ///

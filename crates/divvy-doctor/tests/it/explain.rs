@@ -44,7 +44,7 @@ fn every_entry_is_complete_and_every_pattern_reaches_its_own_entry() {
             complain("its id is there twice");
         }
         if entry.check.as_deref().is_some_and(|check| checks::by_id(check).is_none()) {
-            complain("there is no such check");
+            complain("divvy doctor has no check with this id");
         }
         if [&entry.program, &entry.means, &entry.fix, &entry.source]
             .iter()

@@ -113,6 +113,7 @@ pub(super) fn processes(device: &Device<'_>, list: ProcessList) -> Result<Vec<(u
     let version = device.nvml().sys_driver_version().unwrap_or_default();
     let third = third.as_ref().ok().filter(|_| !has_large_processes(&version));
     let bytes = |bytes: u64| if bytes == NOT_AVAILABLE { 0 } else { bytes };
+    // The first version is older than MIG.
     match third.or(second.as_ref().ok()) {
         Some(call) => {
             // SAFETY: the handle belongs to this NVML, which `device` borrows; `filled` passes an array and its length.

@@ -25,9 +25,9 @@ const DIRECTORIES: [&str; 8] = [
 /// The root of a driver container below the host's root, as the GPU operator mounts it.
 const DRIVER_CONTAINER: &str = "run/nvidia/driver";
 
-/// Return the files of a library in these directories below a root. A link, such as those of Debian's alternatives, which are absolute, leads to a file below the
-/// same root: the root of another file system is mounted there. Only if there is no such file, a link may lead out of the root, as those of NixOS do
-/// (`/run/opengl-driver`, whose files are in `/nix/store`).
+/// Return the files of a library in these directories below a root. An absolute link, such as those of Debian's alternatives, is resolved inside the root, which is
+/// the root of another file system. If no link leads to a file inside the root, links that lead out of it are followed: those in NixOS's `/run/opengl-driver` lead
+/// to `/nix/store`.
 fn files(root: &Path, directories: &[&str], soname: &str) -> Vec<PathBuf> {
     let machine = Files::below("/");
     let inside = root.to_str().and_then(|root| Root::open(&machine, root));

@@ -198,3 +198,39 @@ fn a_fabric_without_a_cluster_is_none() {
     assert_eq!(fabric_of("00000000-0000-0000-0000-000000000000"), None);
     assert!(fabric_of("00000000-0000-0000-0000-000000000001").is_some());
 }
+
+/// The lists of processes have three versions, and one of them two layouts.
+#[test]
+fn a_driver_of_any_branch_lists_the_processes_of_its_gpus() {
+    for version in [
+        "418.226.00",
+        "450.248.02",
+        "470.256.02",
+        "525.147.05",
+        "535.54.03",
+        "535.261.03",
+        "550.163.01",
+    ] {
+        let machine = Machine::new(&TWO.replace("550.54.15", version));
+        let graphics =
+            json!({"gpus": {"0": {"processes": {"21": 300, "22": 40, "23": 5}, "graphics": {"22": false}, "mps": [23]}}});
+        std::fs::write(machine.path("control.state"), graphics.to_string()).expect("written");
+        let _probe = machine.listening("s", &[]);
+        let answer = Lines::new(connect(&machine.path("s"))).ask("{\"v\":1,\"id\":1,\"op\":\"processes\"}");
+        let gpu = &answer["ok"][0];
+        let found: Vec<_> = gpu["processes"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|of| (&of["pid"], &of["usedMiB"], &of["kind"]))
+            .collect();
+        let expected = json!([
+            [1, 10, "compute"],
+            [7, 500, "compute"],
+            [21, 300, "compute"],
+            [22, 40, "graphics"],
+            [23, 5, "mps-client"]
+        ]);
+        assert_eq!((json!(found), gpu.get("error")), (expected, None), "{version}");
+    }
+}

@@ -184,19 +184,21 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
         apply::apply(&place, &plan, &record_path)?;
         if let (Some(settings), Some(program)) = (
             requested,
-            // In the place of nvidia-ctk it ends as that one does, which does not look.
+            // nvidia-ctk does not ask containerd for the result, and Divvy in its place behaves as it does.
             program.filter(|_| !args.as_nvidia_ctk && (own || args.executable_path.is_some())),
         ) {
-            match queries::dump(&program, target.config()).await {
-                Ok(read) => {
-                    if let Err(error) = read.and_then(|read| Ok(engines::in_effect(&target, &settings, &read)?)) {
-                        apply::apply(&place, &reversed(&plan, record), &record_path)?;
-                        return Err(error);
-                    }
+            let refused = match queries::dump(&program, target.config()).await {
+                queries::Dump::Reads(read) => engines::in_effect(&target, &settings, &read).err().map(Into::into),
+                queries::Dump::Refuses(error) => Some(error),
+                queries::Dump::Silent(error) => {
+                    let note = format!("whether containerd uses the runtime was not checked: {error:#}");
+                    plan.notes.push(note);
+                    None
                 }
-                Err(reason) => plan
-                    .notes
-                    .push(format!("whether containerd uses the runtime was not checked: {reason}")),
+            };
+            if let Some(error) = refused {
+                apply::apply(&place, &reversed(&plan, record), &record_path)?;
+                return Err(error);
             }
         }
     }

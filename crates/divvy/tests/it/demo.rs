@@ -338,7 +338,7 @@ fn an_agent_that_ends_ends_the_demo_at_once_with_its_last_words() {
             .or_else(|_| std::fs::copy(beside.join(name), at(name)).map(|_| ()))
             .expect("there");
     }
-    std::fs::write(at("divvy-agent"), "#!/bin/sh\necho a reason of its own\nexit 2\n").expect("written");
+    std::fs::write(at("divvy-agent"), "#!/bin/sh\necho the agent cannot start\nexit 2\n").expect("written");
     std::fs::set_permissions(at("divvy-agent"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("set");
     let began = std::time::Instant::now();
     let output = Command::new(at("divvy"))
@@ -347,7 +347,7 @@ fn an_agent_that_ends_ends_the_demo_at_once_with_its_last_words() {
         .output()
         .expect("it runs");
     assert!(!output.status.success(), "{}", text(&output));
-    assert!(text(&output).contains("a reason of its own"), "{}", text(&output));
+    assert!(text(&output).contains("the agent cannot start"), "{}", text(&output));
     assert!(
         began.elapsed() < std::time::Duration::from_secs(45),
         "it waited {:?}",

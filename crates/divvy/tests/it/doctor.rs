@@ -371,7 +371,7 @@ fn doctor_has_the_rules_of_scheduler_config_for_the_file_on_the_machine() {
 /// The fixes that the checks print, from the tests of divvy-doctor.
 const FIXES: &str = include_str!("../../../divvy-doctor/tests/it/snapshots/it__fires__fixes.snap");
 
-/// Return the command lines in a text that start with one of these programs: up to a word that is no argument.
+/// Find the command lines in a text: each starts with one of these programs, and ends before the next word of prose.
 fn commands<'t>(text: &'t str, programs: &[&str]) -> Vec<&'t str> {
     let starts = text
         .match_indices(|c: char| c.is_ascii_lowercase())

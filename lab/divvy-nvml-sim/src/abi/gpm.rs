@@ -6,22 +6,12 @@ use std::ptr::without_provenance_mut;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::gauges::call;
-use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, machine_call, put};
+use super::{INVALID_ARGUMENT, NOT_SUPPORTED, answer, put};
 use crate::gauges;
 use crate::sim::{Code, Measured, sim};
 
-/// The first driver of CUDA 12.0.
-const FIRST_DRIVER: u32 = 525;
 /// The first compute capability of Hopper. "For Hopper or newer fully supported devices" (nvml.h).
 const HOPPER: u32 = 9;
-
-/// An older driver answers as a library that lacks these symbols does.
-fn is_there() -> Result<(), Code> {
-    match machine_call(|machine| Ok(machine.driver_major()))? {
-        FIRST_DRIVER.. => Ok(()),
-        _ => Err(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND),
-    }
-}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlGpmQueryDeviceSupport(
@@ -29,7 +19,6 @@ unsafe extern "C" fn nvmlGpmQueryDeviceSupport(
     support: *mut ffi::nvmlGpmSupport_t,
 ) -> ffi::nvmlReturn_t {
     answer(|| {
-        is_there()?;
         // SAFETY: null, or the caller's structure, whose version the API requires the caller to set.
         let version = unsafe { support.as_ref() }.map(|support| support.version);
         if version != Some(ffi::NVML_GPM_SUPPORT_VERSION) {
@@ -50,7 +39,6 @@ unsafe extern "C" fn nvmlGpmQueryDeviceSupport(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlGpmSampleAlloc(sample: *mut ffi::nvmlGpmSample_t) -> ffi::nvmlReturn_t {
     answer(|| {
-        is_there()?;
         if sample.is_null() {
             return Err(INVALID_ARGUMENT);
         }
@@ -68,7 +56,6 @@ extern "C" fn nvmlGpmSampleFree(sample: ffi::nvmlGpmSample_t) -> ffi::nvmlReturn
 #[unsafe(no_mangle)]
 extern "C" fn nvmlGpmSampleGet(device: ffi::nvmlDevice_t, sample: ffi::nvmlGpmSample_t) -> ffi::nvmlReturn_t {
     answer(|| {
-        is_there()?;
         let gpu = call(device, "nvmlGpmSampleGet", |_, card, index| match card.cc.0 {
             HOPPER.. => Ok(index),
             _ => Err(NOT_SUPPORTED),
@@ -84,7 +71,6 @@ extern "C" fn nvmlGpmMigSampleGet(
     sample: ffi::nvmlGpmSample_t,
 ) -> ffi::nvmlReturn_t {
     answer(|| {
-        is_there()?;
         let gpu = call(device, "nvmlGpmMigSampleGet", |_, card, index| match card.cc.0 {
             HOPPER.. if card.mig.iter().any(|mig| mig.gpu_instance == instance) => Ok(index),
             HOPPER.. => Err(INVALID_ARGUMENT),
@@ -112,7 +98,6 @@ fn of_both(first: Measured, second: Measured) -> Result<(usize, Option<u32>), Co
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlGpmMetricsGet(request: *mut ffi::nvmlGpmMetricsGet_t) -> ffi::nvmlReturn_t {
     answer(|| {
-        is_there()?;
         if request.is_null() {
             return Err(INVALID_ARGUMENT);
         }

@@ -14,8 +14,6 @@ use crate::machine::{Card, Pci};
 use crate::sim::{Code, Inner, sim};
 
 const MIB: u64 = 1 << 20;
-/// The first driver that has these symbols.
-const FIRST_DRIVER: u32 = 615;
 /// The value that means "no limit".
 const MAX: u64 = u64::MAX;
 /// The kernel's file with the limits of a cgroup.
@@ -39,13 +37,10 @@ struct GetLimits {
     used: u64,
 }
 
-/// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none. An older driver answers as a library that lacks these
-/// symbols does.
+/// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none.
 fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, LimitMode) -> Result<T, Code>) -> Result<T, Code> {
-    let major = super::machine_call(|machine| Ok(machine.driver_major()))?;
     mig::call_with_part(device, |inner, card, index, part| {
-        let mode = inner.limit_mode().or((major >= FIRST_DRIVER).then_some(LimitMode::Misc));
-        let mode = mode.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND)?;
+        let mode = inner.limit_mode().unwrap_or(LimitMode::Misc);
         match mode == LimitMode::Off || part.is_some() || !card.mig.is_empty() {
             true => Err(NOT_SUPPORTED),
             false => work(inner, card, index, mode),

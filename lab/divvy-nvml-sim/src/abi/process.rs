@@ -61,6 +61,40 @@ fn v2(pid: u32, used: u64) -> ffi::nvmlProcessInfo_v2_t {
     }
 }
 
+/// An element of the third version of the lists in the first drivers of 535.
+#[repr(C)]
+struct LargeProcess {
+    common: ffi::nvmlProcessInfo_v2_t,
+    /// `usedGpuCcProtectedMemory`.
+    protected: u64,
+}
+
+/// Fill the caller's array with a list of the third version, whose elements are larger in drivers from 535.43 to 535.86 than nvml.h says
+/// (<https://github.com/XuehaiPan/nvitop/pull/89>).
+///
+/// # Safety
+/// As of [`put_list`], with the elements of the driver.
+unsafe fn put_third(
+    count: *mut c_uint,
+    to: *mut ffi::nvmlProcessInfo_t,
+    list: Vec<ffi::nvmlProcessInfo_v2_t>,
+) -> Result<(), ffi::nvmlReturn_t> {
+    let is_large = super::machine_call(|machine| {
+        let mut numbers = machine.driver.split('.').map(str::parse::<u32>);
+        Ok(matches!((numbers.next(), numbers.next()), (Some(Ok(535)), Some(Ok(43..=86)))))
+    })?;
+    // SAFETY: this function's contract.
+    unsafe {
+        match is_large {
+            true => {
+                let large = list.into_iter().map(|common| LargeProcess { common, protected: 0 });
+                put_list(count, to.cast(), large.collect())
+            }
+            false => put_list(count, to, list),
+        }
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses(
     device: ffi::nvmlDevice_t,
@@ -88,7 +122,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     infos: *mut ffi::nvmlProcessInfo_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, compute(device, false, v2)?) })
+    answer(|| unsafe { put_third(count, infos, compute(device, false, v2)?) })
 }
 
 /// Return the processes that render.
@@ -129,7 +163,7 @@ unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     infos: *mut ffi::nvmlProcessInfo_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, graphics(device, v2)?) })
+    answer(|| unsafe { put_third(count, infos, graphics(device, v2)?) })
 }
 
 #[unsafe(no_mangle)]
@@ -159,7 +193,7 @@ unsafe extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     infos: *mut ffi::nvmlProcessInfo_t,
 ) -> ffi::nvmlReturn_t {
     // SAFETY: the caller's count and array.
-    answer(|| unsafe { put_list(count, infos, compute(device, true, v2)?) })
+    answer(|| unsafe { put_third(count, infos, compute(device, true, v2)?) })
 }
 
 #[cfg(test)]

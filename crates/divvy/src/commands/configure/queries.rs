@@ -19,25 +19,44 @@ pub(super) async fn containerd_version(program: &str) -> Option<String> {
     output_of(program, &["--version"], VERSION).await.ok()
 }
 
-/// Return the configuration that containerd uses with this file, or its reason to refuse it. Fails with a reason if containerd could not be run.
-pub(super) async fn dump(program: &str, config: &str) -> Result<anyhow::Result<Configuration>, String> {
+/// What containerd answers when it is asked for its configuration.
+pub(super) enum Dump {
+    /// What it would use: all its files together.
+    Reads(Configuration),
+    /// It would not start with its files.
+    Refuses(anyhow::Error),
+    /// It could not be asked.
+    Silent(anyhow::Error),
+}
+
+/// Ask containerd for the configuration that it uses with this file.
+pub(super) async fn dump(program: &str, config: &str) -> Dump {
     let mut command = Command::new(program);
     command
         .args(["--config", config, "config", "dump"])
         .kill_on_drop(true)
         .stdin(Stdio::null());
     let output = match tokio::time::timeout(CONFIGURATION, command.output()).await {
-        Ok(output) => output.map_err(|error| format!("{program}: {error}"))?,
-        Err(_) => return Err(format!("{program} did not answer within {} s", CONFIGURATION.as_secs())),
+        Ok(Ok(output)) => output,
+        Ok(Err(error)) => return Dump::Silent(anyhow::Error::new(error).context(format!("{program} could not be started"))),
+        Err(_) => {
+            return Dump::Silent(anyhow::anyhow!(
+                "{program} did not answer within {} s",
+                CONFIGURATION.as_secs()
+            ));
+        }
     };
     if !output.status.success() {
         let said = last_line(&output.stderr);
-        return Ok(Err(anyhow::anyhow!(
+        return Dump::Refuses(anyhow::anyhow!(
             "containerd would not start with the runtime in {config}: {said}; nothing was changed"
-        )));
+        ));
     }
     let said = BTreeMap::from([(config.to_owned(), String::from_utf8_lossy(&output.stdout).into_owned())]);
-    Ok(containerd::read(&said, config, containerd::Merge::Keys).map_err(anyhow::Error::from))
+    match containerd::read(&said, config, containerd::Merge::Keys) {
+        Ok(read) => Dump::Reads(read),
+        Err(error) => Dump::Refuses(error.into()),
+    }
 }
 
 /// Return the configuration that an engine prints, as TOML.

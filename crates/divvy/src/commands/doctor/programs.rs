@@ -78,7 +78,7 @@ impl Places {
 /// extender for GPUs (K12).
 fn scheduler_file(facts: &Facts<'_>) -> Asked<SchedulerFile> {
     let Some((text, path)) = facts.scheduler_file() else {
-        return Asked::Absent("there is no configuration of kube-scheduler".to_owned());
+        return Asked::Absent("the machine has no configuration of kube-scheduler".to_owned());
     };
     let calls = |extender: &Extending| extender.url.contains("gpushare") || extender.resources.iter().any(|name| name == GPU_MEM);
     if !text.contains(scheduler_config::API_VERSION) || !facts.extenders().iter().any(calls) {
