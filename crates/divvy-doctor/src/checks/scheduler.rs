@@ -105,6 +105,9 @@ pub(super) fn mounted(facts: &Facts<'_>) -> Verdict {
     };
     let why = "kube-scheduler does not start, or runs with its defaults and without the extender";
     let Some(on_host) = &scheduler.on_host else {
+        if !scheduler.in_container() {
+            return blind(format!("--config={config} is relative to a directory that is not known"));
+        }
         return problem(
             format!("no volume of the pod contains --config={config}"),
             why,
@@ -172,6 +175,9 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
         .find(|extender| extender.resources.iter().any(|name| name == GPU_MEM) || extender.url.contains("gpushare"));
     let why = "pods with GPU memory stay Pending, or are bound without a GPU: \"unknown device id: no-gpu-has-…-to-run\"";
     if let Some(scheduler) = facts.scheduler() {
+        if scheduler.config.is_some() && facts.scheduler_configuration(&scheduler).is_none() {
+            return blind("kube-scheduler's configuration cannot be read (K11)");
+        }
         let Some(ours) = ours else {
             return problem(
                 format!("kube-scheduler's configuration here has no extender for {GPU_MEM}"),

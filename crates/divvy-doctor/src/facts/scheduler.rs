@@ -27,14 +27,29 @@ pub struct Scheduler {
     pub version: Option<String>,
     /// The path that `--config` names, as seen by kube-scheduler.
     pub config: Option<String>,
-    /// The path of the same file on the machine. `None` if no hostPath volume contains the file.
+    /// The path of the same file on the machine. `None` if no hostPath volume contains the file, or if a relative path starts in an unknown directory.
     pub on_host: Option<String>,
     /// The type of the hostPath volume, such as `FileOrCreate`.
     pub volume_type: Option<String>,
     /// Whether a `--policy-config…` flag is given. Kubernetes 1.23 removed these flags.
     pub policy_flag: bool,
-    /// The host directories in kube-scheduler's container. `None` if kube-scheduler does not run in a container.
-    mounts: Option<Vec<Mount>>,
+    /// What kube-scheduler sees of the machine's files.
+    sees: Sees,
+}
+
+/// What a process sees of the machine's files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Sees {
+    /// A container's process: only these host directories.
+    Container(Vec<Mount>),
+    /// A process outside of any container: all. Relative paths start in its directory, if that is known.
+    Process { directory: Option<String> },
+}
+
+impl Default for Sees {
+    fn default() -> Sees {
+        Sees::Process { directory: None }
+    }
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,13 +78,13 @@ fn parts(path: &str) -> Vec<String> {
 }
 
 impl Scheduler {
-    fn of(distribution: &'static str, started_by: String, words: &[String], mounts: Option<Vec<Mount>>) -> Scheduler {
+    fn of(distribution: &'static str, started_by: String, words: &[String], sees: Sees) -> Scheduler {
         let mut scheduler = Scheduler {
             distribution,
             started_by,
             config: super::engine::told(words, &["--config"]),
             policy_flag: words.iter().any(|word| word.starts_with("--policy-config")),
-            mounts,
+            sees,
             ..Scheduler::default()
         };
         let found = scheduler.config.as_deref().and_then(|config| scheduler.host_path(config));
@@ -80,8 +95,10 @@ impl Scheduler {
     /// Return the path on the machine for a path that kube-scheduler sees, with the type of the volume: of several mounts, the deepest counts.
     /// `None` if no volume contains the path.
     pub(crate) fn host_path(&self, inside: &str) -> Option<(String, Option<String>)> {
-        let Some(mounts) = &self.mounts else {
-            return Some((inside.to_owned(), None));
+        let mounts = match &self.sees {
+            Sees::Container(mounts) => mounts,
+            Sees::Process { .. } if inside.starts_with('/') => return Some((inside.to_owned(), None)),
+            Sees::Process { directory } => return Some((format!("{}/{inside}", directory.as_ref()?), None)),
         };
         let inside = parts(inside);
         let deepest = mounts
@@ -93,6 +110,11 @@ impl Scheduler {
         Some((format!("/{}", path.join("/")), deepest.kind.clone()))
     }
 
+    /// Return whether kube-scheduler runs in a container.
+    pub(crate) fn in_container(&self) -> bool {
+        matches!(self.sees, Sees::Container(_))
+    }
+
     /// Return how kube-scheduler is made to read its configuration again.
     pub(crate) fn restart(&self) -> &'static str {
         match self.distribution {
@@ -100,7 +122,7 @@ impl Scheduler {
             "rke2" => "systemctl restart rke2-server",
             "k0s" => "systemctl restart k0scontroller",
             "microk8s" => "snap restart microk8s.daemon-kubelite",
-            _ if self.mounts.is_none() => "systemctl restart kube-scheduler",
+            _ if !self.in_container() => "systemctl restart kube-scheduler",
             _ => "restart kube-scheduler (move its manifest out of the directory and back)",
         }
     }
@@ -116,11 +138,13 @@ impl Facts<'_> {
                 let path = format!("{MICROK8S}/args/kube-scheduler");
                 let text = self.text(&path)?.replace("${SNAP_DATA}", MICROK8S);
                 let words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
-                Some(Scheduler::of("microk8s", path, &words, None))
+                Some(Scheduler::of("microk8s", path, &words, Sees::default()))
             })
             .or_else(|| {
                 let (process, words) = self.processes("kube-scheduler").into_iter().next()?;
-                Some(Scheduler::of("kubeadm", format!("/proc/{process}/cmdline"), &words, None))
+                let directory = self.root.link(&format!("/proc/{process}/cwd"));
+                let started_by = format!("/proc/{process}/cmdline");
+                Some(Scheduler::of("kubeadm", started_by, &words, Sees::Process { directory }))
             })
     }
 
@@ -178,8 +202,11 @@ impl Facts<'_> {
                 }
             }
             let is_here = !words.is_empty() || self.exists(server);
-            let mounts = (distribution == "rke2").then_some(mounts);
-            is_here.then(|| Scheduler::of(distribution, started_by, &words, mounts))
+            let sees = match distribution {
+                "rke2" => Sees::Container(mounts),
+                _ => Sees::default(),
+            };
+            is_here.then(|| Scheduler::of(distribution, started_by, &words, sees))
         })
     }
 
@@ -192,7 +219,12 @@ impl Facts<'_> {
         let words = arguments
             .iter()
             .filter_map(|(name, value)| Some(format!("--{name}={}", value.as_str()?)));
-        Some(Scheduler::of("k0s", K0S.to_owned(), &words.collect::<Vec<_>>(), None))
+        Some(Scheduler::of(
+            "k0s",
+            K0S.to_owned(),
+            &words.collect::<Vec<_>>(),
+            Sees::default(),
+        ))
     }
 
     /// Return kube-scheduler's configuration if the file is valid YAML.
@@ -266,6 +298,6 @@ fn of_pod(pod: &Value, path: String, distribution: &'static str) -> Option<Sched
     let image = image.split('@').next().unwrap_or_default();
     Some(Scheduler {
         version: image.rsplit_once(':').map(|(_, tag)| tag.to_owned()),
-        ..Scheduler::of(distribution, path, &words, Some(mounts.collect()))
+        ..Scheduler::of(distribution, path, &words, Sees::Container(mounts.collect()))
     })
 }

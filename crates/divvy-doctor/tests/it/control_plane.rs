@@ -150,6 +150,24 @@ fn the_configuration_is_found_however_a_distribution_starts_kube_scheduler() {
 }
 
 #[test]
+fn a_relative_path_starts_in_the_directory_of_kube_scheduler() {
+    let mut host = with(&[
+        ("/proc/950/comm", "kube-scheduler\n"),
+        ("/proc/950/cmdline", "kube-scheduler\0--config=divvy.yaml\0"),
+        ("/srv/cluster/divvy.yaml", CONFIGURATION),
+    ]);
+    // Without the link, the file is not known: no statement about its extenders.
+    let unknown = facts(&host);
+    assert_eq!(one("K11", &unknown).status, Status::Skip);
+    let line = one("K12", &unknown);
+    assert!(line.found.ends_with("configuration cannot be read (K11)"), "{line:?}");
+    host.files.link("/proc/950/cwd", "/srv/cluster");
+    let line = one("K11", &facts(&host));
+    assert_eq!(line.status, Status::Pass, "{line:?}");
+    assert!(line.found.starts_with("/srv/cluster/divvy.yaml"), "{line:?}");
+}
+
+#[test]
 fn a_kubeconfig_that_kube_scheduler_cannot_read_is_named() {
     let k3s = ("/etc/rancher/k3s/config.yaml", "kube-scheduler-arg: [config=/etc/s.yaml]\n");
     let mut host = with(&[k3s, ("/etc/s.yaml", CONFIGURATION)]);
