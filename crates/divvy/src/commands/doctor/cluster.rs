@@ -13,7 +13,6 @@ use http::StatusCode;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Bytes;
 use serde::de::DeserializeOwned;
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use super::http as question;
@@ -220,18 +219,47 @@ async fn get(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Op
     Err((Some(status), format!("{status}: {words}")))
 }
 
-/// Query the extender for its version, at the address from `--extender` or from kube-scheduler's configuration. If there is no
-/// such address, query it through the API server.
+/// Query the extender for its version: at the address from `--extender`, or else at the address in kube-scheduler's configuration, and each
+/// replica through the API server.
 pub(super) async fn extender(
     args: &DoctorArgs,
     known: Option<String>,
     facts: &Facts<'_>,
     client: Option<kube::Client>,
 ) -> Asked<Extender> {
-    let limit = args.timeout;
-    if let Some(url) = known {
-        return Asked::Answer(direct(&url, limit).await);
+    if let Some(url) = &args.extender {
+        return Asked::Answer(direct(url, args.timeout).await);
     }
+    let called = async {
+        match known {
+            Some(url) => Some(direct(&url, args.timeout).await),
+            None => None,
+        }
+    };
+    let (called, pods) = tokio::join!(called, of_cluster(args, facts, client));
+    agreed(called, pods)
+}
+
+/// Combine the answer at kube-scheduler's address with the answers of the replicas: both must be good. An extender that runs outside of the
+/// cluster has no replicas.
+fn agreed(called: Option<Extender>, pods: Asked<Extender>) -> Asked<Extender> {
+    match (called, pods) {
+        (None, pods) => pods,
+        (Some(called), Asked::Failed(reason)) if called.version.is_err() => Asked::Failed(reason),
+        (Some(called), Asked::Answer(pods)) if called.version.is_ok() => Asked::Answer(match pods.version {
+            Ok(_) => Extender {
+                url: format!("{}, {}", called.url, pods.url),
+                ..pods
+            },
+            Err(_) => pods,
+        }),
+        (Some(called), _) => Asked::Answer(called),
+    }
+}
+
+/// Query the replicas of the chart's extender through the API server.
+async fn of_cluster(args: &DoctorArgs, facts: &Facts<'_>, client: Option<kube::Client>) -> Asked<Extender> {
+    let limit = args.timeout;
     let cluster = match &facts.cluster {
         Asked::Answer(cluster) => cluster,
         Asked::Failed(reason) | Asked::Blocked(reason) => return Asked::Blocked(reason.clone()),
@@ -335,39 +363,46 @@ fn together(answers: Vec<Result<Extender, String>>, left_out: Vec<String>) -> As
     }
 }
 
+/// Query an extender at its address.
 async fn direct(url: &str, limit: Duration) -> Extender {
-    let answer = |version, filter_calls| Extender {
-        url: url.to_owned(),
-        version,
-        filter_calls,
-        left_out: Vec::new(),
+    let client = match client_of(url) {
+        Ok(client) => client,
+        Err(reason) => {
+            return Extender {
+                url: url.to_owned(),
+                version: Err(reason),
+                filter_calls: None,
+                left_out: Vec::new(),
+            };
+        }
     };
-    let Ok(uri) = url.parse::<http::Uri>() else {
-        return answer(Err("this is not a URL".to_owned()), None);
+    let get = async |path: &str| match tokio::time::timeout(limit, get(&client, path, question::LARGEST)).await {
+        Ok(Ok(body)) => Ok(String::from_utf8_lossy(&body).into_owned()),
+        Ok(Err((_, words))) => Err(words),
+        Err(_) => Err(too_long("it", limit)),
     };
-    let Some(host) = uri.host().map(str::to_owned) else {
-        return answer(
-            Err("this is not a URL with a host, such as http://127.0.0.1:32766".to_owned()),
-            None,
-        );
-    };
-    let secure = uri.scheme_str() == Some("https");
-    let port = uri.port_u16().unwrap_or(if secure { 443 } else { 80 });
-    let address = format!("{host}:{port}");
-    if secure {
-        // We have no client certificate, and the extender's CA is known only to kube-scheduler. So check only that the extender accepts connections.
-        return match tokio::time::timeout(limit, TcpStream::connect(&address)).await {
-            Ok(Ok(_)) => answer(Ok("TLS, version not queried".to_owned()), None),
-            Ok(Err(error)) => answer(Err(error.to_string()), None),
-            Err(_) => answer(Err(too_long("it", limit)), None),
-        };
-    }
-    let get = |path: &'static str| question::get(TcpStream::connect(address.clone()), &host, path, limit);
     let (version, metrics) = tokio::join!(get("/version"), get("/metrics"));
-    answer(
-        version.map(|text| text.trim().to_owned()),
-        metrics.ok().map(|text| filter_calls(&text)),
-    )
+    Extender {
+        url: url.to_owned(),
+        version: version.map(|text| text.trim().to_owned()),
+        filter_calls: metrics.ok().map(|text| filter_calls(&text)),
+        left_out: Vec::new(),
+    }
+}
+
+/// Return a client of the extender at a URL. It accepts any certificate, because only kube-scheduler knows the extender's CA, and has none
+/// itself: an extender returns its version to every client.
+fn client_of(url: &str) -> Result<kube::Client, String> {
+    let uri: http::Uri = url.parse().map_err(|_| "this is not a URL".to_owned())?;
+    let parts = (uri.scheme_str(), uri.authority());
+    let (Some(scheme @ ("http" | "https")), Some(authority)) = parts else {
+        return Err("this is not a URL with a host, such as http://127.0.0.1:32766".to_owned());
+    };
+    let base = http::Uri::builder().scheme(scheme).authority(authority.as_str());
+    let base = base.path_and_query("/").build().map_err(|error| error.to_string())?;
+    let mut config = kube::Config::new(base);
+    config.accept_invalid_certs = true;
+    kube::Client::try_from(config).map_err(|error| divvy_kube::in_words(&error))
 }
 
 /// Query an extender's pod through the API server's proxy, as `kubectl get --raw` does. The API server accepts any certificate of
@@ -466,6 +501,35 @@ mod tests {
         let all = |forbidden| RIGHTS.map(|(kind, _)| (kind, unlisted("no answer", forbidden)));
         assert_eq!(sorted_out(&all(false), "kubectl"), Err("no answer".to_owned()));
         assert_eq!(sorted_out(&all(true), "kubectl").map(|said| said.len()), Ok(4));
+    }
+
+    #[test]
+    fn both_the_address_of_kube_scheduler_and_the_replicas_must_answer() {
+        let said = |version: Result<&str, &str>, url: &str| Extender {
+            url: url.to_owned(),
+            version: version.map(str::to_owned).map_err(str::to_owned),
+            filter_calls: Some(2),
+            left_out: Vec::new(),
+        };
+        let (well, away) = (said(Ok("1"), "https://x"), said(Err("refused"), "https://x"));
+        let (pod, ill) = (said(Ok("1"), "pod"), said(Err("ill"), "pod"));
+        let none = Asked::Failed("no replica runs".to_owned());
+        let both = said(Ok("1"), "https://x, pod");
+        for (called, pods, expected) in [
+            (None, Asked::Answer(pod.clone()), Asked::Answer(pod.clone())),
+            (Some(well.clone()), Asked::Answer(pod.clone()), Asked::Answer(both)),
+            (Some(well.clone()), Asked::Answer(ill.clone()), Asked::Answer(ill)),
+            (Some(away.clone()), Asked::Answer(pod), Asked::Answer(away.clone())),
+            (Some(away), none.clone(), none.clone()),
+            (Some(well.clone()), none, Asked::Answer(well.clone())),
+            (
+                Some(well.clone()),
+                Asked::Blocked("forbidden".to_owned()),
+                Asked::Answer(well),
+            ),
+        ] {
+            assert_eq!(agreed(called, pods), expected);
+        }
     }
 
     #[test]
