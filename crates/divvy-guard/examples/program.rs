@@ -44,7 +44,9 @@ fn main() {
         // SAFETY: the libraries have no code that runs at loading.
         unsafe { Library::open(Some(&name), RTLD_NOW | RTLD_LOCAL) }.unwrap_or_else(|error| panic!("{name}: {error}"))
     };
-    let (cuda, real) = (open(), open());
+    // Threads that are not waited for use it, too.
+    let cuda: &'static Library = Box::leak(Box::new(open()));
+    let real = open();
     // Do not lock standard input here: some calls read a line themselves.
     let next = || {
         let mut line = String::new();
@@ -56,14 +58,14 @@ fn main() {
         let name = words.next().expect("a name");
         let words: Vec<&str> = words.collect();
         let number = |index: usize| words.get(index).and_then(|word: &&str| word.parse::<u64>().ok()).unwrap_or(0);
-        let result = run(&cuda, &real, name, &words, &number);
+        let result = run(cuda, &real, name, &words, &number);
         let text: Vec<String> = result.iter().map(u64::to_string).collect();
         println!("{}", text.join(" "));
         std::io::stdout().flush().expect("standard output");
     }
 }
 
-fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn Fn(usize) -> u64) -> Vec<u64> {
+fn run(cuda: &'static Library, real: &Library, name: &str, words: &[&str], number: &dyn Fn(usize) -> u64) -> Vec<u64> {
     let (first, second) = (number(0), number(1));
     let device = first as c_int;
     let mut out = [0_u64; 2];
@@ -119,6 +121,16 @@ fn run(cuda: &Library, real: &Library, name: &str, words: &[&str], number: &dyn 
         "managed" => call!(cuda, b"cuMemAllocManaged"(one => *mut u64, first => u64, 1 => c_uint)),
         "pitch" => call!(cuda, b"cuMemAllocPitch_v2"(one => *mut u64, two => *mut u64, first => u64, second => u64, 4 => c_uint)),
         "free" => call!(cuda, b"cuMemFree_v2"(first => u64)),
+        // In another thread, for which this one does not wait.
+        "free-apart" => {
+            let mut context = 0;
+            call!(cuda, b"cuCtxGetCurrent"(&mut context => *mut u64));
+            std::thread::spawn(move || {
+                assert_eq!(call!(cuda, b"cuCtxSetCurrent"(context => u64)), 0);
+                call!(cuda, b"cuMemFree_v2"(first => u64))
+            });
+            0
+        }
         "info" => call!(cuda, b"cuMemGetInfo_v2"(one => *mut u64, two => *mut u64)),
         "info-free" => call!(cuda, b"cuMemGetInfo_v2"(one => *mut u64, null() => *mut u64)),
         "info-total" => call!(cuda, b"cuMemGetInfo_v2"(null() => *mut u64, two => *mut u64)),

@@ -11,6 +11,8 @@ use crate::process::{Process, process};
 const LARGE: u64 = 1 << 20;
 /// The size that is recorded for memory in a shared page. All other sizes are whole pages.
 const SHARED: u64 = 1;
+/// The numbers of pages are below this power of two: addresses have at most 57 bits, and pages have 2 MiB.
+const PAGE_BITS: u32 = 57 - 21;
 
 /// A GPU that is held to a share.
 pub(crate) struct Held {
@@ -104,9 +106,9 @@ fn charge_of(size: u64) -> u64 {
     if size == SHARED { PAGE } else { size }
 }
 
-/// The page of memory that shares it with others.
+/// The page of memory that shares it with others. Right after memory of one GPU is free, the driver may give its address to memory of another GPU.
 fn page_of(entry: &Entry) -> u64 {
-    entry.key / PAGE
+    (entry.key / PAGE) | u64::from(entry.gpu) << PAGE_BITS
 }
 
 /// Record a handle that was charged.
@@ -122,17 +124,11 @@ pub(crate) fn note(process: &Process, entry: Entry) {
     }
 }
 
-/// Return the charge of a handle.
+/// Return the charge of a handle that the driver does not have any more.
 pub(crate) fn give_back(process: &Process, entry: &Entry) {
-    let was_last = shared_page(entry).is_some_and(|page| process.ledger.leave(Kind::Slab, page));
-    return_charge(process, entry, was_last);
-}
-
-/// Return the charge of a handle that has left its page.
-fn return_charge(process: &Process, entry: &Entry, was_last: bool) {
     let charge = match entry.size {
         _ if entry.is(Kind::Mapping) => 0,
-        SHARED if was_last => PAGE,
+        SHARED if process.ledger.leave(Kind::Slab, page_of(entry)) => PAGE,
         SHARED => 0,
         charge => charge,
     };
@@ -156,45 +152,24 @@ pub(crate) fn free(kind: Kind, key: u64, call: &Call) -> Code {
 /// The same for a call by the guard.
 pub(crate) fn free_by(kind: Kind, key: u64, call: impl FnOnce() -> Code) -> Code {
     let Some(process) = process() else { return call() };
-    // Removed before the driver is called, because another thread can get the same handle right afterwards.
-    let Some((entry, was_last)) = process.ledger.take_from_page(kind, key, shared_page) else {
+    // Removed before the driver is called, because another thread can get the same handle right afterwards. It counts in its page until the driver has freed
+    // it: until then, the driver has the page.
+    let Some(entry) = process.ledger.take(kind, key) else {
         return call();
     };
     let code = call();
-    freed(process, entry, was_last, code);
+    freed(process, entry, code);
     code
-}
-
-/// The page of memory that shares one.
-fn shared_page(entry: &Entry) -> Option<u64> {
-    (entry.size == SHARED).then(|| page_of(entry))
 }
 
 /// Return the charge of what the driver has freed, or record it again if the driver has not.
 #[inline(never)]
-fn freed(process: &Process, entry: Entry, was_last: bool, code: Code) {
+fn freed(process: &Process, entry: Entry, code: Code) {
     if code == SUCCESS {
-        return_charge(process, &entry, was_last);
+        give_back(process, &entry);
     } else {
-        keep(process, entry, was_last);
+        note(process, entry);
     }
-}
-
-/// Record memory again that the driver did not free. `was_last`: its page is still charged for it.
-#[cold]
-fn keep(process: &Process, entry: Entry, was_last: bool) {
-    if entry.size != SHARED {
-        return note(process, entry);
-    }
-    let Ok((is_first, gone)) = process.ledger.insert_in_page(entry, page_of(&entry)) else {
-        return;
-    };
-    // Meanwhile, other threads may have charged the page again, or returned the charge.
-    if let Some(gpu) = gpu_of(process, &entry) {
-        let count = |charged: bool| if charged { PAGE } else { 0 };
-        gpu.adjust(count(was_last), count(is_first));
-    }
-    gone.iter().for_each(|gone| give_back(process, gone));
 }
 
 /// Return the charges of the memory for which `has_ended` returns true, because it ended with its context.

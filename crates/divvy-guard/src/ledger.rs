@@ -213,16 +213,6 @@ impl Ledger {
         })
     }
 
-    /// Remove the record of memory and, if `page` returns the page that it shares, its count there. Return the record, and whether it was the last there.
-    #[inline(never)]
-    pub(crate) fn take_from_page(&self, kind: Kind, key: u64, page: fn(&Entry) -> Option<u64>) -> Option<(Entry, bool)> {
-        self.with(|inner| {
-            let entry = inner.take(kind, key)?;
-            let was_last = page(&entry).is_some_and(|page| inner.leave(Kind::Slab, page));
-            Some((entry, was_last))
-        })
-    }
-
     /// Count a handle once more, or record it. Return whether it is new.
     pub(crate) fn enter(&self, new: Entry) -> Result<bool, NoRoom> {
         self.with(|inner| inner.enter(new))
@@ -392,7 +382,6 @@ mod tests {
         Enter(u64),
         Take(u64),
         Leave(u64),
-        Change(u64),
         Sweep(u64),
     }
 
@@ -404,8 +393,7 @@ mod tests {
             1 => key.clone().prop_map(Call::InsertNew),
             2 => key.clone().prop_map(Call::Enter),
             4 => key.clone().prop_map(Call::Take),
-            2 => key.clone().prop_map(Call::Leave),
-            2 => key.prop_map(Call::Change),
+            4 => key.prop_map(Call::Leave),
             1 => (2..9_u64).prop_map(Call::Sweep),
         ]
     }
@@ -449,14 +437,8 @@ mod tests {
                         let expected = (*count == 1, linear.insert(key, entry(key)));
                         prop_assert_eq!(ledger.insert_in_page(entry(key), page(key)).expect("room"), expected);
                     }
-                    Call::Leave(key) => {
-                        let gone = linear.remove(&key);
-                        let was_last = gone.is_some() && leave(&mut slabs, page(key));
-                        let taken = ledger.take_from_page(Kind::Linear, key, |entry| Some(page(entry.key)));
-                        prop_assert_eq!(taken, gone.map(|entry| (entry, was_last)));
-                    }
                     Call::Take(key) => prop_assert_eq!(ledger.take(Kind::Linear, key), linear.remove(&key)),
-                    Call::Change(key) => prop_assert_eq!(ledger.leave(Kind::Slab, page(key)), leave(&mut slabs, page(key))),
+                    Call::Leave(key) => prop_assert_eq!(ledger.leave(Kind::Slab, page(key)), leave(&mut slabs, page(key))),
                     Call::Sweep(divisor) => {
                         let (mut place, mut gone) = (0, 0);
                         while let Some((next, entry)) = ledger.take_from(place, &|entry, _| entry.is(Kind::Linear) && entry.key % divisor == 0) {

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::codes::{
-    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, UNKNOWN,
+    CONTEXT_IS_DESTROYED, Code, INVALID_CONTEXT, INVALID_DEVICE, NO_DEVICE, NOT_INITIALIZED, NOT_READY, OUT_OF_MEMORY, SUCCESS,
+    UNKNOWN,
 };
 use crate::context::{Context, top};
 use crate::device::Device;
@@ -53,6 +54,7 @@ pub(crate) struct Driver {
 /// Run a symbol that needs no cuInit. A panic becomes CUDA_ERROR_UNKNOWN, because unwinding into C is undefined behavior.
 pub(crate) fn bare(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
     if trace::hangs(name) {
+        trace::log(name, NOT_READY);
         wait_until(u64::MAX);
     }
     let result = match trace::injected(name) {

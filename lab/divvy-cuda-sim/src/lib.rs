@@ -14,7 +14,7 @@
 //! | `DIVVY_CUDA_SIM_VERSION` | the driver's CUDA version, such as `12.4`; the one of the described driver if not set |
 //! | `DIVVY_CUDA_SIM_LOG` | a file that gets a line for each call: PID, symbol, code |
 //! | `DIVVY_CUDA_SIM_FAIL` | calls that fail, such as `cuMemAlloc_v2:3=2,cuInit:*=999`: the third of cuMemAlloc_v2 in a process, each of cuInit. The name of a kernel, such as `fill:2=719`: the launch succeeds, and the context is unusable afterwards |
-//! | `DIVVY_CUDA_SIM_HANG` | calls that never return, and kernels that never end, such as `cuInit:1,fill:*` |
+//! | `DIVVY_CUDA_SIM_HANG` | calls that never return (in the log with `CUDA_ERROR_NOT_READY`), and kernels that never end, such as `cuInit:1,fill:*` |
 //! | `DIVVY_CUDA_SIM_WRONG` | launches that break a byte, such as `fill:3=0+1234`: after the third launch of `fill`, the byte 1234 behind the address in its parameter 0 is inverted; and copies, such as `cuMemcpyDtoDAsync:1=0+5`, by the name of the function without its version: the byte 5 of what was written |
 //! | `DIVVY_CUDA_SIM_SLOW` | by what the times between events are multiplied, such as `10` or `0.1` |
 //! | `DIVVY_CUDA_SIM_ATTRIBUTES` | attributes of each device that are other than described, such as `20=2` for a compute mode |

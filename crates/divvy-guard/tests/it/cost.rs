@@ -113,7 +113,8 @@ fn a_launch_that_was_allowed_takes_few_instructions_and_no_question_to_the_drive
     }
 }
 
-/// The driver is asked for the current context, with which the memory would end, and for the GPU only if there are several.
+/// The driver is asked for the current context, with which the memory would end, and for the GPU only if there are several. Small memory counts in its page
+/// until the driver has freed it, so the table of allocations is locked once more.
 #[test]
 fn an_allocation_takes_no_system_call() {
     for (gpus, driver_calls) in [(1, 2), (2, 3)] {
@@ -135,12 +136,13 @@ fn an_allocation_takes_no_system_call() {
                     other_calls: 0,
                 },
             );
+            let (most, locked) = if bytes == 4096 { (470, 5) } else { (450, 3) };
             assert_costs(
                 &format!("the end of {bytes} bytes"),
                 &freed,
                 &Most {
-                    instructions: 450,
-                    locked: 3,
+                    instructions: most,
+                    locked,
                     driver_calls: 1,
                     other_calls: 0,
                 },

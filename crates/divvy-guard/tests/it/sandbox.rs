@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use divvy_gpu_sim::Ledger;
 use divvy_shadow_testkit::{build, replace, shadow, target};
@@ -23,6 +24,9 @@ pub(crate) const GPUS: [&str; 2] = [
     "GPU-00010203-0405-4607-8809-0a0b0c0d0e0f",
     "GPU-10111213-1415-4617-8819-1a1b1c1d1e1f",
 ];
+
+/// How long a test waits for what must happen.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The library as it ships.
 pub(crate) fn guard() -> &'static [u8] {
@@ -262,6 +266,19 @@ impl Sandbox {
         let log = fs::read_to_string(self.path("calls")).unwrap();
         let refused = log.lines().filter(|line| line.split_whitespace().last() == Some("2"));
         refused.map(str::to_owned).collect()
+    }
+
+    /// Wait until the log of the driver's calls has a line that ends like this.
+    pub(crate) fn logged(&self, end: &str) {
+        let began = Instant::now();
+        while !fs::read_to_string(self.path("calls"))
+            .unwrap()
+            .lines()
+            .any(|line| line.ends_with(end))
+        {
+            assert!(began.elapsed() < PATIENCE, "the driver was not called: {end}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub(crate) fn memory(&self) -> u64 {

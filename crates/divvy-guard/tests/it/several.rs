@@ -39,6 +39,21 @@ fn threads_of_a_process_are_charged_together() {
     assert!(sandbox.slots()[0].denied > 0, "the share was too large for this test");
 }
 
+/// The driver keeps a page until it has freed everything in the page.
+#[test]
+fn a_shared_page_is_charged_while_another_thread_still_frees_memory_in_it() {
+    let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
+    let mut program = sandbox.start_with(&[("DIVVY_CUDA_SIM_HANG", "cuMemFree_v2:1")]);
+    assert_eq!((program.code("init"), program.code("retain 0")), (0, 0));
+    let (first, second) = (program.alloc(1024), program.alloc(1024));
+    assert_eq!(program.code(&format!("free-apart {first}")), 0);
+    sandbox.logged("cuMemFree_v2 600");
+    assert_eq!(program.code(&format!("free {second}")), 0);
+    let has = CONTEXT + 2 * MIB;
+    assert_eq!((sandbox.charged(&program), sandbox.driver_gave(0)), (has, has));
+    program.kill();
+}
+
 /// What is free in a pool can go to another thread before this one comes, so that the pool grows.
 #[test]
 fn threads_that_take_from_a_pool_together_do_not_exceed_the_share() {
