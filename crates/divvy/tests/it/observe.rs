@@ -259,3 +259,135 @@ async fn each_expression_of_the_dashboards_has_data_and_the_containers_memory_ad
     }
     cluster.shutdown().await;
 }
+
+/// The branches of the driver whose lists of processes, library functions, or both differ from those of the last one.
+const DRIVERS: [&str; 5] = ["418.226.00", "450.248.02", "470.256.02", "525.147.05", "550.163.01"];
+
+/// What `nvmlDeviceGetMemoryInfo_v2` says, which drivers have from 510 on.
+const SINCE_510: &str = "DCGM_FI_DEV_FB_RESERVED";
+
+/// The UUID of the GPU of a node.
+fn uuid(index: usize) -> String {
+    format!("GPU-0000000{index}-0000-4000-8000-000000000000")
+}
+
+/// Return the series of an agent, with their values where these do not depend on the time. Names that differ between nodes are replaced.
+fn series(address: &str, path: &str, names: &[(String, &str)]) -> BTreeMap<String, String> {
+    let output = Command::new("curl")
+        .args(["-sSf", "--max-time", "10"])
+        .arg(format!("http://{address}{path}"))
+        .output()
+        .expect("curl");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(series, value)| {
+            let series = names
+                .iter()
+                .fold(series.to_owned(), |text, (from, to)| text.replace(from, to));
+            let is_memory = ["memory", "_FB_", "escape"].iter().any(|part| series.contains(part));
+            let depends_on_time = series.contains("seconds");
+            (
+                series,
+                if is_memory && !depends_on_time {
+                    value.to_owned()
+                } else {
+                    String::new()
+                },
+            )
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn an_older_driver_changes_neither_metrics_nor_escapes() {
+    if !has_guard() {
+        return;
+    }
+    let programs = programs();
+    let nodes = DRIVERS.iter().enumerate().map(|(index, driver)| {
+        let gpu = format!(
+            "model = \"Tesla T4\"\ncc = \"7.5\"\nmemory_mib = 15360\nuuid = \"{}\"\n",
+            uuid(index)
+        );
+        format!("[[node]]\nname = \"n{index}\"\ndriver = \"{driver}\"\n[[node.gpu]]\n{gpu}")
+    });
+    let settings = Settings {
+        drivers: true,
+        gpu_programs: Some(GpuPrograms::beside(&programs.divvy).expect("built")),
+        ..Settings::new(format!("v = 1\n{}", nodes.collect::<String>()), programs)
+    };
+    let mut cluster = Embedded::start(settings).await.expect("the cluster comes up");
+    let mut quiet = Quiet::default();
+    let mut running = Vec::new();
+    for index in 0..DRIVERS.len() {
+        let node = format!("n{index}");
+        cluster.join(&node).await.expect("joined");
+        let mut play = Play::new(&mut cluster, &mut quiet, Duration::ZERO);
+        for (name, mib) in [("within", 1000), ("escaped", 3000)] {
+            let name = format!("{name}-{index}");
+            let share = pod(&name).gpu_mem(2).select(&node);
+            play.create(&share, "asks for 2 GiB").await.expect("created");
+            let (object, reports) = play.started("default", &name).await.expect("it runs");
+            let mut mounts = reports.iter().flat_map(|report| &report.mounts);
+            let library = match mib > 2048 {
+                true => mounts
+                    .find(|path| path.ends_with("/libcuda.so.real"))
+                    .expect("the driver's own library"),
+                false => "libcuda.so.1",
+            };
+            let uid = object.metadata.uid.expect("a UID");
+            let mut program = play
+                .cluster
+                .start_cuda_program(&uid, "main", library)
+                .await
+                .expect("it starts");
+            program.ask("start").await.expect("a context");
+            let answer = program.ask(&format!("allocate {mib}")).await.expect("an answer");
+            assert!(answer.refused.is_none(), "{name}: {answer:?}");
+            running.push(program);
+        }
+    }
+    let mut play = Play::new(&mut cluster, &mut quiet, Duration::ZERO);
+    for index in 0..DRIVERS.len() {
+        for reason in ["GuardAvoided", "GpuMemoryExceeded"] {
+            play.event(&format!("escaped-{index}"), reason, "").await.expect("an event");
+        }
+    }
+    let agents: BTreeMap<String, String> = cluster
+        .metrics()
+        .map(|(node, address)| (node.to_owned(), address.to_string()))
+        .collect();
+    for path in ["/metrics", "/metrics/dcgm"] {
+        let of = |index: usize| {
+            let names = [
+                (uuid(index), "GPU"),
+                (format!("\"n{index}\""), "\"NODE\""),
+                (format!("-{index}\""), "-POD\""),
+                (DRIVERS[index].to_owned(), "DRIVER"),
+            ];
+            series(&agents[&format!("n{index}")], path, &names)
+        };
+        let newest = of(DRIVERS.len() - 1);
+        assert!(newest.len() > 10, "{newest:?}");
+        for (index, driver) in DRIVERS.iter().enumerate() {
+            let mut newest = newest.clone();
+            if driver.starts_with('4') {
+                newest.retain(|series, _| !series.starts_with(SINCE_510));
+            }
+            let found = of(index);
+            let other = |a: &BTreeMap<_, _>, b: &BTreeMap<_, _>| -> Vec<String> {
+                let only = a.iter().filter(|(series, value)| b.get(*series) != Some(*value));
+                only.map(|(series, value)| format!("{series} {value}")).collect()
+            };
+            let differs = (other(&found, &newest), other(&newest, &found));
+            assert!(found == newest, "{driver} {path}: {differs:#?}");
+        }
+    }
+    for program in running {
+        program.end().await.expect("ended");
+    }
+    cluster.shutdown().await;
+}

@@ -181,7 +181,7 @@ impl<C: Cluster> Play<'_, C> {
     }
 
     /// Wait for an event about a pod, and tell the listener.
-    pub(in crate::scenario) async fn event(&mut self, pod: &str, reason: &str, part: &str) -> Result<(), Stop> {
+    pub async fn event(&mut self, pod: &str, reason: &str, part: &str) -> Result<(), Stop> {
         let text = self.event_text(pod, reason, part).await?;
         let about = format!("{NAMESPACE}/{pod}");
         self.step("event", &about, &format!("{reason}: {text}"), Vec::new())
