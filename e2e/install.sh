@@ -193,18 +193,18 @@ with_driver_spec() { # auto or off: agent.driverSpec
 }
 libraries() {
   scene "A driver's container has its root on the node; grants include the driver's libraries without any setting"
-  local file=divvy.dev-driver_nvidia.com-gpu.json
+  local file=divvy.dev-driver_nvidia.com-gpu.json driver; driver=$(driver_of n1 "$MACHINES")
   eventually 30 "the agent's CDI spec is on the node" in_node n1 test -e "/var/run/cdi/$file"
-  check "it names the driver's libraries and the node's devices" says "$(in_node n1 cat "/var/run/cdi/$file")" "/run/nvidia/driver$LIB/libcuda.so.$DRIVER" '"/dev/nvidia0"'
-  eventually 20 "an event of the node says so" event_says DriverSpecMade "was made for driver $DRIVER"
+  check "it names the driver's libraries and the node's devices" says "$(in_node n1 cat "/var/run/cdi/$file")" "/run/nvidia/driver$LIB/nvidia/current/libcuda.so.$driver" '"/dev/nvidia0"'
+  eventually 20 "an event of the node says so" event_says DriverSpecMade "was made for driver $driver"
   create driven 1 "" 0 n1 > /dev/null
   eventually 20 "a pod with the GPU runs" is_running driven
-  check "the driver's library is in its container" says "$(kube logs driven)" "$LIB/libcuda.so.$DRIVER"
-  check "and is the driver's" equals "$(kube exec driven -- /probe cat "$LIB/libcuda.so.$DRIVER")" "libcuda of $DRIVER"
+  check "the driver's library is in its container" says "$(kube logs driven)" "$LIB/nvidia/current/libcuda.so.$driver"
+  check "and is the driver's" equals "$(kube exec driven -- /probe cat "$LIB/libcuda.so.1")" "libcuda of $driver"
   step upgraded "the libraries on the disk, and not the module that is loaded"
   make_libraries n1 560.35.03
   eventually 30 "an event says what is to be done" event_says DriverSpecStale "load the new module, or reboot"
-  make_libraries n1 $DRIVER
+  make_libraries n1 "$driver"
   kube delete pod driven --wait > /dev/null
   with_driver_spec off
   eventually 30 "switched off, the agent removes its spec" in_node n1 test ! -e "/var/run/cdi/$file"

@@ -189,14 +189,27 @@ nvidia_gpus_of() { tables_of "$1" "$2" gpu; }   # NODE MACHINES
 amd_gpus_of() { tables_of "$1" "$2" amd; }      # NODE MACHINES
 intel_gpus_of() { tables_of "$1" "$2" intel; }  # NODE MACHINES
 gpus_of() { echo $(($(nvidia_gpus_of "$1" "$2") + $(amd_gpus_of "$1" "$2") + $(intel_gpus_of "$1" "$2"))); }   # NODE MACHINES
-DRIVER=550.54.15   # the version that the simulated driver's library reports
+# Print the version of the node's driver in the machine description; without one, the simulated driver reports 550.54.15 (crates/divvy-model/src/machine.rs).
+driver_of() { # NODE MACHINES
+  awk -v want="\"$1\"" '/^\[\[node\]\]/ {here = 0} /^name *=/ {here = ($3 == want)} /^driver *=/ && here {gsub("\"", "", $3); version = $3}
+    END {print version ? version : "550.54.15"}' "$2"
+}
 LIB=/usr/lib/x86_64-linux-gnu
-make_libraries() { # NODE VERSION: create the driver's libraries in /run/nvidia/driver, like a driver container
+# Create the driver's libraries in /run/nvidia/driver, like a driver container. n1 has them as Debian's packages install them: in a directory of their own,
+# to which links lead through /etc/alternatives.
+make_libraries() { # NODE VERSION
   in_node "$1" bash -c '
-    find /run/nvidia/driver -mindepth 1 -delete; mkdir -p "$1"
+    find /run/nvidia/driver -mindepth 1 -delete
+    root=/run/nvidia/driver lib=$1 own=$1
+    [ "$3" != n1 ] || own=$lib/nvidia/current
+    mkdir -p "$root$own" "$root/etc/alternatives"
     for name in libcuda libnvidia-ml; do
-      echo "$name of $2" > "$1/$name.so.$2"; ln -s "$name.so.$2" "$1/$name.so.1"
-    done' make "/run/nvidia/driver$LIB" "$2"
+      echo "$name of $2" > "$root$own/$name.so.$2"; ln -s "$name.so.$2" "$root$own/$name.so.1"
+      [ "$own" = "$lib" ] || {
+        alternative=/etc/alternatives/nvidia--$name.so.1-x86_64-linux-gnu
+        ln -s "$own/$name.so.1" "$root$alternative"; ln -s "$alternative" "$root$lib/$name.so.1"
+      }
+    done' make "$LIB" "$2" "$1"
 }
 make_devices() { # NODE MACHINES: create the device nodes and libraries, like the drivers
   [ "$(nvidia_gpus_of "$1" "$2")" = 0 ] || make_nvidia_devices "$1" "$2"
@@ -229,7 +242,7 @@ make_intel_devices() { # NODE MACHINES
 RENDER_GROUP=109   # the group that owns the simulated GPUs' device nodes
 make_nvidia_devices() { # NODE MACHINES
   # A scene puts libraries there that programs can load.
-  in_node "$1" test -e "/run/nvidia/driver$LIB/libcuda.so.$DRIVER" || make_libraries "$1" $DRIVER
+  [ -n "$(in_node "$1" find /run/nvidia/driver -name 'libcuda.so.*' -print -quit)" ] || make_libraries "$1" "$(driver_of "$1" "$2")"
   in_node "$1" bash -c '
     make() { [ -e "$1" ] || mknod -m 666 "$1" c "$2" "$3"; }
     for ((i = 0; i < $1; i++)); do make "/dev/nvidia$i" 195 "$i"; done
@@ -241,7 +254,7 @@ simulated_driver_root() { # NODE MACHINES
   local root=$CLUSTER_DIR/$1/driver-root name i
   rm -rf "$root" && mkdir -p "$root/usr/lib64" "$root/dev"
   cp "$CLUSTER_DIR/sim/libdivvy_nvml_sim.so" "$root/usr/lib64/libnvidia-ml.so.1"
-  for name in libcuda libnvidia-ml; do echo simulated > "$root/usr/lib64/$name.so.$DRIVER"; done
+  for name in libcuda libnvidia-ml; do echo simulated > "$root/usr/lib64/$name.so.$(driver_of "$1" "$2")"; done
   for ((i = 0; i < $(nvidia_gpus_of "$1" "$2"); i++)); do mknod -m 666 "$root/dev/nvidia$i" c 195 "$i"; done
   mknod -m 666 "$root/dev/nvidiactl" c 195 255; mknod -m 666 "$root/dev/nvidia-uvm" c 511 0
   cp "$CLUSTER_DIR/sim/machines.toml" "$root/machines.toml"

@@ -5,8 +5,9 @@ SMOKE=$CLUSTER_DIR/sim/smoke
 # Give the containers of a node the simulated CUDA driver in place of the text files, by a CDI spec of an administrator. The simulated driver does not
 # know which GPU a container was given, so each GPU is described as a separate machine. The GPU BROKEN returns wrong sums.
 simulate_cuda() { # NODE [BROKEN]
+  local driver; driver=$(driver_of "$1" "$MACHINES")
   mkdir -p "$SMOKE"
-  cp "$DIVVY_BIN/libdivvy_cuda_sim.so" "$SMOKE/libcuda.so.$DRIVER"
+  cp "$DIVVY_BIN/libdivvy_cuda_sim.so" "$SMOKE/libcuda.so.$driver"
   kube get node "$1" -o json | python3 -c '
 import json, sys
 directory, driver, lib, broken = sys.argv[1:5]
@@ -38,7 +39,7 @@ mount = lambda host, container: {"hostPath": host, "containerPath": container, "
 real = f"{directory}/libcuda.so.{driver}"
 mounts = [mount(directory, "/sim")] + [mount(real, f"{lib}/libcuda.so.{end}") for end in (driver, "1")]
 print(json.dumps({"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": {"mounts": mounts}}))
-' "$SMOKE" "$DRIVER" "$LIB" "${2:-}" | in_node "$1" tee /etc/cdi/nvidia.json > /dev/null
+' "$SMOKE" "$driver" "$LIB" "${2:-}" | in_node "$1" tee /etc/cdi/nvidia.json > /dev/null
 }
 inventory_of() { kube get node "$1" -o 'jsonpath={.metadata.annotations.divvy\.dev/inventory}'; } # NODE
 uuid_of() { # NODE PLACE-IN-INVENTORY

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use divvy_gpu_sim::Ledger;
+use divvy_host::{Files, Root};
 use divvy_kube::objects::PodObject;
 use divvy_testbed::builders::PodBuilder;
 use divvy_testbed::cuda_program::CudaProgram;
@@ -20,12 +21,9 @@ use tokio::process::Command;
 
 use super::Real;
 
-/// The version of the simulated driver, and where a node has its libraries.
-const LIBRARIES: [(&str, &str); 2] = [
-    ("libcuda.so.550.54.15", "libdivvy_cuda_sim.so"),
-    ("libnvidia-ml.so.550.54.15", "libdivvy_nvml_sim.so"),
-];
-const DIRECTORY: &str = "run/nvidia/driver/usr/lib/x86_64-linux-gnu";
+/// The driver's libraries, and those that simulate them.
+const LIBRARIES: [(&str, &str); 2] = [("libcuda", "libdivvy_cuda_sim.so"), ("libnvidia-ml", "libdivvy_nvml_sim.so")];
+const DRIVER_ROOT: &str = "run/nvidia/driver";
 /// Where a container has the driver's libraries.
 const IN_CONTAINER: &str = "/usr/lib/x86_64-linux-gnu";
 const PROGRAM: &str = "divvy-cuda-program";
@@ -78,17 +76,28 @@ fn programs_in(pod_uid: &str) -> io::Result<BTreeSet<u32>> {
     Ok(found)
 }
 
+/// Return the file of one of the driver's libraries, to which the links below the driver's root lead.
+fn library_in(root: &Path, name: &str) -> io::Result<PathBuf> {
+    let link = format!("{IN_CONTAINER}/{name}.so.1");
+    let files = Files::below(root);
+    let found = Root::open(&files, "/").and_then(|root| root.resolve(&link));
+    let found = found.map(|(file, _)| root.join(file.trim_start_matches('/')));
+    found.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{} has no {link}", root.display())))
+}
+
 impl RunsGpuPrograms for Real {
     fn provide_cuda(&self, node: &str, provide: bool) -> io::Result<()> {
-        let directory = self.directory.join(node).join(DIRECTORY);
+        let root = self.directory.join(node).join(DRIVER_ROOT);
         for (name, library) in LIBRARIES {
-            let next = directory.join(format!("{name}.next"));
+            let file = library_in(&root, name)?;
+            let file_name = file.file_name().unwrap_or_default().to_string_lossy();
+            let next = file.with_file_name(format!("{file_name}.next"));
             match provide {
                 true => std::fs::copy(self.built().join(library), &next).map(drop)?,
                 // As e2e/lib.sh writes it.
-                false => std::fs::write(&next, name.replacen(".so.", " of ", 1) + "\n")?,
+                false => std::fs::write(&next, file_name.replacen(".so.", " of ", 1) + "\n")?,
             }
-            std::fs::rename(next, directory.join(name))?;
+            std::fs::rename(next, file)?;
         }
         std::fs::create_dir_all(self.programs())?;
         std::fs::copy(self.built().join(PROGRAM), self.programs().join(PROGRAM))?;

@@ -13,8 +13,6 @@ use crate::scenario::{Cluster, End, Machine, NodeConfigs, Part, Play, Report, St
 /// Where the libraries are on the node. Real ones come with the agent. `/etc/cdi` is used here because each node has its own.
 const DIRECTORY: &str = "/etc/cdi";
 const LIBRARIES: [&str; 2] = ["/etc/cdi/libdivvy-guard.so", "/etc/cdi/libdivvy-guard-nvml.so"];
-/// Where containers have CUDA's driver library.
-const CUDA: &str = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.15";
 
 /// The machine has one GPU.
 pub(in crate::scenario) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -134,7 +132,9 @@ fn has_guard<C: Cluster>(play: &mut Play<'_, C>, pod: &str, reports: &[Report], 
             .any(|path| path.starts_with("/run/divvy/") && path.ends_with(end))
     };
     let found = ["/libcuda.so.real", "/libnvidia-ml.so.real", "/limits", "/usage"].map(has);
-    let has_library = mounts.iter().any(|path| *path == CUDA);
+    let has_library = mounts
+        .iter()
+        .any(|path| path.contains("/libcuda.so.") && !path.ends_with(".real"));
     let what = match expected {
         true => "has the guard, and its share",
         false => "has the driver's own library",
