@@ -1,6 +1,7 @@
 //! The mounts of the container.
 
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -97,7 +98,11 @@ fn make_place(host: &Path, at: &Path) -> std::io::Result<()> {
     if let Some(directory) = at.parent() {
         fs::create_dir_all(directory)?;
     }
-    File::options().write(true).create(true).truncate(false).open(at).map(drop)
+    // What is there, such as an earlier mount of a device without a driver, may be impossible to open.
+    match File::create_new(at) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made.map(drop),
+    }
 }
 
 /// The kernel refuses it to a user namespace without MS_REC, because that would uncover what the machine has hidden below a mount.

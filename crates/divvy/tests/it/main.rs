@@ -17,6 +17,7 @@ mod ctk_system;
 mod demo;
 mod doctor;
 mod examples;
+mod host_devices;
 mod hostile;
 mod invariants;
 mod kubelet_cases;

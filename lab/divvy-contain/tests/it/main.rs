@@ -106,6 +106,20 @@ fn a_program_has_its_mounts_and_nothing_else_of_the_machine_and_the_machine_has_
     assert_eq!(now, ["changed", "original"]);
 }
 
+/// A device without a driver cannot be opened, and neither can a socket.
+#[test]
+fn what_cannot_be_opened_is_mounted_even_twice() {
+    if !allowed() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let socket = directory.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
+    let mount = ["--mount", text(&socket), "/data/socket"];
+    let found = found_inside(directory.path(), &[mount, mount].concat());
+    assert!(found.contains(&"/data: socket".to_owned()), "{found:?}");
+}
+
 #[test]
 fn a_library_gets_the_link_by_which_programs_load_it() {
     if !allowed() {

@@ -651,7 +651,9 @@ fn pods(engine: &Engine, low_level: &str, without: &[String]) {
         privileged: true,
         ..plain
     };
-    let before = run(low_level, privileged, "privileged");
+    let mut before = run(low_level, privileged, "privileged");
+    // A machine with a GPU may have these itself. Those of the spec take their place.
+    before.retain(|line| !["nvidia0", "nvidiactl"].iter().any(|node| line.ends_with(node)));
     let after = run(
         "nvidia",
         Ask {
