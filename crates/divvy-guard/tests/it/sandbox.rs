@@ -353,11 +353,14 @@ impl Drop for Program {
     }
 }
 
-/// Kill a process that another process has started, and wait until it is gone.
+/// Kill a process that another process has started, and wait until it is gone. Its other threads, such as those of an emulator, may end after the first one,
+/// and have its files until then.
 pub(crate) fn kill_and_wait(pid: u64) {
     let pid = Pid::from_raw(i32::try_from(pid).unwrap());
     kill(pid, Signal::SIGKILL).unwrap();
-    while fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+    let has_threads = || fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1);
+    let runs = || fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "));
+    while runs() || has_threads() {
         std::thread::yield_now();
     }
 }
