@@ -24,7 +24,8 @@ const ABI: i32 = 12_000;
 pub(crate) enum Unusable {
     #[error("{0}")]
     NotLoaded(#[from] libloading::Error),
-    #[error("it has no {0}")]
+    // The newest of the functions without an older form is cuDeviceGetUuid.
+    #[error("it has no {0}: divvy-smoke needs CUDA 9.2 or newer, which NVIDIA's driver has from version 396 on")]
     Lacks(&'static str),
 }
 

@@ -18,15 +18,14 @@
 //! | `DIVVY_CUDA_SIM_WRONG` | launches that break a byte, such as `fill:3=0+1234`: after the third launch of `fill`, the byte 1234 behind the address in its parameter 0 is inverted; and copies, such as `cuMemcpyDtoDAsync:1=0+5`, by the name of the function without its version: the byte 5 of what was written |
 //! | `DIVVY_CUDA_SIM_SLOW` | by what the times between events are multiplied, such as `10` or `0.1` |
 //! | `DIVVY_CUDA_SIM_ATTRIBUTES` | attributes of each device that are other than described, such as `20=2` for a compute mode |
-//! | `DIVVY_CUDA_SIM_MISSING` | functions that `cuGetProcAddress` does not find, such as `cuEventElapsedTime` |
+//! | `DIVVY_CUDA_SIM_MISSING` | symbols that `dlsym` does not find, and functions that `cuGetProcAddress` does not find, such as `cuEventElapsedTime` |
 //! | `DIVVY_CUDA_SIM_CODE` | `unread`: PTX is not executed, as other code never is |
 //! | `DIVVY_CUDA_SIM_KERNEL_NS` | how long a kernel takes, in nanoseconds, in addition to what it does; a kernel whose name ends with `_2000ns` takes 2000, and is not executed |
 //!
 //! # Versions
 //!
-//! `cuGetProcAddress` finds the functions of the driver's version, in the variant of the program's version. `dlsym` finds all symbols, because one
-//! file has one set of them. The program `divvy-cuda-sim` writes a copy of the library that has only the symbols of a version, for `dlsym` as well, and
-//! of these not the ones that its last arguments name.
+//! `cuGetProcAddress` finds the functions of the driver's version, in the variant of the program's version. `dlsym` finds the symbols of the driver's version:
+//! the library removes all others when it is loaded.
 //! The library has 213 of the about 700 symbols of a driver: those that concern memory, contexts, and launches, and what programs need to get there.
 //! It has no `cuGetExportTable`, whose tables are undocumented, so NVIDIA's runtime library does not start on it. Programs that use the driver's library
 //! directly do: numba launches kernels on it.
@@ -82,6 +81,7 @@ mod contents;
 mod context;
 mod device;
 mod driver;
+mod exports;
 mod graph;
 mod lookup;
 mod machine;

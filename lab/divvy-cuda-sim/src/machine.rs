@@ -25,23 +25,9 @@ pub(crate) struct Machine {
 impl Machine {
     /// Read what the environment describes.
     pub(crate) fn load() -> Result<Machine, String> {
-        let path =
-            env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; set it to the path of the machine description")?;
-        let path = PathBuf::from(path);
-        let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let machines = Machines::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-        let node = match env::var("DIVVY_NVML_SIM_NODE") {
-            Ok(name) => machines.node(&name),
-            Err(_) => machines.nodes.first(),
-        };
-        let node = node.ok_or_else(|| format!("{}: the node of DIVVY_NVML_SIM_NODE is not described", path.display()))?;
-        let version = match env::var("DIVVY_CUDA_SIM_VERSION") {
-            Ok(text) => {
-                parse_version(&text).ok_or_else(|| format!("DIVVY_CUDA_SIM_VERSION is {text:?}; write it like \"12.4\""))?
-            }
-            Err(_) => cuda_version(&node.driver),
-        };
-        let gpus: Result<Vec<Gpu>, String> = (0..node.gpus.len()).map(|index| gpu(node, index)).collect();
+        let (node, path) = node()?;
+        let version = version_of(&node)?;
+        let gpus: Result<Vec<Gpu>, String> = (0..node.gpus.len()).map(|index| gpu(&node, index)).collect();
         let gpus = gpus.map_err(|error| format!("{}: {error}", path.display()))?;
         // What is not UTF-8 names no GPU.
         let wanted = env::var_os("CUDA_VISIBLE_DEVICES").map(|list| list.to_string_lossy().into_owned());
@@ -50,6 +36,32 @@ impl Machine {
             cards: visible(&gpus, wanted.as_deref()),
         })
     }
+}
+
+/// Return the CUDA version of the described driver.
+pub(crate) fn version() -> Result<i32, String> {
+    version_of(&node()?.0)
+}
+
+fn version_of(node: &MachineNode) -> Result<i32, String> {
+    match env::var("DIVVY_CUDA_SIM_VERSION") {
+        Ok(text) => parse_version(&text).ok_or_else(|| format!("DIVVY_CUDA_SIM_VERSION is {text:?}; write it like \"12.4\"")),
+        Err(_) => Ok(cuda_version(&node.driver)),
+    }
+}
+
+/// Return the description of this process's node, and the file that has it.
+fn node() -> Result<(MachineNode, PathBuf), String> {
+    let path = env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; set it to the path of the machine description")?;
+    let path = PathBuf::from(path);
+    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let machines = Machines::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+    let node = match env::var("DIVVY_NVML_SIM_NODE") {
+        Ok(name) => machines.node(&name),
+        Err(_) => machines.nodes.first(),
+    };
+    let node = node.ok_or_else(|| format!("{}: the node of DIVVY_NVML_SIM_NODE is not described", path.display()))?;
+    Ok((node.clone(), path))
 }
 
 /// Return a GPU, or what it is divided into.

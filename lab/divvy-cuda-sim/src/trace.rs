@@ -100,9 +100,9 @@ pub(crate) fn wrong(name: &str) -> Option<(usize, u64)> {
     hit(VARIABLE, rules, name).copied()
 }
 
-/// Return the names of a variable that has a list of them.
-pub(crate) fn listed(variable: &str, name: &str) -> bool {
-    env::var(variable).is_ok_and(|text| text.split(',').any(|listed| listed == name))
+/// Report whether the driver must not have a function or a symbol.
+pub(crate) fn is_left_out(name: &str) -> bool {
+    env::var("DIVVY_CUDA_SIM_MISSING").is_ok_and(|text| text.split(',').any(|listed| listed == name))
 }
 
 /// Append a line to the log of calls: PID, name, code. One write makes one line, also if several processes write.

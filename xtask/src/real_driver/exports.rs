@@ -1,4 +1,4 @@
-//! The functions of the simulated NVML.
+//! The functions of the simulated libraries.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,29 +18,33 @@ const FIND: &str =
 pub(crate) fn check(bench: &Bench) -> Result<Found> {
     let mut found = Found::default();
     for driver in &bench.drivers {
-        let simulated = bench.built("libdivvy_nvml_sim.so")?;
-        let all = exports(&simulated)?;
-        let real: BTreeSet<String> = exports(&driver.nvml)?.intersection(&all).cloned().collect();
-        let own = loaded(bench, driver, &simulated, &all)?;
-        let name = |function: &String| format!("{} {function}", driver.branch);
-        for function in &all {
-            let what = match real.contains(function) {
-                true => "is missing in the simulated driver",
-                false => "is in the simulated driver, and not in the real one",
-            };
-            found.note(
-                format!("{} {what}", name(function)),
-                real.contains(function) == own.contains(function),
-            );
+        for (prefix, simulated, real) in [
+            ("nvml", "libdivvy_nvml_sim.so", &driver.nvml),
+            ("cu", "libdivvy_cuda_sim.so", &driver.cuda),
+        ] {
+            let simulated = bench.built(simulated)?;
+            let all = exports(&simulated, prefix)?;
+            let real = exports(real, prefix)?;
+            let own = loaded(bench, driver, &simulated, &all)?;
+            for function in &all {
+                let what = match real.contains(function) {
+                    true => "is missing in the simulated driver",
+                    false => "is in the simulated driver, and not in the real one",
+                };
+                found.note(
+                    format!("{} {function} {what}", driver.branch),
+                    real.contains(function) == own.contains(function),
+                );
+            }
         }
     }
     Ok(found)
 }
 
-/// Return the functions that a library's file has.
-fn exports(library: &Path) -> Result<BTreeSet<String>> {
+/// Return the functions that a library's file has, by the beginning of their names.
+fn exports(library: &Path, prefix: &str) -> Result<BTreeSet<String>> {
     let bytes = std::fs::read(library).with_context(|| format!("{} could not be read", library.display()))?;
-    let names = Elf::of(&bytes).exports().into_iter().filter(|name| name.starts_with("nvml"));
+    let names = Elf::of(&bytes).exports().into_iter().filter(|name| name.starts_with(prefix));
     Ok(names.map(str::to_owned).collect())
 }
 

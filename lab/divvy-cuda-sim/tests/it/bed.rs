@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
@@ -142,10 +142,11 @@ pub(crate) fn nvml() -> PathBuf {
 /// Build a library, and return its path. Cargo does not build a package's dynamic library for the package's tests, and one that was built earlier may
 /// be out of date.
 fn built(package: &str, file: &str) -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_divvy-cuda-sim"));
+    // Such as target/debug/deps/it-0123.
+    let program = std::env::current_exe().expect("this program");
     let (profile, target) = (
-        program.parent().expect("the profile"),
-        program.ancestors().nth(2).expect("the target"),
+        program.ancestors().nth(2).expect("the profile"),
+        program.ancestors().nth(3).expect("the target"),
     );
     let name = match profile.file_name().and_then(|name| name.to_str()).expect("UTF-8") {
         "debug" => "dev",
