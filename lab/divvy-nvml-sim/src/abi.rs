@@ -27,6 +27,7 @@ use crate::sim::{Code, Inner, sim};
 const INVALID_ARGUMENT: Code = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
 const NOT_SUPPORTED: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
 const NOT_FOUND: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
+const VERSION_MISMATCH: Code = ffi::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 const INSUFFICIENT_SIZE: Code = ffi::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
 
 /// Run a symbol's body and return its code. A panic becomes NVML_ERROR_UNKNOWN, because unwinding into C is undefined behavior.

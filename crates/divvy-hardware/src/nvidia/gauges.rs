@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use divvy_model::Vendor;
-use nvml_wrapper::enum_wrappers::device::{self as wrapped, Clock, EccCounter, MemoryError, TemperatureSensor};
+use nvml_wrapper::enum_wrappers::device::{self as wrapped, Clock, EccCounter, MemoryError, MemoryLocation, TemperatureSensor};
 use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
@@ -213,7 +213,12 @@ fn parts(
                 reserved: None,
                 free: bar1.free,
             }),
-            uncorrected_ecc: returned(part.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile))?,
+            // As nvidia-smi does: a MIG device has its own part of the caches, and the rows of the memory are the GPU's.
+            uncorrected_ecc: returned(part.memory_error_counter(
+                MemoryError::Uncorrected,
+                EccCounter::Volatile,
+                MemoryLocation::SRAM,
+            ))?,
             gpm: match instance.filter(is_alone) {
                 Some(instance) => gpm(uuid, Some(instance))?,
                 None => None,

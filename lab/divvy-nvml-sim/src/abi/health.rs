@@ -18,25 +18,52 @@ unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     counter: ffi::nvmlEccCounterType_t,
     count: *mut c_ulonglong,
 ) -> ffi::nvmlReturn_t {
+    // SAFETY: the caller's out parameter.
+    answer(|| unsafe { put(count, errors(device, kind, counter)?) })
+}
+
+/// All errors are those of the GPU's memory.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvmlDeviceGetMemoryErrorCounter(
+    device: ffi::nvmlDevice_t,
+    kind: ffi::nvmlMemoryErrorType_t,
+    counter: ffi::nvmlEccCounterType_t,
+    location: ffi::nvmlMemoryLocation_t,
+    count: *mut c_ulonglong,
+) -> ffi::nvmlReturn_t {
     answer(|| {
-        mig::call_with_part(device, |inner, card, index, part| {
-            let since_start = inner.health(card, index).ecc_errors.ok_or(NOT_SUPPORTED)?;
-            let (corrected, uncorrected) = match counter {
-                _ if part.is_some() => (0, 0),
-                ffi::nvmlEccCounterType_enum_NVML_AGGREGATE_ECC => {
-                    let set = inner.gpu(index).and_then(|changes| changes.gauges.ecc_aggregate);
-                    set.unwrap_or(since_start)
-                }
-                _ => since_start,
-            };
-            let errors = match (kind, counter) {
-                (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_CORRECTED, 0 | 1) => corrected,
-                (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0 | 1) => uncorrected,
-                _ => return Err(INVALID_ARGUMENT),
-            };
-            // SAFETY: the caller's out parameter.
-            unsafe { put(count, errors) }
-        })
+        let errors = errors(device, kind, counter)?;
+        let here = match location {
+            ffi::nvmlMemoryLocation_enum_NVML_MEMORY_LOCATION_DEVICE_MEMORY => errors,
+            ffi::nvmlMemoryLocation_enum_NVML_MEMORY_LOCATION_SRAM => 0,
+            _ => return Err(NOT_SUPPORTED),
+        };
+        // SAFETY: the caller's out parameter.
+        unsafe { put(count, here) }
+    })
+}
+
+/// Return the number of a GPU's ECC errors.
+fn errors(
+    device: ffi::nvmlDevice_t,
+    kind: ffi::nvmlMemoryErrorType_t,
+    counter: ffi::nvmlEccCounterType_t,
+) -> Result<u64, ffi::nvmlReturn_t> {
+    mig::call_with_part(device, |inner, card, index, part| {
+        let since_start = inner.health(card, index).ecc_errors.ok_or(NOT_SUPPORTED)?;
+        let (corrected, uncorrected) = match counter {
+            _ if part.is_some() => (0, 0),
+            ffi::nvmlEccCounterType_enum_NVML_AGGREGATE_ECC => {
+                let set = inner.gpu(index).and_then(|changes| changes.gauges.ecc_aggregate);
+                set.unwrap_or(since_start)
+            }
+            _ => since_start,
+        };
+        match (kind, counter) {
+            (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_CORRECTED, 0 | 1) => Ok(corrected),
+            (ffi::nvmlMemoryErrorType_enum_NVML_MEMORY_ERROR_TYPE_UNCORRECTED, 0 | 1) => Ok(uncorrected),
+            _ => Err(INVALID_ARGUMENT),
+        }
     })
 }
 
