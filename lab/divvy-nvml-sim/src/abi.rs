@@ -80,6 +80,11 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
     Ok(())
 }
 
+/// Return the version field of a structure (nvml.h, `NVML_STRUCT_VERSION`).
+const fn version_of<T>(number: c_uint) -> c_uint {
+    size_of::<T>() as c_uint | number << 24
+}
+
 /// Write a C string into the caller's buffer.
 ///
 /// # Safety

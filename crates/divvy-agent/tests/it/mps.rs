@@ -360,7 +360,9 @@ async fn a_daemon_that_dies_is_withdrawn_and_started_again_with_its_limits() {
     bed.configure(&replicas(2));
     let running = bed.start();
     until("ready", || bed.is_ready()).await;
-    for restart in 2..4 {
+    let limit = "set_default_device_pinned_mem_limit 0 20480M";
+    for _ in 0..2 {
+        let before = bed.count(limit);
         let process = bed.process("nvidia.com/gpu").expect("a process");
         // While the restart fails, nothing says that the resource is served.
         bed.mode("control", "fail");
@@ -369,7 +371,8 @@ async fn a_daemon_that_dies_is_withdrawn_and_started_again_with_its_limits() {
         bed.mode("control", "");
         until("ready again", || bed.is_ready()).await;
         assert!(bed.is_started("nvidia.com/gpu"));
-        assert_eq!(bed.count("set_default_device_pinned_mem_limit 0 20480M"), restart);
+        // On a busy machine, a start may take too long, and is tried again.
+        assert!(bed.count(limit) > before);
     }
     assert_eq!(bed.count("while .started is there"), 0);
     assert_eq!(bed.count("DEFAULT"), 0, "the GPU stays closed while its daemon is wanted");

@@ -7,7 +7,7 @@ use nvml_wrapper_sys::bindings as ffi;
 
 use super::{
     INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, VERSION_MISMATCH, answer, device_call, field, get_text,
-    handle_of, instance, machine_call, mig, put, put_text,
+    handle_of, instance, machine_call, mig, put, put_text, version_of,
 };
 use crate::machine::Pci;
 use crate::sim::sim;
@@ -491,9 +491,4 @@ unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
             unsafe { put(info, third) }
         })
     })
-}
-
-/// Return the version field of a structure (nvml.h, `NVML_STRUCT_VERSION`).
-pub(super) const fn version_of<T>(number: c_uint) -> c_uint {
-    size_of::<T>() as c_uint | number << 24
 }

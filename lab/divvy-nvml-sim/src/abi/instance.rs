@@ -7,8 +7,7 @@ use std::ffi::c_uint;
 use divvy_gpu_sim::mig::{PROFILES, Profile, SMS_OF_SLICE};
 use nvml_wrapper_sys::bindings as ffi;
 
-use super::device::version_of;
-use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, VERSION_MISMATCH, answer, device_call, handle_of, mig, put};
+use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, VERSION_MISMATCH, answer, device_call, handle_of, mig, put, version_of};
 use crate::machine::{Card, MigDevice};
 use crate::sim::Code;
 

@@ -22,7 +22,7 @@ pub(super) async fn containerd_version(program: &str) -> Option<String> {
 /// What containerd answers when it is asked for its configuration.
 pub(super) enum Dump {
     /// What it would use: all its files together.
-    Reads(Configuration),
+    Reads(Box<Configuration>),
     /// It would not start with its files.
     Refuses(anyhow::Error),
     /// It could not be asked.
@@ -54,7 +54,7 @@ pub(super) async fn dump(program: &str, config: &str) -> Dump {
     }
     let said = BTreeMap::from([(config.to_owned(), String::from_utf8_lossy(&output.stdout).into_owned())]);
     match containerd::read(&said, config, containerd::Merge::Keys) {
-        Ok(read) => Dump::Reads(read),
+        Ok(read) => Dump::Reads(Box::new(read)),
         Err(error) => Dump::Refuses(error.into()),
     }
 }
