@@ -22,9 +22,13 @@ const FILES: [(&str, &str); 9] = [
 ];
 
 /// How programs print the number of a CUDA error. The texts of an entry with `codes` are these, for each number.
-const CODES: [&str; 7] = [
+const CODES: [&str; 11] = [
     "cuda error {}",
     "cuda error: {}",
+    "cuda error ({})",
+    "cuda error({})",
+    "cuda error #{}",
+    "cuda driver error {}",
     "cuda error code: {}",
     "cuda failure {}",
     "cuda runtime error ({})",

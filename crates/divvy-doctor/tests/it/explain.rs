@@ -151,6 +151,21 @@ fn an_xid_is_explained_by_its_number_and_the_words_of_its_line() {
 }
 
 #[test]
+fn the_number_of_a_cuda_error_counts_in_every_form() {
+    for (code, text) in [
+        (
+            700,
+            "Exception: Error synchronizing on event: CUDA error (700) at event.cc:12",
+        ),
+        (201, "ERROR: Invalid context (CUDA error #201, x.cpp:3)"),
+        (804, "Cuda driver error 804 in call at file x.cpp"),
+        (46, "CUDA error(46)"),
+    ] {
+        assert_eq!(ids(text), ids(&format!("CUDA error {code}")), "{text}");
+    }
+}
+
+#[test]
 fn no_line_of_nvidia_container_cli_is_unknown() {
     for name in ["nvidia-container-cli", "nvidia-container-cli.real"] {
         for family in [
