@@ -9,7 +9,7 @@ use crate::sim::complain;
 
 /// The functions that some drivers lack, by the first branch that has them. `cargo xtask real-driver` compares them with NVIDIA's libraries of 340 to 555. From
 /// 560 on they are from nvml.h (NVIDIA's packages nvidia-nvml-dev for Python), and those of 510 from the list of changes in its documentation.
-const SINCE: [(u32, &[&str]); 11] = [
+const SINCE: [(u32, &[&str]); 10] = [
     (
         390,
         &[
@@ -88,7 +88,6 @@ const SINCE: [(u32, &[&str]); 11] = [
     (550, &["nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetNumaNodeId"]),
     (555, &["nvmlDeviceGetDriverModel_v2"]),
     (580, &["nvmlDeviceGetAddressingMode"]),
-    (615, &["nvmlDeviceGetMemoryLimits_v1", "nvmlDeviceSetMemoryLimits_v1"]),
 ];
 
 /// Report whether a function is one that the library of a branch lacks.

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use divvy_gpu_sim::branch;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, get_text, mig};
@@ -37,10 +38,18 @@ struct GetLimits {
     used: u64,
 }
 
-/// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none.
+/// The first branch whose library has these functions.
+const FIRST_BRANCH: u32 = 615;
+
+/// Run a call about the limits of a GPU. MIG devices and GPUs in MIG mode have none. The control socket can give them to an older driver, so its library has these
+/// functions, which answer until then as if they were not there.
 fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, LimitMode) -> Result<T, Code>) -> Result<T, Code> {
+    let branch = super::machine_call(|machine| Ok(branch(&machine.driver)))?;
     mig::call_with_part(device, |inner, card, index, part| {
-        let mode = inner.limit_mode().unwrap_or(LimitMode::Misc);
+        let mode = inner
+            .limit_mode()
+            .or((branch >= Some(FIRST_BRANCH)).then_some(LimitMode::Misc));
+        let mode = mode.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND)?;
         match mode == LimitMode::Off || part.is_some() || !card.mig.is_empty() {
             true => Err(NOT_SUPPORTED),
             false => work(inner, card, index, mode),
