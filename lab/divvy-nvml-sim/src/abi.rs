@@ -27,7 +27,6 @@ use crate::sim::{Code, Inner, sim};
 const INVALID_ARGUMENT: Code = ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT;
 const NOT_SUPPORTED: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED;
 const NOT_FOUND: Code = ffi::nvmlReturn_enum_NVML_ERROR_NOT_FOUND;
-const VERSION_MISMATCH: Code = ffi::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 const INSUFFICIENT_SIZE: Code = ffi::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE;
 
 /// Run a symbol's body and return its code. A panic becomes NVML_ERROR_UNKNOWN, because unwinding into C is undefined behavior.
@@ -78,11 +77,6 @@ unsafe fn put<T>(to: *mut T, value: T) -> Result<(), Code> {
     // SAFETY: not null, and valid by this function's contract.
     unsafe { to.write(value) };
     Ok(())
-}
-
-/// Return the version field of a structure (nvml.h, `NVML_STRUCT_VERSION`).
-const fn version_of<T>(number: c_uint) -> c_uint {
-    size_of::<T>() as c_uint | number << 24
 }
 
 /// Write a C string into the caller's buffer.

@@ -213,7 +213,7 @@ fn parts(
                 reserved: None,
                 free: bar1.free,
             }),
-            // As nvidia-smi does: a MIG device has its own part of the caches, and the rows of the memory are the GPU's.
+            // nvidia-smi from 450 to 555 shows this counter for a MIG device (`cargo xtask real-driver`).
             uncorrected_ecc: returned(part.memory_error_counter(
                 MemoryError::Uncorrected,
                 EccCounter::Volatile,

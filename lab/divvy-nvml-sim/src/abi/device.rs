@@ -6,13 +6,14 @@ use std::mem::size_of;
 use nvml_wrapper_sys::bindings as ffi;
 
 use super::{
-    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, VERSION_MISMATCH, answer, device_call, field, get_text,
-    handle_of, instance, machine_call, mig, put, put_text, version_of,
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, field, get_text, handle_of, instance,
+    machine_call, mig, put, put_text,
 };
 use crate::machine::Pci;
 use crate::sim::sim;
 
 const MIB: u64 = 1 << 20;
+const VERSION_MISMATCH: ffi::nvmlReturn_t = ffi::nvmlReturn_enum_NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
 
 /// Lost GPUs count as well, as in a real driver until it is reloaded.
 #[unsafe(no_mangle)]
@@ -491,4 +492,9 @@ unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(
             unsafe { put(info, third) }
         })
     })
+}
+
+/// Return the version field of a structure (nvml.h, `NVML_STRUCT_VERSION`).
+fn version_of<T>(number: c_uint) -> c_uint {
+    size_of::<T>() as c_uint | number << 24
 }

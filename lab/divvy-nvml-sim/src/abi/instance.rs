@@ -7,7 +7,7 @@ use std::ffi::c_uint;
 use divvy_gpu_sim::mig::{PROFILES, Profile, SMS_OF_SLICE};
 use nvml_wrapper_sys::bindings as ffi;
 
-use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, VERSION_MISMATCH, answer, device_call, handle_of, mig, put, version_of};
+use super::{INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, answer, device_call, handle_of, mig, put};
 use crate::machine::{Card, MigDevice};
 use crate::sim::Code;
 
@@ -155,31 +155,6 @@ unsafe extern "C" fn nvmlGpuInstanceGetInfo(
     })
 }
 
-/// Describe a profile of GPU instances.
-fn gpu_profile(card: &Card, number: u32) -> Result<ffi::nvmlGpuInstanceProfileInfo_t, Code> {
-    if !card.is_mig_capable() {
-        return Err(NOT_SUPPORTED);
-    }
-    if number >= NUMBERS {
-        return Err(INVALID_ARGUMENT);
-    }
-    let asked = PROFILES.into_iter().find(|known| known.number == number);
-    let profile = asked.ok_or(NOT_SUPPORTED)?;
-    Ok(ffi::nvmlGpuInstanceProfileInfo_t {
-        id: profile.id,
-        isP2pSupported: 0,
-        sliceCount: profile.slices,
-        instanceCount: 7 / profile.slices,
-        multiprocessorCount: SMS_OF_SLICE * profile.slices,
-        copyEngineCount: profile.copy_engines,
-        decoderCount: profile.decoders,
-        encoderCount: 0,
-        jpegCount: profile.media,
-        ofaCount: profile.media,
-        memorySizeMB: memory(card, profile),
-    })
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
     device: ffi::nvmlDevice_t,
@@ -188,89 +163,29 @@ unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         device_call(device, |_, card, _| {
-            // SAFETY: the caller's out parameter.
-            unsafe { put(info, gpu_profile(card, profile)?) }
-        })
-    })
-}
-
-/// The name of a profile is not simulated.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
-    device: ffi::nvmlDevice_t,
-    profile: c_uint,
-    info: *mut ffi::nvmlGpuInstanceProfileInfo_v2_t,
-) -> ffi::nvmlReturn_t {
-    const SECOND: c_uint = version_of::<ffi::nvmlGpuInstanceProfileInfo_v2_t>(2);
-    const THIRD: c_uint = version_of::<ffi::nvmlGpuInstanceProfileInfo_v3_t>(3);
-    answer(|| {
-        device_call(device, |_, card, _| {
-            let of = gpu_profile(card, profile)?;
-            // SAFETY: the caller's struct begins with its version.
-            match unsafe { info.as_ref() }.ok_or(INVALID_ARGUMENT)?.version {
-                SECOND => {
-                    let found = ffi::nvmlGpuInstanceProfileInfo_v2_t {
-                        version: SECOND,
-                        id: of.id,
-                        isP2pSupported: of.isP2pSupported,
-                        sliceCount: of.sliceCount,
-                        instanceCount: of.instanceCount,
-                        multiprocessorCount: of.multiprocessorCount,
-                        copyEngineCount: of.copyEngineCount,
-                        decoderCount: of.decoderCount,
-                        encoderCount: of.encoderCount,
-                        jpegCount: of.jpegCount,
-                        ofaCount: of.ofaCount,
-                        memorySizeMB: of.memorySizeMB,
-                        name: [0; 96],
-                    };
-                    // SAFETY: the caller's out parameter.
-                    unsafe { put(info, found) }
-                }
-                THIRD => {
-                    let found = ffi::nvmlGpuInstanceProfileInfo_v3_t {
-                        version: THIRD,
-                        id: of.id,
-                        sliceCount: of.sliceCount,
-                        instanceCount: of.instanceCount,
-                        multiprocessorCount: of.multiprocessorCount,
-                        copyEngineCount: of.copyEngineCount,
-                        decoderCount: of.decoderCount,
-                        encoderCount: of.encoderCount,
-                        jpegCount: of.jpegCount,
-                        ofaCount: of.ofaCount,
-                        memorySizeMB: of.memorySizeMB,
-                        name: [0; 96],
-                        capabilities: 0,
-                    };
-                    // SAFETY: the caller's out parameter, which is a struct of this version.
-                    unsafe { put(info.cast(), found) }
-                }
-                _ => Err(VERSION_MISMATCH),
-            }
-        })
-    })
-}
-
-/// Return the GPU instances of a profile.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlDeviceGetGpuInstances(
-    device: ffi::nvmlDevice_t,
-    profile: c_uint,
-    instances: *mut ffi::nvmlGpuInstance_t,
-    count: *mut c_uint,
-) -> ffi::nvmlReturn_t {
-    answer(|| {
-        device_call(device, |_, card, own| {
             if !card.is_mig_capable() {
                 return Err(NOT_SUPPORTED);
             }
-            let mut ids: Vec<u32> = card.mig.iter().map(|device| device.gpu_instance).collect();
-            ids.sort_unstable();
-            ids.dedup();
-            ids.retain(|id| profile_of(card, *id).is_ok_and(|of| of.id == profile));
-            // SAFETY: nvml.h: the array has room for all instances of the profile.
-            unsafe { put_all(count, instances, ids.into_iter().map(|id| gpu_instance(own, id)).collect()) }
+            if profile >= NUMBERS {
+                return Err(INVALID_ARGUMENT);
+            }
+            let asked = PROFILES.into_iter().find(|known| known.number == profile);
+            let profile = asked.ok_or(NOT_SUPPORTED)?;
+            let found = ffi::nvmlGpuInstanceProfileInfo_t {
+                id: profile.id,
+                isP2pSupported: 0,
+                sliceCount: profile.slices,
+                instanceCount: 7 / profile.slices,
+                multiprocessorCount: SMS_OF_SLICE * profile.slices,
+                copyEngineCount: profile.copy_engines,
+                decoderCount: profile.decoders,
+                encoderCount: 0,
+                jpegCount: profile.media,
+                ofaCount: profile.media,
+                memorySizeMB: memory(card, profile),
+            };
+            // SAFETY: the caller's out parameter.
+            unsafe { put(info, found) }
         })
     })
 }
@@ -312,34 +227,6 @@ unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
     })
 }
 
-/// Describe a profile of the compute instances in a GPU instance, which has compute instances of one profile.
-fn compute_profile_info(
-    card: &Card,
-    gpu_instance: u32,
-    number: c_uint,
-    engines: c_uint,
-) -> Result<ffi::nvmlComputeInstanceProfileInfo_t, Code> {
-    if number >= ffi::NVML_COMPUTE_INSTANCE_PROFILE_COUNT || engines != 0 {
-        return Err(INVALID_ARGUMENT);
-    }
-    let slices = compute_slices(card, gpu_instance)?;
-    if number != compute_profile(slices)? {
-        return Err(NOT_SUPPORTED);
-    }
-    let of = profile_of(card, gpu_instance)?;
-    Ok(ffi::nvmlComputeInstanceProfileInfo_t {
-        id: number,
-        sliceCount: slices,
-        instanceCount: of.slices / slices,
-        multiprocessorCount: SMS_OF_SLICE * slices,
-        sharedCopyEngineCount: of.copy_engines,
-        sharedDecoderCount: of.decoders,
-        sharedEncoderCount: 0,
-        sharedJpegCount: of.media,
-        sharedOfaCount: of.media,
-    })
-}
-
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     instance: ffi::nvmlGpuInstance_t,
@@ -349,94 +236,27 @@ unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
 ) -> ffi::nvmlReturn_t {
     answer(|| {
         instance_call(instance.addr(), |card, _, gpu_instance, _| {
-            // SAFETY: the caller's out parameter.
-            unsafe { put(info, compute_profile_info(card, gpu_instance, profile, engines)?) }
-        })
-    })
-}
-
-/// The name of a profile is not simulated.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
-    instance: ffi::nvmlGpuInstance_t,
-    profile: c_uint,
-    engines: c_uint,
-    info: *mut ffi::nvmlComputeInstanceProfileInfo_v2_t,
-) -> ffi::nvmlReturn_t {
-    const SECOND: c_uint = version_of::<ffi::nvmlComputeInstanceProfileInfo_v2_t>(2);
-    const THIRD: c_uint = version_of::<ffi::nvmlComputeInstanceProfileInfo_v3_t>(3);
-    answer(|| {
-        instance_call(instance.addr(), |card, _, gpu_instance, _| {
-            let of = compute_profile_info(card, gpu_instance, profile, engines)?;
-            // SAFETY: the caller's struct begins with its version.
-            let version = unsafe { info.as_ref() }.ok_or(INVALID_ARGUMENT)?.version;
-            if ![SECOND, THIRD].contains(&version) {
-                return Err(VERSION_MISMATCH);
+            if profile >= ffi::NVML_COMPUTE_INSTANCE_PROFILE_COUNT || engines != 0 {
+                return Err(INVALID_ARGUMENT);
             }
-            let found = ffi::nvmlComputeInstanceProfileInfo_v3_t {
-                version,
-                id: of.id,
-                sliceCount: of.sliceCount,
-                instanceCount: of.instanceCount,
-                multiprocessorCount: of.multiprocessorCount,
-                sharedCopyEngineCount: of.sharedCopyEngineCount,
-                sharedDecoderCount: of.sharedDecoderCount,
-                sharedEncoderCount: of.sharedEncoderCount,
-                sharedJpegCount: of.sharedJpegCount,
-                sharedOfaCount: of.sharedOfaCount,
-                name: [0; 96],
-                capabilities: 0,
-            };
-            if version == THIRD {
-                // SAFETY: the caller's out parameter, which is a struct of this version.
-                return unsafe { put(info.cast(), found) };
+            let slices = compute_slices(card, gpu_instance)?;
+            if profile != compute_profile(slices)? {
+                return Err(NOT_SUPPORTED);
             }
-            // SAFETY: the third version is the second one with a field at its end.
-            let second = unsafe {
-                std::ptr::from_ref(&found)
-                    .cast::<ffi::nvmlComputeInstanceProfileInfo_v2_t>()
-                    .read()
+            let of = profile_of(card, gpu_instance)?;
+            let found = ffi::nvmlComputeInstanceProfileInfo_t {
+                id: profile,
+                sliceCount: slices,
+                instanceCount: of.slices / slices,
+                multiprocessorCount: SMS_OF_SLICE * slices,
+                sharedCopyEngineCount: of.copy_engines,
+                sharedDecoderCount: of.decoders,
+                sharedEncoderCount: 0,
+                sharedJpegCount: of.media,
+                sharedOfaCount: of.media,
             };
             // SAFETY: the caller's out parameter.
-            unsafe { put(info, second) }
+            unsafe { put(info, found) }
         })
     })
-}
-
-/// Return the compute instances of a profile.
-#[unsafe(no_mangle)]
-unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
-    instance: ffi::nvmlGpuInstance_t,
-    profile: c_uint,
-    instances: *mut ffi::nvmlComputeInstance_t,
-    count: *mut c_uint,
-) -> ffi::nvmlReturn_t {
-    answer(|| {
-        instance_call(instance.addr(), |card, own, of, _| {
-            let is_it = compute_profile(compute_slices(card, of)?)? == profile;
-            let there = within(card, of).filter(|_| is_it);
-            let found = there
-                .map(|device| compute_instance(own, of, device.compute_instance))
-                .collect();
-            // SAFETY: nvml.h: the array has room for all instances of the profile.
-            unsafe { put_all(count, instances, found) }
-        })
-    })
-}
-
-/// Write all values to the caller's array, and their number.
-///
-/// # Safety
-/// `count` is null or valid, and `to` has room for the list.
-unsafe fn put_all<T>(count: *mut c_uint, to: *mut T, list: Vec<T>) -> Result<(), Code> {
-    if to.is_null() && !list.is_empty() {
-        return Err(INVALID_ARGUMENT);
-    }
-    // SAFETY: this function's contract.
-    unsafe { put(count, list.len() as c_uint)? };
-    for (i, value) in list.into_iter().enumerate() {
-        // SAFETY: this function's contract.
-        unsafe { to.add(i).write(value) };
-    }
-    Ok(())
 }

@@ -370,7 +370,7 @@ async fn direct(url: &str, limit: Duration) -> Extender {
         Err(reason) => {
             return Extender {
                 url: url.to_owned(),
-                version: Err(reason),
+                version: Err(reason.to_string()),
                 filter_calls: None,
                 left_out: Vec::new(),
             };
@@ -390,19 +390,32 @@ async fn direct(url: &str, limit: Duration) -> Extender {
     }
 }
 
+/// The reason why an extender cannot be queried at a URL.
+#[derive(Debug, thiserror::Error)]
+enum NoClient {
+    #[error("this is not a URL: {0}")]
+    Url(#[source] http::uri::InvalidUri),
+    #[error("this is not a URL with a host, such as http://127.0.0.1:32766")]
+    Host,
+    #[error("this is not a URL: {0}")]
+    Base(#[source] http::Error),
+    #[error("{}", divvy_kube::in_words(.0))]
+    Tls(#[source] Box<kube::Error>),
+}
+
 /// Return a client of the extender at a URL. It accepts any certificate, because only kube-scheduler knows the extender's CA, and has none
 /// itself: an extender returns its version to every client.
-fn client_of(url: &str) -> Result<kube::Client, String> {
-    let uri: http::Uri = url.parse().map_err(|_| "this is not a URL".to_owned())?;
+fn client_of(url: &str) -> Result<kube::Client, NoClient> {
+    let uri: http::Uri = url.parse().map_err(NoClient::Url)?;
     let parts = (uri.scheme_str(), uri.authority());
     let (Some(scheme @ ("http" | "https")), Some(authority)) = parts else {
-        return Err("this is not a URL with a host, such as http://127.0.0.1:32766".to_owned());
+        return Err(NoClient::Host);
     };
     let base = http::Uri::builder().scheme(scheme).authority(authority.as_str());
-    let base = base.path_and_query("/").build().map_err(|error| error.to_string())?;
+    let base = base.path_and_query("/").build().map_err(NoClient::Base)?;
     let mut config = kube::Config::new(base);
     config.accept_invalid_certs = true;
-    kube::Client::try_from(config).map_err(|error| divvy_kube::in_words(&error))
+    kube::Client::try_from(config).map_err(|error| NoClient::Tls(Box::new(error)))
 }
 
 /// Query an extender's pod through the API server's proxy, as `kubectl get --raw` does. The API server accepts any certificate of
