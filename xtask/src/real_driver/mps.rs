@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{Bench, Found, place};
 use crate::debian::{find, unpack};
+use crate::ptx::say;
 
 const CONTROL: &str = "nvidia-cuda-mps-control";
 /// How long something may take.
@@ -78,11 +79,24 @@ fn with_limits(node: &Node, branch: &str, found: &mut Found) -> Result<()> {
     };
     let expected = ("25.0".to_owned(), ["10G".to_owned(), "3G".to_owned()]);
     note("its limits are set", limits() == expected);
-    let size = || std::fs::metadata(&node.control_log).map_or(0, |metadata| metadata.len());
+    // The daemon answers before it writes, and two of its threads write. A question that only this program asks marks the end of its questions.
+    let mark = "get_server_list";
+    node.ask(mark)?;
+    let log = || std::fs::read_to_string(&node.control_log).unwrap_or_default();
+    let is_complete = || {
+        let log = log();
+        let count = |what: &str| log.lines().filter(|line| line.ends_with(what)).count();
+        log.contains(mark) && count("Accepting connection...") == count("NEW UI") && count("NEW UI") == count("UI closed")
+    };
+    note("its log has each connection until its end", until(is_complete));
     // Three checks of the supervision.
-    let before = size();
+    let before = log();
     std::thread::sleep(Duration::from_secs(10));
-    note("the daemon's log does not grow", size() == before);
+    let after = log();
+    note("the daemon's log does not grow", after == before);
+    if after != before {
+        say(&format!("{branch}: the log was\n{before}\nand is now\n{after}"));
+    }
     let first = node.daemons();
     kill("-KILL", &first);
     let is_another = || node.is_ready() && node.daemons().iter().any(|pid| !first.contains(pid));
