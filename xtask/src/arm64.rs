@@ -144,10 +144,11 @@ fn inside() -> Result<Command> {
 
 /// Run the tests of packages, print what was skipped, and return how many passed.
 fn test(packages: &[&str]) -> Result<u64> {
-    // Tests compile C for the processor on which they run. What cargo builds for this machine, such as build scripts, it links with the compiler of that name.
+    // Tests compile C for the processor on which they run. What is built for this machine, such as build scripts and their libraries of C, needs its own compiler.
     let tools = directory()?.join("tools");
     std::fs::create_dir_all(&tools).with_context(|| format!("{} could not be made", tools.display()))?;
     let (compiler, own) = (which(&ARM64.compiler())?, which(&Machine::own()?.compiler())?);
+    let own_target = Machine::own()?.target("gnu").replace('-', "_");
     let link = tools.join("cc");
     if std::fs::read_link(&link).is_ok_and(|old| old.as_os_str() != compiler.as_str()) {
         std::fs::remove_file(&link)?;
@@ -170,13 +171,8 @@ fn test(packages: &[&str]) -> Result<u64> {
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         // An environment variable and not an argument, because tests run cargo, too.
         .env("CARGO_BUILD_TARGET", ARM64.target("gnu"))
-        .env(
-            format!(
-                "CARGO_TARGET_{}_LINKER",
-                Machine::own()?.target("gnu").replace('-', "_").to_uppercase()
-            ),
-            own,
-        )
+        .env(format!("CC_{own_target}"), &own)
+        .env(format!("CARGO_TARGET_{}_LINKER", own_target.to_uppercase()), own)
         .env(divvy_skip::EMULATED, ARM64.oci)
         .env(divvy_skip::FILE, record.path())
         .stdout(Stdio::piped());
