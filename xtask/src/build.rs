@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::cargo::{cargo, program, run_cargo};
+use crate::machine::Machine;
 use crate::skips;
 use crate::target_directory::target;
 
@@ -60,23 +61,7 @@ pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
 
 /// Build the guard's libraries as they ship, and put them next to the other programs, under the names that the agent knows.
 pub(crate) fn guard() -> Result<()> {
-    for (package, name) in [
-        ("divvy-guard", "libdivvy-guard.so"),
-        ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
-        ("divvy-guard-audit", "libdivvy-guard-audit.so"),
-    ] {
-        // Each is built alone, because other packages enable features of its dependencies that need the standard library.
-        cargo(&[
-            "build",
-            "--quiet",
-            "--profile",
-            "node",
-            "--package",
-            package,
-            "--features",
-            "shadow",
-        ])?;
-        let built = target().join("node").join(format!("lib{}.so", package.replace('-', "_")));
+    for (name, built) in crate::image::guard(Machine::own()?)? {
         let next = debug_directory().join(format!("{name}.{}", std::process::id()));
         // At once, because another demo may be reading the library.
         std::fs::copy(&built, &next)

@@ -20,8 +20,10 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use crate::build;
 use crate::cargo::run_cargo;
 use crate::machine::{self, Machine, needed};
+use crate::ptx::output;
 
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE] [--arch ARCH] [--fast]
 
@@ -31,8 +33,8 @@ from its /bin. The archive has a second image with the same files, k8s-device-pl
   --name NAME   full image name with tag [default: divvy.dev/divvy:VERSION]
   --out FILE    output file [default: target/divvy-VERSION.tar, and with one architecture target/divvy-VERSION-ARCH.tar]
   --arch ARCH   only for amd64 or arm64
-  --fast        only for this machine, and build all but divvy-runtime, divvy-hook, and divvy-smoke without optimization: for tests; builds faster, makes
-                larger and slower programs
+  --fast        for tests: only for this machine, and with the debug builds of divvy, divvy-agent, and divvy-probe, which are larger and slower, and
+                linked to glibc
 
 Examples:
   cargo xtask image
@@ -85,9 +87,14 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let default_out = file(&machines);
     let (name, out) = (name.unwrap_or(&default_name), Path::new(out.unwrap_or(&default_out)));
 
+    let compression = if is_fast { Compression::fast() } else { Compression::best() };
     let mut layers = Vec::new();
     for machine in machines {
-        layers.push((machine, layer(&files(machine, &build(machine, is_fast)?)?)?));
+        let programs = match is_fast {
+            true => take_debug_builds(machine)?,
+            false => build(machine)?,
+        };
+        layers.push((machine, layer(&files(machine, &programs, is_fast)?, compression)?));
     }
     let image = archive(&layers, name)?;
     if let Some(directory) = out.parent() {
@@ -103,8 +110,13 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     for (machine, layer) in &layers {
         let mib = |bytes: usize| bytes as f64 / 1048576.0;
         let compressed = mib(layer.compressed.len());
+        let limit = if is_fast {
+            String::new()
+        } else {
+            format!(" (at most {MOST_MIB})")
+        };
         say(&format!(
-            "{}: {compressed:.1} MiB compressed (at most {MOST_MIB}), {:.1} MiB unpacked",
+            "{}: {compressed:.1} MiB compressed{limit}, {:.1} MiB unpacked",
             machine.oci,
             mib(layer.size)
         ));
@@ -158,72 +170,106 @@ fn say(text: &str) {
     println!("{text}");
 }
 
-/// Build the programs. They have their own target directory, because their flags differ from those of other builds. Without optimization, if `is_fast`.
-fn build(machine: &Machine, is_fast: bool) -> Result<Programs> {
+/// Build the programs. They have their own target directory, because their flags differ from those of other builds.
+fn build(machine: &Machine) -> Result<Programs> {
     let (static_target, dynamic_target) = (machine.target("musl"), machine.target("gnu"));
     let flags = flags()?;
     // A static program reads its relocations at startup and keeps them in memory: half a MiB per agent, or a few KiB if they are packed.
     let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
-    let (profile, of_nodes) = if is_fast { ("fast", "fast") } else { ("release", "node") };
-    let build = |profile: &str, packages: &str| {
-        let packages = packages.split(' ').flat_map(|package| ["--package", package]);
-        let what: Vec<&str> = ["--no-default-features", "--profile", profile]
-            .into_iter()
-            .chain(packages)
-            .collect();
-        cargo(machine, &static_target, &packed, &what)
-    };
     let directory = directory()?;
     let in_static = |path: &str| directory.join(&static_target).join(path);
-    let built = in_static(&format!("{of_nodes}/divvy-agent"));
-    let agent = if is_fast {
-        // One command, so that the programs share their dependencies. divvy needs the agent's default features.
-        build(profile, "divvy divvy-agent")?;
-        built.clone()
-    } else {
-        build(profile, "divvy")?;
-        build(of_nodes, "divvy-agent")?;
-        let agent = in_static("agent");
-        std::fs::copy(&built, &agent).with_context(|| format!("{} could not be copied", built.display()))?;
-        cargo(
-            machine,
-            &static_target,
-            &packed,
-            &["--profile", of_nodes, "--package", "divvy-agent"],
-        )?;
-        agent
-    };
+    let built = in_static("node/divvy-agent");
+    let what = ["--no-default-features", "--profile"];
     cargo(
         machine,
-        &dynamic_target,
-        &flags,
-        &["--profile", of_nodes, "--package", "divvy-hardware", "--bin", "divvy-probe"],
+        &static_target,
+        &packed,
+        &[&what[..], &["release", "--package", "divvy"]].concat(),
     )?;
-    // Its size is checked, so a fast image has the same one.
     cargo(
         machine,
-        &dynamic_target,
-        &flags,
-        &["--profile", "node", "--package", "divvy-smoke"],
+        &static_target,
+        &packed,
+        &[&what[..], &["node", "--package", "divvy-agent"]].concat(),
     )?;
-    // The libraries run in other programs, so a fast image has the same ones. Each is built alone, because other packages enable features of its
-    // dependencies that need the standard library.
-    for library in ["divvy-guard", "divvy-guard-nvml", "divvy-guard-audit"] {
-        let what = ["--profile", "node", "--package", library, "--features", "shadow"];
-        cargo(machine, &dynamic_target, &flags, &what)?;
-    }
-    build_runtime(machine)?;
+    let agent = in_static("agent");
+    std::fs::copy(&built, &agent).with_context(|| format!("{} could not be copied", built.display()))?;
+    cargo(
+        machine,
+        &static_target,
+        &packed,
+        &["--profile", "node", "--package", "divvy-agent"],
+    )?;
+    let probe = ["--profile", "node", "--package", "divvy-hardware", "--bin", "divvy-probe"];
+    cargo(machine, &dynamic_target, &flags, &probe)?;
     Ok(Programs {
-        divvy: in_static(&format!("{profile}/divvy")),
+        divvy: in_static("release/divvy"),
         agent,
         nvidia: built,
-        probe: directory.join(&dynamic_target).join(of_nodes).join("divvy-probe"),
-        smoke: directory.join(&dynamic_target).join("node/divvy-smoke"),
-        guard: directory.join(&dynamic_target).join("node/libdivvy_guard.so"),
-        guard_nvml: directory.join(&dynamic_target).join("node/libdivvy_guard_nvml.so"),
-        guard_audit: directory.join(dynamic_target).join("node/libdivvy_guard_audit.so"),
-        runtime: in_static("node/divvy-runtime"),
-        hook: in_static("node/divvy-hook"),
+        probe: directory.join(&dynamic_target).join("node/divvy-probe"),
+        in_containers: in_containers(machine)?,
+    })
+}
+
+/// Build what runs in containers, and what each container waits for. An image for tests has the same ones, because their size and their speed are tested.
+fn in_containers(machine: &Machine) -> Result<InContainers> {
+    let dynamic_target = machine.target("gnu");
+    let smoke = ["--profile", "node", "--package", "divvy-smoke"];
+    cargo(machine, &dynamic_target, &flags()?, &smoke)?;
+    let guard = guard(machine)?;
+    build_runtime(machine)?;
+    let of_nodes = |name: &str| Ok::<_, anyhow::Error>(directory()?.join(machine.target("musl")).join("node").join(name));
+    Ok(InContainers {
+        smoke: directory()?.join(dynamic_target).join("node/divvy-smoke"),
+        guard,
+        runtime: of_nodes("divvy-runtime")?,
+        hook: of_nodes("divvy-hook")?,
+    })
+}
+
+/// The guard's libraries: the packages, and the names under which the agent knows them.
+const GUARD: [(&str, &str); 3] = [
+    ("divvy-guard", "libdivvy-guard.so"),
+    ("divvy-guard-nvml", "libdivvy-guard-nvml.so"),
+    ("divvy-guard-audit", "libdivvy-guard-audit.so"),
+];
+
+/// Build the guard's libraries for a kind of machine. Return their names, and where they are.
+pub(crate) fn guard(machine: &Machine) -> Result<BTreeMap<&'static str, PathBuf>> {
+    let target = machine.target("gnu");
+    let mut libraries = BTreeMap::new();
+    for (package, name) in GUARD {
+        // Each is built alone, because other packages enable features of its dependencies that need the standard library.
+        let what = ["--profile", "node", "--package", package, "--features", "shadow"];
+        cargo(machine, &target, &flags()?, &what)?;
+        let file = format!("lib{}.so", package.replace('-', "_"));
+        libraries.insert(name, directory()?.join(&target).join("node").join(file));
+    }
+    Ok(libraries)
+}
+
+/// Take the debug builds of this machine, without their tables of lines. They are linked to glibc, whose parts are in the image for the probe.
+fn take_debug_builds(machine: &Machine) -> Result<Programs> {
+    build::programs()?;
+    let directory = directory()?.join("debug");
+    std::fs::create_dir_all(&directory).with_context(|| format!("{} could not be made", directory.display()))?;
+    let stripped = |name: &str| {
+        let to = directory.join(name);
+        output(
+            Command::new("strip")
+                .arg("-o")
+                .arg(&to)
+                .arg(build::debug_directory().join(name)),
+        )?;
+        Ok::<_, anyhow::Error>(to)
+    };
+    let agent = stripped("divvy-agent")?;
+    Ok(Programs {
+        divvy: stripped("divvy")?,
+        nvidia: agent.clone(),
+        agent,
+        probe: stripped("divvy-probe")?,
+        in_containers: in_containers(machine)?,
     })
 }
 
@@ -273,35 +319,40 @@ struct Programs {
     /// The agent with the programs under NVIDIA's names.
     nvidia: PathBuf,
     probe: PathBuf,
+    in_containers: InContainers,
+}
+
+/// The paths of what runs in containers, or while they start.
+struct InContainers {
     /// What proves that a GPU computes.
     smoke: PathBuf,
-    /// What containers get in the place of CUDA's driver library.
-    guard: PathBuf,
-    /// What containers get in the place of NVML.
-    guard_nvml: PathBuf,
-    /// What has the loaders of containers take these two.
-    guard_audit: PathBuf,
+    /// What containers get in the place of the driver's libraries, by name.
+    guard: BTreeMap<&'static str, PathBuf>,
     runtime: PathBuf,
     hook: PathBuf,
 }
 
 /// Return the image's files: for each path in the image, the path on this machine.
-fn files(
-    machine: &Machine,
-    Programs {
+fn files(machine: &Machine, programs: &Programs, is_fast: bool) -> Result<BTreeMap<String, PathBuf>> {
+    let Programs {
         divvy,
         agent,
         nvidia,
         probe,
-        smoke,
-        guard,
-        guard_nvml,
-        guard_audit,
-        runtime,
-        hook,
-    }: &Programs,
-) -> Result<BTreeMap<String, PathBuf>> {
-    for program in [divvy, agent, nvidia, runtime, hook] {
+        in_containers: InContainers {
+            smoke,
+            guard,
+            runtime,
+            hook,
+        },
+    } = programs;
+    let of_the_image = [divvy.as_path(), agent, nvidia];
+    let statics = [runtime.as_path(), hook];
+    let (linked, statics) = match is_fast {
+        true => ([&of_the_image[..], &[probe, smoke]].concat(), statics.to_vec()),
+        false => (vec![probe.as_path(), smoke], [&of_the_image[..], &statics].concat()),
+    };
+    for program in statics {
         ensure!(
             needed(program)?.is_empty(),
             "{} is not static: it would need a loader and libraries",
@@ -326,10 +377,6 @@ fn files(
         ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("usr/bin/divvy-smoke".to_owned(), smoke.clone()),
-        // Where the agent expects them: in the directory of its program.
-        ("usr/bin/libdivvy-guard.so".to_owned(), guard.clone()),
-        ("usr/bin/libdivvy-guard-nvml.so".to_owned(), guard_nvml.clone()),
-        ("usr/bin/libdivvy-guard-audit.so".to_owned(), guard_audit.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),
         ("bin/divvy-hook".to_owned(), hook.clone()),
         // For `divvy configure` and `divvy doctor` on the node; the same file as above.
@@ -339,7 +386,9 @@ fn files(
         // For the node's administrator; it asks the probe in the same directory.
         ("bin/divvy-smoke".to_owned(), smoke.clone()),
     ]);
-    files.extend(machine.libraries(&[probe, smoke])?);
+    // Where the agent expects them: in the directory of its program.
+    files.extend(guard.iter().map(|(name, path)| (format!("usr/bin/{name}"), path.clone())));
+    files.extend(machine.libraries(&linked)?);
     Ok(files)
 }
 
@@ -351,7 +400,7 @@ struct Layer {
     diff_id: String,
 }
 
-fn layer(files: &BTreeMap<String, PathBuf>) -> Result<Layer> {
+fn layer(files: &BTreeMap<String, PathBuf>, compression: Compression) -> Result<Layer> {
     let mut tar = tar::Builder::new(Vec::new());
     let mut directories = BTreeSet::new();
     for at in files.keys() {
@@ -379,7 +428,7 @@ fn layer(files: &BTreeMap<String, PathBuf>) -> Result<Layer> {
         tar.append_data(&mut header(bytes.len() as u64, 0o755), at, bytes.as_slice())?;
     }
     let plain = tar.into_inner()?;
-    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    let mut gzip = GzEncoder::new(Vec::new(), compression);
     std::io::Write::write_all(&mut gzip, &plain)?;
     Ok(Layer {
         compressed: gzip.finish()?,
@@ -555,7 +604,9 @@ mod tests {
         let files = [("bin/divvy".to_owned(), own)].into();
         for count in 1..=machine::ALL.len() {
             let machines = machine::ALL.iter().take(count);
-            let layers: Vec<_> = machines.map(|machine| (machine, layer(&files).expect("packed"))).collect();
+            let layers: Vec<_> = machines
+                .map(|machine| (machine, layer(&files, Compression::best()).expect("packed")))
+                .collect();
             let bytes = archive(&layers, "divvy.dev/divvy:0.1.0").expect("packed");
             let mut blobs = BTreeMap::new();
             for entry in tar::Archive::new(bytes.as_slice()).entries().expect("a tar") {
@@ -605,7 +656,7 @@ mod tests {
             ("usr/bin/divvy", &other),
         ];
         let files = files.map(|(at, path)| (at.to_owned(), path.clone())).into();
-        let layer = layer(&files).expect("packed");
+        let layer = layer(&files, Compression::best()).expect("packed");
         let mut plain = Vec::new();
         flate2::read::GzDecoder::new(layer.compressed.as_slice())
             .read_to_end(&mut plain)
