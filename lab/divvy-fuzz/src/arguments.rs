@@ -21,17 +21,11 @@ Examples:
 #[derive(Debug, clap::Parser)]
 #[command(name = "fuzz", after_help = AFTER, max_term_width = 140)]
 pub(crate) struct Arguments {
-    /// End after this time; 10 if neither --each nor --until ends it
+    /// End after this time; 10 without --each
     seconds: Option<u64>,
     /// End a target that has had this much processor time
     #[arg(long, value_name = "SECONDS")]
     each: Option<u64>,
-    /// End when this file exists
-    #[arg(long, value_name = "FILE", conflicts_with = "seconds")]
-    until: Option<PathBuf>,
-    /// Processor time that each target gets before SECONDS or --until can end it
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
-    at_least: u64,
     /// Run only these targets; part of a name is enough
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     pub(crate) only: Vec<String>,
@@ -53,34 +47,27 @@ pub(crate) struct Arguments {
 }
 
 /// The conditions that end targets.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Ends {
     /// The wall-clock time after which targets end.
     pub(crate) wall: Option<Duration>,
-    /// The file whose existence ends targets.
-    pub(crate) until: Option<PathBuf>,
     /// The processor time after which a target ends.
     pub(crate) each: Option<Duration>,
-    /// The processor time of each target before `wall` or `until` counts.
-    pub(crate) at_least: Duration,
 }
 
 impl Ends {
-    /// Report whether targets that have had their minimum processor time must end.
-    pub(crate) fn are_reached(&self, began: Instant) -> bool {
-        let wall = self.wall.is_some_and(|wall| began.elapsed() >= wall);
-        wall || self.until.as_ref().is_some_and(|file| file.exists())
+    /// Report whether all targets must end.
+    pub(crate) fn are_reached(self, began: Instant) -> bool {
+        self.wall.is_some_and(|wall| began.elapsed() >= wall)
     }
 }
 
 impl Arguments {
     pub(crate) fn ends(&self) -> Ends {
-        let endless = self.until.is_none() && self.each.is_none();
+        let default = self.each.is_none().then_some(10);
         Ends {
-            wall: self.seconds.or(endless.then_some(10)).map(Duration::from_secs),
-            until: self.until.clone(),
+            wall: self.seconds.or(default).map(Duration::from_secs),
             each: self.each.map(Duration::from_secs),
-            at_least: Duration::from_secs(self.at_least),
         }
     }
 

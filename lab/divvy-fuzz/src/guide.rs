@@ -35,7 +35,7 @@ struct Course<'a> {
 /// Run all targets in turn until each has had its time. An error is about the program or the directory.
 pub(crate) fn fuzz(
     targets: &[Target],
-    ends: &Ends,
+    ends: Ends,
     seed: u64,
     program: &Path,
     corpus: Option<&Path>,
@@ -114,18 +114,17 @@ impl<'a> Course<'a> {
         })
     }
 
-    fn wants(&self, ends: &Ends, began: Instant) -> bool {
+    fn wants(&self, ends: Ends, began: Instant) -> bool {
         !self.broken && !self.turn(ends, began).is_zero()
     }
 
     /// Return the processor time that the target gets before the next one's turn.
-    fn turn(&self, ends: &Ends, began: Instant) -> Duration {
-        let most = match (ends.are_reached(began), ends.each) {
-            (true, each) => ends.at_least.min(each.unwrap_or(Duration::MAX)),
-            (false, Some(each)) => each,
-            (false, None) => self.time + TURN,
-        };
-        most.saturating_sub(self.time).min(TURN)
+    fn turn(&self, ends: Ends, began: Instant) -> Duration {
+        match (ends.are_reached(began), ends.each) {
+            (true, _) => Duration::ZERO,
+            (false, Some(each)) => each.saturating_sub(self.time).min(TURN),
+            (false, None) => TURN,
+        }
     }
 }
 

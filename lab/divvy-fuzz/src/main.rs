@@ -76,8 +76,8 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     let (ends, seed) = (arguments.ends(), arguments.seed());
     println!("seed {seed}");
     match &arguments.guided {
-        Some(program) => guide::fuzz(&sound_seeds, &ends, seed, program, arguments.corpus.as_deref(), &mut complain)?,
-        None => fuzz(sound_seeds, &ends, seed, &mut complain),
+        Some(program) => guide::fuzz(&sound_seeds, ends, seed, program, arguments.corpus.as_deref(), &mut complain)?,
+        None => fuzz(sound_seeds, ends, seed, &mut complain),
     }
     Ok(sound)
 }
@@ -127,19 +127,19 @@ struct Running {
 }
 
 impl Running {
-    fn start(target: Target, ends: &Ends, seed: u64, over: &Arc<AtomicBool>) -> Running {
+    fn start(target: Target, ends: Ends, seed: u64, over: &Arc<AtomicBool>) -> Running {
         let (name, seen) = (target.name, Arc::new(Seen::default()));
-        let (ends, over, shown) = (ends.clone(), Arc::clone(over), Arc::clone(&seen));
+        let (over, shown) = (Arc::clone(over), Arc::clone(&seen));
         // A stack overflow ends the whole program and prints the thread's name.
         let named = thread::Builder::new().name(name.to_owned());
-        let thread = named.spawn(move || trial::run(&target, &ends, seed, &over, &shown));
+        let thread = named.spawn(move || trial::run(&target, ends, seed, &over, &shown));
         let thread = thread.unwrap_or_else(|error| panic!("could not start a thread: {error}"));
         Running { name, thread, seen }
     }
 }
 
 /// Run all targets at once, with inputs of this program's own generator.
-fn fuzz(targets: Vec<Target>, ends: &Ends, seed: u64, complain: &mut impl FnMut(&str)) {
+fn fuzz(targets: Vec<Target>, ends: Ends, seed: u64, complain: &mut impl FnMut(&str)) {
     let (began, over) = (Instant::now(), Arc::new(AtomicBool::new(false)));
     let mut running: Vec<Running> = targets
         .into_iter()

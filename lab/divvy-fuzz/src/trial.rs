@@ -77,14 +77,14 @@ impl Seen {
 
 /// Run a target until it has had its time, or until `over` is set, which ends all targets. The error is the input that broke a
 /// rule.
-pub(crate) fn run(target: &Target, ends: &Ends, seed: u64, over: &AtomicBool, seen: &Seen) -> Result<Tally, Broken> {
+pub(crate) fn run(target: &Target, ends: Ends, seed: u64, over: &AtomicBool, seen: &Seen) -> Result<Tally, Broken> {
     seen.begin();
     let mut corpus: Vec<Vec<u8>> = target.seeds().cloned().collect();
     let kept = corpus.iter().map(|input| 2 * input.len()).max().unwrap_or(0).max(KEPT);
     let (mut chance, mut tally) = (Chance(seed.max(1)), Tally::default());
     loop {
         tally.time = cpu_time();
-        if ends.each.is_some_and(|each| tally.time >= each) || (over.load(Ordering::Relaxed) && tally.time >= ends.at_least) {
+        if ends.each.is_some_and(|each| tally.time >= each) || over.load(Ordering::Relaxed) {
             return Ok(tally);
         }
         let mut input = corpus[chance.below(corpus.len())].clone();
