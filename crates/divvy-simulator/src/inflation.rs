@@ -1,7 +1,5 @@
 use std::collections::BTreeMap;
 
-use divvy_policy::Fragmentation;
-
 use crate::setting::Nodes;
 use crate::size::count;
 use crate::{Order, Setting, Size, Tally, Trace};
@@ -39,9 +37,6 @@ pub struct Inflation {
     /// The GPU capacity in use, by the requested part of the cluster's GPU capacity (0 %, 1 %, 2 %, …), rounded to the nearest
     /// percent. This is the published measure: the mean over all arrivals within that percent.
     pub used: Vec<Percent>,
-    /// FGD's fragmentation by the same percent, if [`Setting::fragments`] is set: the idle GPU capacity that the pods of the list
-    /// cannot use, after the decision about the first pod within that percent.
-    pub fragments: Vec<Percent>,
     /// The capacity in use at the end, in thousandths of a GPU.
     pub used_milli: u64,
     /// The number of pods that were placed.
@@ -72,9 +67,7 @@ impl Inflation {
 /// FGD and `rf` know the mix of the whole list from the start, as in the publication. The other policies know only what has
 /// arrived.
 pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inflation {
-    let setting = setting.into();
-    let mut nodes = Nodes::new(setting, trace, &order.ranks);
-    let mut fragmentation = setting.fragments.then(|| Fragmentation::of(trace.mix().typical()));
+    let mut nodes = Nodes::new(setting.into(), trace, &order.ranks);
     let capacity = trace.capacity_milli().max(1);
     let mut outcome = Inflation::default();
     let mut arrived = 0;
@@ -91,15 +84,10 @@ pub fn inflate(trace: &Trace, order: &Order, setting: impl Into<Setting>) -> Inf
             outcome.first_failure_milli.get_or_insert(arrived);
         }
         let percent = usize::try_from(rounded(100 * arrived, capacity)).unwrap_or(usize::MAX);
-        let first = outcome.used.len() <= percent;
-        if first {
+        if outcome.used.len() <= percent {
             outcome.used.resize(percent + 1, Percent::default());
         }
         outcome.used[percent].add(outcome.used_milli, capacity);
-        if let Some(fragmentation) = fragmentation.as_mut().filter(|_| first) {
-            outcome.fragments.resize(percent + 1, Percent::default());
-            outcome.fragments[percent].add(fragmentation.milli(nodes.placer.nodes()), capacity);
-        }
     }
     outcome
 }

@@ -8,7 +8,6 @@
 //! - [`inflate`]: pods arrive until they request more than the cluster has, and none ends; the result is how much is in use on
 //!   the way
 //! - [`what_if`]: a cluster's own pods, placed again
-//! - [`report`]: plots and pages of the results, as text
 //!
 //! Nothing here opens a file, reads a clock, or draws random numbers without a seed.
 
@@ -19,7 +18,6 @@ mod error;
 mod inflation;
 mod order;
 mod random;
-pub mod report;
 mod setting;
 mod size;
 mod text;

@@ -12,8 +12,6 @@ pub struct Setting {
     pub learn_from: Option<u64>,
     /// Whether pods end, if this is set by hand. `None` lets the policy measure it.
     pub pods_end: Option<bool>,
-    /// Whether fragmentation is measured. This takes about as much time as the decisions.
-    pub fragments: bool,
     /// How a node is chosen from the policy's costs.
     pub choice: Choice,
 }
@@ -33,14 +31,12 @@ pub enum Choice {
 }
 
 impl From<Policy> for Setting {
-    /// Return the default setting: the policy learns from all arrivals, nothing is set by hand, fragmentation is not measured,
-    /// and the best node is chosen.
+    /// Return the default setting: the policy learns from all arrivals, nothing is set by hand, and the best node is chosen.
     fn from(policy: Policy) -> Setting {
         Setting {
             policy,
             learn_from: None,
             pods_end: None,
-            fragments: false,
             choice: Choice::Best,
         }
     }

@@ -5,7 +5,7 @@
 //! - [`audit`]: the input files and the text of `divvy audit`
 //! - [`inspect`], [`why`]: the values that these commands print, and their text
 //! - [`jsonpath`]: kubectl's `-o jsonpath=` and `--sort-by`
-//! - [`simulate`]: runs of the simulator, with their tables and reports
+//! - [`simulate`]: runs of the simulator, with their tables
 //! - [`scheduler_config`]: the text of kube-scheduler's configuration for the extender
 //! - [`version`]: the versions of Divvy's programs in a cluster
 //! - [`uninstall`]: the objects of Divvy in a cluster, and the plan to remove them

@@ -93,8 +93,7 @@ proptest! {
         let theirs = arrivals.iter().map(|at| row(&one.pods[*at].name)).collect();
         let (ours, theirs) = (order(&one, arrivals), order(&other, theirs));
         for policy in Policy::ALL {
-            let setting = Setting { fragments: true, ..Setting::from(policy) };
-            prop_assert_eq!(inflate(&one, &ours, setting), inflate(&other, &theirs, setting), "{}", policy);
+            prop_assert_eq!(inflate(&one, &ours, policy), inflate(&other, &theirs, policy), "{}", policy);
         }
     }
 

@@ -16,7 +16,7 @@ use super::AccessArgs;
 #[command(after_help = "\
 Examples:
   divvy simulate --nodes nodes.csv --pods pods.csv.gz --policy fgd,divvy
-  divvy simulate --nodes nodes.csv --pods pods.csv --policy all --seeds 1-10 --report ./report
+  divvy simulate --nodes nodes.csv --pods pods.csv --policy all --seeds 1-10 -o csv
   divvy simulate --nodes nodes.csv --pods pods_default.csv --order 'orders/default_{seed}.txt.gz' --seeds 42-46
   divvy simulate --nodes nodes.csv --pods pods.csv --load 0.90,0.97 --policy best-fit,fgd,divvy
   divvy simulate --cluster --policy best-fit,divvy
@@ -123,13 +123,10 @@ pub struct SimulateArgs {
     /// Output format
     #[arg(short, long, value_name = "FORMAT", default_value = "table")]
     pub output: SimulateOutput,
-    /// Write an offline page with plots to this directory: index.html, and the plots as SVG
-    #[arg(long, value_name = "DIR")]
-    pub report: Option<PathBuf>,
 }
 
 /// The flags that have no meaning with `--cluster` and `--cluster-dump`.
-const TRACE_ONLY: [&str; 15] = [
+const TRACE_ONLY: [&str; 14] = [
     "choice",
     "pods",
     "repeat_nodes",
@@ -144,7 +141,6 @@ const TRACE_ONLY: [&str; 15] = [
     "history",
     "node_order",
     "jobs",
-    "report",
 ];
 
 /// The nodes that `--add-nodes` adds.

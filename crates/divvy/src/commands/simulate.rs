@@ -14,11 +14,10 @@ use anyhow::Context as _;
 use divvy_simulator::{Choice, Error, Lifetimes, Order, Trace};
 
 use super::progress::Bar;
-use super::{say, write_whole};
 use crate::cli::simulate::{Arrivals, ChoiceOf, Hundredths, Lifetimes as Lives, NodeOrder, SimulateArgs, SimulateOutput};
 use crate::printer;
 use crate::simulate::study::{Arrival, Flow, Numbered, Run, Study};
-use crate::simulate::{plots, text};
+use crate::simulate::text;
 
 /// The largest accepted input file in bytes.
 const LARGEST: u64 = 1 << 30;
@@ -47,7 +46,6 @@ fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
         }),
         policies: args.policy.0.clone(),
         history: args.history,
-        fragments: args.report.is_some(),
         choice: match args.choice {
             ChoiceOf::Best => Choice::Best,
             ChoiceOf::Lot => Choice::Lot,
@@ -58,9 +56,6 @@ fn trace(args: &SimulateArgs, nodes: &Path, pods: &Path) -> anyhow::Result<()> {
     study.check()?;
     let runs = all(&study, args.jobs.map(|jobs| jobs as usize))?;
     let answer = text::answer(&runs, study.trace.capacity_milli());
-    if let Some(directory) = &args.report {
-        report(&study, &runs, directory)?;
-    }
     match args.output {
         SimulateOutput::Json => printer::json(&answer)?,
         SimulateOutput::Csv => printer::print(&text::csv(&answer))?,
@@ -196,59 +191,4 @@ fn all(study: &Study, jobs: Option<usize>) -> Result<Vec<Run>, Error> {
     });
     // Jobs start in order, so every run that was not started follows one that failed, and `collect` returns that error.
     done.into_iter().flatten().collect()
-}
-
-fn report(study: &Study, runs: &[Run], directory: &Path) -> anyhow::Result<()> {
-    let cannot = || format!("the report cannot be written to {}", directory.display());
-    fs::create_dir_all(directory).with_context(cannot)?;
-    let plots = plots::plots(runs);
-    for plot in &plots {
-        write_whole(&directory.join(format!("{}.svg", plot.name)), &plot.svg, 0o644).with_context(cannot)?;
-    }
-    let page = directory.join("index.html");
-    let command = command(std::env::args());
-    write_whole(&page, &plots::page(study, runs, &plots, &command).html(), 0o644).with_context(cannot)?;
-    Ok(say(&format!("wrote the report to {}", page.display()))?)
-}
-
-/// Return the command line with which a user can repeat the runs. `--jobs` is omitted, because it does not affect the result.
-fn command(given: impl Iterator<Item = String>) -> String {
-    let mut words = vec!["divvy".to_owned()];
-    let mut given = given.skip(1);
-    while let Some(word) = given.next() {
-        if word == "--jobs" {
-            given.next();
-        } else if !word.starts_with("--jobs=") {
-            let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./,:=+@%".contains(&byte);
-            words.push(if !word.is_empty() && word.bytes().all(plain) {
-                word
-            } else {
-                format!("'{}'", word.replace('\'', "'\\''"))
-            });
-        }
-    }
-    words.join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::command;
-
-    #[test]
-    fn the_command_can_be_typed_again_and_does_not_say_what_does_not_matter() {
-        let words = [
-            "/usr/bin/divvy",
-            "simulate",
-            "--order",
-            "a_{seed}.gz",
-            "--jobs",
-            "3",
-            "--jobs=4",
-            "it's",
-        ];
-        assert_eq!(
-            command(words.into_iter().map(str::to_owned)),
-            "divvy simulate --order 'a_{seed}.gz' 'it'\\''s'"
-        );
-    }
 }

@@ -64,8 +64,6 @@ pub struct Study {
     pub ranks: Option<Vec<u64>>,
     /// The number of arrivals from which a policy may learn the usual requests. `None` means all arrivals.
     pub history: Option<u64>,
-    /// Whether to measure fragmentation.
-    pub fragments: bool,
     /// The way in which a node is chosen once the policy has computed the costs.
     pub choice: Choice,
 }
@@ -149,7 +147,6 @@ impl Study {
     pub fn run(&self, job: Job) -> Result<Run, Error> {
         let setting = Setting {
             learn_from: self.history,
-            fragments: self.fragments,
             choice: self.choice,
             ..Setting::from(job.policy)
         };

@@ -302,7 +302,7 @@ fn mean_and_spread(values: impl Iterator<Item = Option<f64>>, decimals: usize) -
 }
 
 /// Return the mean, and, for two or more values, the sample standard deviation. `None` if there are no values.
-pub fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
+fn mean_and_deviation(values: &[f64]) -> Option<(f64, Option<f64>)> {
     if values.is_empty() {
         return None;
     }
