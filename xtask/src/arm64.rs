@@ -30,7 +30,7 @@ Needs Debian's packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, and qemu-u
 
 Exit status: 0: everything compiles, and the tests pass; 1: something does not; 77: something that this needs is missing here.";
 
-/// What is shipped, by the C library with which it is shipped (`cargo xtask image`, `cargo xtask krew`): arguments of cargo.
+/// What is shipped, by the C library with which it is shipped (`cargo xtask image`), and what `divvy` has besides on a laptop: arguments of cargo.
 const SHIPPED: [(&str, &str); 2] = [
     (
         "musl",

@@ -15,7 +15,6 @@ mod driver_names;
 mod fuzz;
 mod gpu;
 mod image;
-mod krew;
 mod machine;
 #[cfg(test)]
 mod named;
@@ -56,7 +55,6 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   real-driver       run Divvy with the user-space files of NVIDIA's driver; `cargo xtask real-driver --help`
   arm64 [--fast]    compile for 64-bit Arm what is shipped, and run tests on an emulated processor; `cargo xtask arm64 --help`
   image [FLAGS]     write a container image; `cargo xtask image --help`
-  krew [FLAGS]      write the kubectl plugins in krew's format; `cargo xtask krew --help`
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
   prose             fail on words that .ci/words lists, and on references to files that do not exist
   purity            fail if a crate that must be pure can do I/O, if files import each other in a circle, or if a dependency is unused
@@ -106,7 +104,6 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["suite", rest @ ..] => return suite::run(rest),
         ["web-check", rest @ ..] => return web_check::run(rest),
         ["image", rest @ ..] => image::run(rest)?,
-        ["krew", rest @ ..] => krew::run(rest)?,
         ["purity"] => {
             purity::check()?;
             cycles::check()?;
