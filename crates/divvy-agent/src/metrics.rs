@@ -416,8 +416,8 @@ impl Metrics {
         let mut sheet = Sheet::new(&mut now, &self.allow);
         self.counts.describe(&mut sheet);
         let inventory = core.inventory();
+        describe(&mut sheet, core, &inventory);
         let allocated = allocated(core, &inventory);
-        describe(&mut sheet, core, &inventory, &allocated);
         let allocated = allocated.iter().map(|(uuid, memory)| (uuid.as_str(), *memory));
         gpus::describe(&mut sheet, &inventory, allocated, measured, &self.counts.faults().xids);
         containers::describe(&mut sheet, measured);
@@ -524,26 +524,13 @@ fn allocated(core: &Core, inventory: &Inventory) -> BTreeMap<String, MiB> {
     sums
 }
 
-fn describe(sheet: &mut Sheet<'_>, core: &Core, inventory: &Inventory, allocated: &BTreeMap<String, MiB>) {
-    let held: Family<GpuLabel, Gauge> = Family::default();
-    let shared: Family<GpuLabel, Gauge> = Family::default();
-    let granted: Family<GpuLabel, Gauge> = Family::default();
+fn describe(sheet: &mut Sheet<'_>, core: &Core, inventory: &Inventory) {
     let enforced: Family<MechanismLabel, Gauge> = Family::default();
     for gpu in &inventory.gpus {
-        let label = GpuLabel { gpu: gpu.uuid.clone() };
-        held.get_or_create(&label).set(gauge(gpu.held.0));
         for mechanism in gpu.enforcement.into_iter().flat_map(Enforcement::names) {
             let gpu = gpu.uuid.clone();
             enforced.get_or_create(&MechanismLabel { gpu, mechanism }).set(1);
         }
-        if gpu.is_shared() {
-            let capacity = inventory.unit.memory(gpu.units).map_or(0, |memory| memory.0);
-            shared.get_or_create(&label).set(gauge(capacity));
-        }
-    }
-    for (uuid, memory) in allocated {
-        let label = GpuLabel { gpu: uuid.clone() };
-        granted.get_or_create(&label).set(gauge(memory.0));
     }
     let offers = core.offers().into_iter().map(|spec| {
         let devices = core.devices(spec);
@@ -558,24 +545,9 @@ fn describe(sheet: &mut Sheet<'_>, core: &Core, inventory: &Inventory, allocated
     grants.set(gauge(core.records().count() as u64));
     sheet.register("divvy_agent_grants", "Containers with a grant", grants);
     sheet.register(
-        "divvy_agent_gpu_shared_mebibytes",
-        "The same as divvy_gpu_shared_bytes, in MiB; the next release has it no more",
-        shared,
-    );
-    sheet.register(
-        "divvy_agent_gpu_granted_mebibytes",
-        "The same as divvy_gpu_allocated_bytes, in MiB; the next release has it no more",
-        granted,
-    );
-    sheet.register(
         "divvy_agent_gpu_enforcement",
         "1 for each mechanism that holds pods to their shares of the GPU; a GPU without such a mechanism has no series",
         enforced,
-    );
-    sheet.register(
-        "divvy_agent_gpu_held_mebibytes",
-        "The same as divvy_gpu_held_bytes, in MiB; the next release has it no more",
-        held,
     );
 }
 

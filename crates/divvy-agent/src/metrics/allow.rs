@@ -8,17 +8,14 @@ use prometheus_client::registry::{Metric, Registry};
 use super::dcgm;
 
 /// The names in `/metrics`, as they are written there. A test compares them with docs/reference/metrics.md.
-const NAMES: [&str; 46] = [
+const NAMES: [&str; 43] = [
     "divvy_agent_container_limits_total",
     "divvy_agent_device_ids",
     "divvy_agent_double_handouts_total",
     "divvy_agent_driver_spec_stale",
     "divvy_agent_faults_total",
     "divvy_agent_gpu_enforcement",
-    "divvy_agent_gpu_granted_mebibytes",
     "divvy_agent_gpu_healthy",
-    "divvy_agent_gpu_held_mebibytes",
-    "divvy_agent_gpu_shared_mebibytes",
     "divvy_agent_gpus",
     "divvy_agent_grants",
     "divvy_agent_guarded_pods",

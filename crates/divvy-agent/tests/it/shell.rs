@@ -54,7 +54,7 @@ async fn a_pod_starts_on_the_gpu_of_its_allocation_and_outlives_the_agent() {
     for line in [
         "divvy_agent_grants 1",
         "divvy_agent_gpus{health=\"ok\"} 2",
-        "divvy_agent_gpu_granted_mebibytes{gpu=\"GPU-1\"} 3072",
+        "divvy_gpu_allocated_bytes{uuid=\"GPU-1\"} 3221225472",
         "divvy_agent_pre_start_duration_seconds_count{outcome=\"granted\"} 1",
     ] {
         assert!(text.contains(line), "{line}: {text}");
