@@ -22,8 +22,12 @@ const DIRECTORIES: [&str; 7] = [
     "/usr/lib/wsl/lib",
 ];
 
-/// The paths of glibc's loader on x86-64 and on Arm.
-const LOADERS: [&str; 2] = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+/// The path of glibc's loader for this architecture. A machine may have the loader of another one, too.
+const LOADER: &str = if cfg!(target_arch = "aarch64") {
+    "lib/ld-linux-aarch64.so.1"
+} else {
+    "lib64/ld-linux-x86-64.so.2"
+};
 
 /// `e_machine` of this architecture (elf.h).
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
@@ -97,13 +101,9 @@ pub(crate) fn start(
     runs: impl FnOnce(&Start) -> bool,
 ) -> Start {
     let own = program.parent().unwrap_or(Path::new("/"));
-    let mut beside = LOADERS
-        .iter()
-        .filter_map(|loader| Path::new(loader).file_name())
-        .map(|name| own.join(name));
-    let carried = beside.find(|loader| loader.exists());
-    let mut usual = LOADERS.iter().map(|loader| root.join(loader.trim_start_matches('/')));
-    let machines = usual.find(|loader| loader.exists());
+    let existing = |loader: PathBuf| loader.exists().then_some(loader);
+    let carried = Path::new(LOADER).file_name().and_then(|name| existing(own.join(name)));
+    let machines = existing(root.join(LOADER));
     let with = |loader, carried| with_loader(program, loader, carried, library, library_path);
     match (machines, carried) {
         (machines, None) => with(machines, None),
@@ -238,11 +238,11 @@ mod tests {
             fs::create_dir_all(loader.parent().expect("a directory")).expect("created");
             fs::write(loader, "").expect("written");
         };
-        let machines = root.path().join(LOADERS[0].trim_start_matches('/'));
+        let machines = root.path().join(LOADER);
         make(&machines);
         let machines = with(&machines, "/usr/lib64:/a:/b");
         assert_eq!(start(&program, root.path(), library, named, never), machines);
-        let carried = bin.join("ld-linux-x86-64.so.2");
+        let carried = bin.join(Path::new(LOADER).file_name().expect("a name"));
         make(&carried);
         let carried = with(&carried, &format!("{}:/usr/lib64:/a:/b", bin.display()));
         assert_eq!(
@@ -252,6 +252,21 @@ mod tests {
         assert_eq!(start(&program, root.path(), library, named, |_| false), carried);
         fs::remove_file(&machines.program).expect("removed");
         assert_eq!(start(&program, root.path(), library, named, never), carried);
+    }
+
+    #[test]
+    fn the_loader_of_another_architecture_is_left_alone() {
+        let root = tempfile::tempdir().expect("a directory");
+        let other = if cfg!(target_arch = "aarch64") {
+            "lib64/ld-linux-x86-64.so.2"
+        } else {
+            "lib/ld-linux-aarch64.so.1"
+        };
+        let foreign = root.path().join(other);
+        fs::create_dir_all(foreign.parent().expect("a directory")).expect("created");
+        fs::write(foreign, "").expect("written");
+        let (program, library) = (Path::new("/bin/divvy-smoke"), Path::new("/usr/lib/libcuda.so.1"));
+        assert_eq!(start(program, root.path(), library, None, |_| true).program, program);
     }
 
     #[test]

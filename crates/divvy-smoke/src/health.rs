@@ -190,10 +190,15 @@ mod tests {
     fn a_step_without_a_probe_or_a_gpu_is_skipped_with_the_reason() {
         let gpu = Gpu::default();
         let (probe, second) = (Path::new("/nonexistent/divvy-probe"), Duration::from_secs(1));
+        // Under an emulator, a program that does not exist starts and ends with status 127.
+        let not_started = match divvy_skip::emulated("a program that does not exist is started there") {
+            true => "finds nothing here",
+            false => "could not be started",
+        };
         for (probe, gpu, part) in [
             (None, Some(&gpu), "not in the directory"),
             (Some(probe), None, "no GPU was found in S01"),
-            (Some(probe), Some(&gpu), "could not be started"),
+            (Some(probe), Some(&gpu), not_started),
         ] {
             let outcome = Watch::start(probe, second).end(gpu, second);
             assert!(

@@ -778,7 +778,9 @@ fn a_probe_with_eight_gpus_is_small() {
             .expect("KiB")
     };
     // Pages of files count with their size on disk, which a debug build inflates. The probe's own allocations do not.
-    assert!(kib("RssAnon") <= 4096, "{status}");
+    if !divvy_skip::emulated("the memory of the probe is the emulator's") {
+        assert!(kib("RssAnon") <= 4096, "{status}");
+    }
 }
 
 /// A driver that limits the memory of cgroups, with a GPU that is divided.

@@ -9,20 +9,33 @@ use std::{fs, os::unix::fs::symlink};
 use anyhow::Context as _;
 use divvy_smoke_run::{LOADER, PROGRAM_NAME};
 
-/// The paths of glibc's loader on x86-64 and on Arm, as glibc programs name it.
-const LOADERS: [&str; 2] = ["lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"];
-
-/// Where distributions and Divvy's image have glibc.
-const DIRECTORIES: [&str; 8] = [
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "lib64",
-    "lib",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "usr/lib64",
-    "usr/lib",
-];
+/// The path of glibc's loader, as glibc programs of this architecture name it, and where distributions and Divvy's image have glibc. A machine may have
+/// the C library of another architecture, too.
+const GLIBC: (&str, [&str; 6]) = if cfg!(target_arch = "aarch64") {
+    (
+        "lib/ld-linux-aarch64.so.1",
+        [
+            "lib/aarch64-linux-gnu",
+            "lib64",
+            "lib",
+            "usr/lib/aarch64-linux-gnu",
+            "usr/lib64",
+            "usr/lib",
+        ],
+    )
+} else {
+    (
+        "lib64/ld-linux-x86-64.so.2",
+        [
+            "lib/x86_64-linux-gnu",
+            "lib64",
+            "lib",
+            "usr/lib/x86_64-linux-gnu",
+            "usr/lib64",
+            "usr/lib",
+        ],
+    )
+};
 
 /// The libraries of the program and of the driver's libraries.
 const LIBRARIES: [&str; 7] = [
@@ -54,12 +67,15 @@ impl Carried {
             "{} does not exist; the release and Divvy's image contain it next to divvy",
             program.display()
         );
-        let mut loaders = LOADERS.iter().map(|loader| root.join(loader));
-        let loader = loaders
-            .find(|loader| loader.is_file())
-            .context("this machine has no glibc, which divvy-smoke needs: there is neither /lib64/ld-linux-x86-64.so.2 nor /lib/ld-linux-aarch64.so.1")?;
+        let (loader, directories) = GLIBC;
+        let loader = root.join(loader);
+        anyhow::ensure!(
+            loader.is_file(),
+            "this machine has no glibc, which divvy-smoke needs: {} does not exist",
+            loader.display()
+        );
         let found = LIBRARIES.iter().filter_map(|name| {
-            let mut files = DIRECTORIES.iter().map(|directory| root.join(directory).join(name));
+            let mut files = directories.iter().map(|directory| root.join(directory).join(name));
             files.find(|file| file.is_file())
         });
         Ok(Carried {
