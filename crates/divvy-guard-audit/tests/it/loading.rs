@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use crate::sandbox::{COPY, Got, Sandbox, compile, free, held};
+use divvy_shadow_testkit::compile;
+
+use crate::sandbox::{COPY, Got, Sandbox, free, held};
 
 /// How it is loaded, from where, and with which directories in `LD_LIBRARY_PATH`. `DIR` is the directory of the container.
 type Way<'a> = (&'a [&'a str], &'a str);

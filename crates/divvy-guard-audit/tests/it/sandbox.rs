@@ -2,22 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::path::PathBuf;
+use std::process::{Command, Output};
 
-use divvy_shadow_testkit::{build, replace, shadow, target};
+use divvy_shadow_testkit::{Container, MIB, compile, library, shadow};
 use divvy_share::limits::Limits;
-use divvy_share::usage;
 
-const MIB: u64 = 1 << 20;
-const GPU: &str = "GPU-00010203-0405-4607-8809-0a0b0c0d0e0f";
 /// What a test program asks for: less than the GPU has, and more than the pod's share of it.
 const SHARE: u64 = 1024 * MIB;
-const MACHINE: &str = "v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"575.51.03\"\n[[node.gpu]]\n\
-                       model = \"NVIDIA A100-SXM4-40GB\"\nuuid = \"GPU-00010203-0405-4607-8809-0a0b0c0d0e0f\"\nmemory_mib = 8192\n";
 
 /// The name with which the copy is a file; other names are links to it.
 pub(crate) const COPY: &str = "copy/libcuda.so.580.65.06";
@@ -48,22 +41,7 @@ pub(crate) fn free(real: &str) -> Got {
 
 /// The library as it ships.
 pub(crate) fn audit() -> &'static [u8] {
-    static AUDIT: OnceLock<Vec<u8>> = OnceLock::new();
-    AUDIT.get_or_init(|| shadow("divvy-guard-audit"))
-}
-
-fn guard() -> &'static [u8] {
-    static GUARD: OnceLock<Vec<u8>> = OnceLock::new();
-    GUARD.get_or_init(|| shadow("divvy-guard"))
-}
-
-/// The simulated driver.
-fn driver() -> &'static Path {
-    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
-    DRIVER.get_or_init(|| {
-        build(&["-p", "divvy-cuda-sim"]);
-        target().join("debug/libdivvy_cuda_sim.so")
-    })
+    shadow("divvy-guard-audit")
 }
 
 /// Loads a library in a way (the first argument), and then asks for 2 GiB of the first GPU. Ends with CUDA's code, and prints the files that it has mapped.
@@ -108,67 +86,36 @@ int main(int count, char **words) {
 #endif
 "#;
 
-/// Compile C.
-pub(crate) fn compile(source: &str, to: &Path, arguments: &[&str]) {
-    let mut compiler = Command::new("cc");
-    compiler
-        .args(["-w", "-x", "c", "-", "-x", "none", "-o"])
-        .arg(to)
-        .args(arguments);
-    let mut compiler = compiler.stdin(Stdio::piped()).spawn().unwrap();
-    compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
-    assert!(compiler.wait().unwrap().success(), "{arguments:?}");
-}
-
 /// The files of a container. The driver's library of the node is behind the guard, and `copy` has another one.
 pub(crate) struct Sandbox {
-    directory: tempfile::TempDir,
+    container: Container,
 }
 
 impl Sandbox {
     pub(crate) fn new() -> Self {
-        let root = divvy_share::DIRECTORY;
-        // As long as the path that it replaces.
-        let directory = tempfile::Builder::new()
-            .prefix("a")
-            .rand_bytes(root.len() - 6)
-            .tempdir_in("/tmp")
-            .unwrap();
-        let sandbox = Self { directory };
-        let path = sandbox.text("");
-        let path = path.trim_end_matches('/');
-        for (library, name, texts, count) in [
-            (guard(), "libcuda.so.1", &[root, "/run/divvy/guard"][..], 1),
-            (audit(), "libdivvy-guard-audit.so", &["/run/divvy/guard"][..], 4),
-        ] {
-            let mut bytes = library.to_vec();
-            for text in texts {
-                assert_eq!(replace(&mut bytes, text, path), count, "{name}: {text}");
-            }
-            fs::write(sandbox.path(name), bytes).unwrap();
+        let container = Container::new("a");
+        let node = container.path("node/libcuda.so.575.51.03");
+        container.put_guard("divvy-guard", "libcuda.so", &node);
+        container.install(audit(), "libdivvy-guard-audit.so", &["/run/divvy/guard"], 4);
+        let sandbox = Self { container };
+        for file in [node, sandbox.path(COPY)] {
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::copy(library("divvy-cuda-sim"), file).unwrap();
         }
-        for file in ["node/libcuda.so.575.51.03", COPY] {
-            fs::create_dir_all(sandbox.path(file).parent().unwrap()).unwrap();
-            fs::copy(driver(), sandbox.path(file)).unwrap();
-        }
-        symlink(sandbox.path("node/libcuda.so.575.51.03"), sandbox.path("libcuda.so.real")).unwrap();
         for link in ["copy/libcuda.so.1", "copy/libcuda.so"] {
             symlink(sandbox.path(COPY), sandbox.path(link)).unwrap();
         }
-        fs::create_dir(sandbox.path("ledger")).unwrap();
-        fs::write(sandbox.path("machine.toml"), MACHINE).unwrap();
-        fs::create_dir(sandbox.path(GPU)).unwrap();
+        sandbox.container.describe_machine("575.51.03", 8192 * MIB, &[""]);
         let limits = Limits {
             bytes: SHARE,
             ..Limits::default()
         };
-        fs::write(sandbox.path(GPU).join("limits"), limits.file()).unwrap();
-        fs::write(sandbox.path(GPU).join("usage"), usage::file()).unwrap();
+        sandbox.container.give(0, &limits);
         sandbox
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.container.path(name)
     }
 
     pub(crate) fn text(&self, name: &str) -> String {
@@ -187,14 +134,12 @@ impl Sandbox {
 
     /// A command with the variables that a container has.
     pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = self.container.command(program);
         command
             .current_dir(self.path(""))
             .env_remove("LD_LIBRARY_PATH")
             .env("LD_AUDIT", self.path("libdivvy-guard-audit.so"))
-            .env("GLIBC_TUNABLES", divvy_share::TUNABLES)
-            .env("DIVVY_NVML_SIM", self.path("machine.toml"))
-            .env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));
+            .env("GLIBC_TUNABLES", divvy_share::TUNABLES);
         command
     }
 

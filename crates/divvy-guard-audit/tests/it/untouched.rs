@@ -4,7 +4,9 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::process::{Command, Output};
 
-use crate::sandbox::{COPY, Sandbox, compile, free, said};
+use divvy_shadow_testkit::compile;
+
+use crate::sandbox::{COPY, Sandbox, free, said};
 
 /// Run a command with the library and without.
 fn both(sandbox: &Sandbox, program: &str, arguments: &[&str]) -> [Output; 2] {

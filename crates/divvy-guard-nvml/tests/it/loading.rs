@@ -2,7 +2,9 @@
 
 use std::process::Command;
 
-use crate::sandbox::{MIB, Sandbox, compile, drivers};
+use divvy_shadow_testkit::compile;
+
+use crate::sandbox::{MIB, Sandbox, drivers};
 
 /// A program that is linked with NVML: the loader finds the shadow by the name that NVML has. It returns the GPU's memory in units of 64 MiB.
 const SOURCE: &str = "
@@ -19,7 +21,7 @@ const SOURCE: &str = "
 fn a_program_that_is_linked_with_nvml_sees_the_share() {
     let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB);
     let linked = sandbox.path("linked");
-    compile(SOURCE, &[drivers()[0].to_str().unwrap()], &linked);
+    compile(SOURCE, &linked, &[drivers()[0].to_str().unwrap()]);
     let total = || {
         let mut command = Command::new(&linked);
         command

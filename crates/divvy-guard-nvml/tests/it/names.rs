@@ -16,7 +16,7 @@ fn found(program: &mut Program, name: &str) -> [u64; 2] {
 fn what_is_not_replaced_is_the_drivers() {
     let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
     let mut program = sandbox.start();
-    let driver = std::fs::read(&drivers()[0]).unwrap();
+    let driver = std::fs::read(drivers()[0]).unwrap();
     let names = Elf::of(&driver).exports();
     assert!(names.len() > 50, "{names:?}");
     for name in names {

@@ -2,105 +2,51 @@
 
 use std::ffi::CString;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::{FileExt as _, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
+use std::ops::Deref;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 
-use divvy_shadow_testkit::{build, hide, replace, target};
-use divvy_share::limits::Limits;
-use divvy_share::usage;
+pub(crate) use divvy_shadow_testkit::{CONTEXT, MIB, limits};
+use divvy_shadow_testkit::{Container, GPUS, Worker, compile, example, hide, library};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-pub(crate) const MIB: u64 = 1 << 20;
-/// What a context takes on the simulated GPUs.
-pub(crate) const CONTEXT: u64 = 300 * MIB;
 /// What a process of another pod has of each GPU.
 pub(crate) const FOREIGN: u64 = 500 * MIB;
 pub(crate) const INSUFFICIENT_SIZE: u64 = 7;
 
-/// The third GPU is divided.
-pub(crate) const GPUS: [&str; 3] = [
-    "GPU-00010203-0405-4607-8809-0a0b0c0d0e0f",
-    "GPU-10111213-1415-4617-8819-1a1b1c1d1e1f",
-    "GPU-20212223-2425-4627-8829-2a2b2c2d2e2f",
-];
-
 /// The library as it ships.
 pub(crate) fn shadow() -> &'static [u8] {
-    static SHADOW: OnceLock<Vec<u8>> = OnceLock::new();
-    SHADOW.get_or_init(|| divvy_shadow_testkit::shadow("divvy-guard-nvml"))
-}
-
-fn guard() -> &'static [u8] {
-    static GUARD: OnceLock<Vec<u8>> = OnceLock::new();
-    GUARD.get_or_init(|| divvy_shadow_testkit::shadow("divvy-guard"))
+    divvy_shadow_testkit::shadow("divvy-guard-nvml")
 }
 
 /// The simulated libraries of the driver: NVML and CUDA.
-pub(crate) fn drivers() -> &'static [PathBuf; 2] {
-    static DRIVERS: OnceLock<[PathBuf; 2]> = OnceLock::new();
-    DRIVERS.get_or_init(|| {
-        ["divvy-nvml-sim", "divvy-cuda-sim"].map(|package| {
-            build(&["-p", package]);
-            target().join(format!("debug/lib{}.so", package.replace('-', "_")))
-        })
-    })
-}
-
-/// The program that runs in the container.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        build(&["-p", "divvy-guard-nvml", "--example", "viewer"]);
-        target().join("debug/examples/viewer")
-    })
-}
-
-/// Compile a C program.
-pub(crate) fn compile(source: &str, arguments: &[&str], to: &Path) {
-    let mut compiler = Command::new("cc")
-        .args(["-x", "c", "-", "-x", "none"])
-        .args(arguments)
-        .arg("-o")
-        .arg(to)
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
-    assert!(compiler.wait().unwrap().success());
+pub(crate) fn drivers() -> [&'static Path; 2] {
+    ["divvy-nvml-sim", "divvy-cuda-sim"].map(library)
 }
 
 /// The files of one pod, on a machine with three GPUs.
 pub(crate) struct Sandbox {
-    directory: tempfile::TempDir,
+    container: Container,
     memory: u64,
+}
+
+impl Deref for Sandbox {
+    type Target = Container;
+
+    fn deref(&self) -> &Container {
+        &self.container
+    }
 }
 
 impl Sandbox {
     /// A machine whose GPUs have this much memory; the pod has no share yet.
     pub(crate) fn new(memory: u64) -> Self {
-        let root = divvy_share::DIRECTORY;
-        // As long as the paths that it replaces.
-        let directory = tempfile::Builder::new()
-            .prefix("n")
-            .rand_bytes(root.len() - 6)
-            .tempdir_in("/tmp")
-            .unwrap();
-        let sandbox = Self { directory, memory };
-        let root = sandbox.path("").to_str().unwrap().trim_end_matches('/').to_owned();
-        let libraries = [shadow(), guard()];
-        for ((library, driver), name) in libraries.iter().zip(drivers()).zip(["libnvidia-ml.so", "libcuda.so"]) {
-            let mut library = library.to_vec();
-            for path in [divvy_share::DIRECTORY, "/run/divvy/guard"] {
-                assert_eq!(replace(&mut library, path, &root), 1, "{name}: {path}");
-            }
-            fs::write(sandbox.path(&format!("{name}.1")), library).unwrap();
-            symlink(driver, sandbox.path(&format!("{name}.real"))).unwrap();
-        }
-        fs::create_dir(sandbox.path("ledger")).unwrap();
+        let container = Container::new("n");
+        let [nvml, cuda] = drivers();
+        container.put_guard("divvy-guard-nvml", "libnvidia-ml.so", nvml);
+        container.put_guard("divvy-guard", "libcuda.so", cuda);
+        let sandbox = Self { container, memory };
         sandbox.describe("575.51.03");
         sandbox
     }
@@ -112,28 +58,16 @@ impl Sandbox {
         sandbox
     }
 
-    /// Have a driver of this version.
+    /// Have a driver of this version. The third GPU is divided.
     pub(crate) fn describe(&self, driver: &str) {
-        let gpus: String = GPUS
-            .iter()
-            .zip(["", "", "mig = [{ gpu_instance = 1, compute_instance = 0 }]\n"])
-            .map(|(uuid, mig)| {
-                format!(
-                    "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nuuid = \"{uuid}\"\nmemory_mib = {}\ncontext_mib = {}\n\
-                     processes = [{{ pid = 1, used_mib = {} }}]\n{mig}",
-                    self.memory / MIB,
-                    CONTEXT / MIB,
-                    FOREIGN / MIB
-                )
-            })
-            .collect();
-        let machine = format!("v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"{driver}\"\n{gpus}");
-        fs::write(self.path("machine.toml"), machine).unwrap();
+        let whole = format!("processes = [{{ pid = 1, used_mib = {} }}]\n", FOREIGN / MIB);
+        let divided = format!("{whole}mig = [{{ gpu_instance = 1, compute_instance = 0 }}]\n");
+        self.describe_machine(driver, self.memory, &[whole.as_str(), whole.as_str(), divided.as_str()]);
     }
 
     /// Have a driver without these functions.
     pub(crate) fn without(&self, functions: &[&str]) {
-        let mut library = fs::read(&drivers()[0]).unwrap();
+        let mut library = fs::read(drivers()[0]).unwrap();
         hide(&mut library, functions);
         let real = self.path("libnvidia-ml.so.real");
         fs::remove_file(&real).unwrap();
@@ -152,31 +86,7 @@ impl Sandbox {
             {functions}",
             GPUS[0]
         );
-        compile(&source, &["-shared", "-fPIC"], &real);
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    pub(crate) fn file(&self, gpu: usize, name: &str) -> PathBuf {
-        self.path(GPUS[gpu]).join(name)
-    }
-
-    /// Make the two files of a share.
-    pub(crate) fn give(&self, gpu: usize, limits: &Limits) {
-        fs::create_dir_all(self.path(GPUS[gpu])).unwrap();
-        fs::write(self.file(gpu, "limits"), limits.file()).unwrap();
-        fs::write(self.file(gpu, "usage"), usage::file()).unwrap();
-    }
-
-    /// Change the limits, as the agent does.
-    pub(crate) fn change(&self, limits: &Limits) {
-        let path = self.file(0, "limits");
-        let (generation, _) = Limits::from_bytes(&fs::read(&path).unwrap()).unwrap();
-        let (offset, copy) = limits.copy(generation + 1);
-        let file = fs::File::options().write(true).open(path).unwrap();
-        file.write_all_at(&copy, offset).unwrap();
+        compile(&source, &real, &["-shared", "-fPIC"]);
     }
 
     /// Be a process of the pod: own a slot of the first GPU with this content.
@@ -210,18 +120,12 @@ impl Sandbox {
     }
 
     fn start_on(&self, library: &str) -> Program {
-        let mut command = Command::new(program());
+        let mut command = self.command(example("divvy-guard-nvml", "viewer"));
         command
             .args([library, "libnvidia-ml.so.real", "libcuda.so.1"].map(|name| self.path(name)))
-            .env("DIVVY_NVML_SIM", self.path("machine.toml"))
-            .env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"))
             // On a machine with a MIG device, CUDA shows nothing else otherwise.
-            .env("CUDA_VISIBLE_DEVICES", "0,1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Program { child, input, output }
+            .env("CUDA_VISIBLE_DEVICES", "0,1");
+        Program(Worker::start(&mut command))
     }
 
     /// A program that has initialized NVML.
@@ -237,15 +141,6 @@ impl Sandbox {
         assert_eq!(program.code("cuda"), 0);
         assert_eq!(program.code(&format!("alloc {bytes}")), 0);
         program
-    }
-}
-
-/// The limits of a pod with this share.
-pub(crate) fn limits(share: u64) -> Limits {
-    Limits {
-        bytes: share,
-        context: CONTEXT,
-        ..Limits::default()
     }
 }
 
@@ -307,22 +202,13 @@ impl Drop for Owner {
 }
 
 /// A process of the pod.
-pub(crate) struct Program {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
+pub(crate) struct Program(Worker);
 
 impl Program {
     /// Make a call. The result begins with the code.
     pub(crate) fn call(&mut self, call: &str) -> Vec<u64> {
-        writeln!(self.input, "{call}").unwrap();
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        assert!(line.ends_with('\n'), "{call}: the program has ended");
-        line.split_whitespace()
-            .map(|word| word.parse::<i64>().unwrap().cast_unsigned())
-            .collect()
+        self.0.send(call);
+        self.0.answer().unwrap_or_else(|| panic!("{call}: the program has ended"))
     }
 
     pub(crate) fn code(&mut self, call: &str) -> u64 {
@@ -330,7 +216,7 @@ impl Program {
     }
 
     pub(crate) fn pid(&self) -> u64 {
-        u64::from(self.child.id())
+        u64::from(self.0.pid())
     }
 
     /// The processes that a function lists, with what they have, in an array of entries of this size.
@@ -351,15 +237,6 @@ impl Program {
 
     /// End it in the middle of a call.
     pub(crate) fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // The program may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.0.kill();
     }
 }

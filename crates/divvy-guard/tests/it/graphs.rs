@@ -1,12 +1,6 @@
 //! Memory of graphs, and imported memory.
 
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox};
-
-fn ok(program: &mut Program, call: &str) -> u64 {
-    let [code, value, _] = program.call(call);
-    assert_eq!(code, 0, "{call}");
-    value
-}
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Sandbox, ok};
 
 #[test]
 fn what_graphs_have_is_charged_from_their_launch_on() {

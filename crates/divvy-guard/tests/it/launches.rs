@@ -13,7 +13,7 @@ use divvy_share::limits::{Account, WHOLE};
 use divvy_share::usage;
 use nix::time::{ClockId, clock_gettime};
 
-use crate::sandbox::{MIB, Program, Sandbox, limits};
+use crate::sandbox::{MIB, Program, Sandbox, limits, ok};
 
 const MS: u64 = 1_000_000;
 const MEMORY: u64 = 8192 * MIB;
@@ -46,12 +46,6 @@ fn pod(account: i64) -> Sandbox {
     let sandbox = Sandbox::new(MEMORY);
     sandbox.give(0, &balance(SLOW, account));
     sandbox
-}
-
-fn ok(program: &mut Program, call: &str) -> u64 {
-    let [code, value, _] = program.call(call);
-    assert_eq!(code, 0, "{call}");
-    value
 }
 
 /// Wake those that wait for the copy of this generation. Return how many there were.
@@ -96,12 +90,12 @@ fn every_function_that_launches_waits_for_a_positive_balance() {
         let generation = sandbox.change(&balance(SLOW, -1));
         program.send(&format!("launch {name} {what}"));
         wait_for_waiter(&sandbox, generation);
-        assert_eq!(sandbox.busy(program.child.id()), busy, "{name} did not wait");
+        assert_eq!(sandbox.busy(program.pid()), busy, "{name} did not wait");
         let generation = sandbox.change(&balance(SLOW, 1));
         wake(&sandbox, generation);
         assert_eq!(program.answer().map(|answer| answer[0]), Some(0), "{name}");
         busy += 7;
-        assert_eq!(sandbox.busy(program.child.id()), busy, "{name}");
+        assert_eq!(sandbox.busy(program.pid()), busy, "{name}");
         let counted: u64 = sandbox.slots().iter().map(|slot| slot.launches).sum();
         assert_eq!(counted, busy / 7, "{name} was not counted once");
     }
@@ -144,7 +138,7 @@ fn all_threads_that_wait_go_on() {
     let generation = sandbox.change(&balance(SLOW, 1));
     wake(&sandbox, generation);
     assert_eq!(program.answer().map(|answer| answer[0]), Some(0));
-    assert_eq!(sandbox.busy(program.child.id()), 8 * 7);
+    assert_eq!(sandbox.busy(program.pid()), 8 * 7);
 }
 
 /// Each of these has a debt in a file that does not hold the process.
@@ -179,7 +173,7 @@ fn without_a_limit_that_holds_nothing_waits() {
         for _ in 0..20 {
             ok(&mut program, &format!("launch cuLaunchKernel {kernel}"));
         }
-        assert_eq!(sandbox.busy(program.child.id()), 20 * 7, "{name}");
+        assert_eq!(sandbox.busy(program.pid()), 20 * 7, "{name}");
         let throttled = sandbox.totals().throttled_ns;
         assert!(throttled.is_none_or(|waited| waited == 0), "{name}: {throttled:?}");
     }
@@ -197,7 +191,7 @@ fn a_process_that_is_held_notices_a_limit_that_came_later() {
     let generation = sandbox.change(&balance(SLOW, -1));
     program.send(&format!("work {kernel} 1"));
     wait_for_waiter(&sandbox, generation);
-    assert!(sandbox.busy(program.child.id()) <= 7 * 1002);
+    assert!(sandbox.busy(program.pid()) <= 7 * 1002);
 }
 
 /// A process that uses two GPUs, whose current one is the second, and a kernel of each.
@@ -223,7 +217,7 @@ fn launches_wait_on_the_gpu_without_balance_and_pass_on_the_other() {
     ok(&mut program, "retain 0");
     program.send(&format!("launch cuLaunchKernel {first}"));
     wait_for_waiter(&sandbox, 1);
-    assert_eq!(sandbox.busy(program.child.id()), 0);
+    assert_eq!(sandbox.busy(program.pid()), 0);
     // With a balance, as many launches as the other GPU lets pass.
     let generation = sandbox.change(&balance(SLOW, i64::MAX));
     wake(&sandbox, generation);
@@ -233,10 +227,10 @@ fn launches_wait_on_the_gpu_without_balance_and_pass_on_the_other() {
     }
     // Those that were allowed already pass, and not more.
     let generation = sandbox.change(&balance(SLOW, -1));
-    let before = sandbox.busy(program.child.id());
+    let before = sandbox.busy(program.pid());
     program.send(&format!("work {first} 1"));
     wait_for_waiter(&sandbox, generation);
-    assert!(sandbox.busy(program.child.id()) - before <= 7 * 16);
+    assert!(sandbox.busy(program.pid()) - before <= 7 * 16);
 }
 
 /// Each GPU's count is a sample: what is counted is right in total, and right for each GPU on average.
@@ -280,10 +274,10 @@ fn launches_of_a_pod_wait_while_it_is_stopped() {
     let generation = sandbox.change(&stopped);
     program.send(&format!("work {kernel} 1"));
     wait_for_waiter(&sandbox, generation);
-    let busy = sandbox.busy(program.child.id());
+    let busy = sandbox.busy(program.pid());
     assert!(busy <= 7 * 20, "{busy} ns: it notices within a few launches");
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(sandbox.busy(program.child.id()), busy, "it looks again and again, and waits");
+    assert_eq!(sandbox.busy(program.pid()), busy, "it looks again and again, and waits");
     assert!(
         sandbox.totals().throttled_ns > Some(100 * MS),
         "the wait is counted while it lasts"
@@ -291,7 +285,7 @@ fn launches_of_a_pod_wait_while_it_is_stopped() {
     let generation = sandbox.change(&going);
     wake(&sandbox, generation);
     let end = now() + 10_000 * MS;
-    while sandbox.busy(program.child.id()) == busy {
+    while sandbox.busy(program.pid()) == busy {
         assert!(now() < end, "it still waits");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -307,7 +301,7 @@ fn a_damaged_file_of_usage_does_not_open_the_gate() {
     usage.write_all_at(&[0xff; usage::SIZE], 0).unwrap();
     program.send(&format!("launch cuLaunchKernel {kernel}"));
     wait_for_waiter(&sandbox, 1);
-    assert_eq!(sandbox.busy(program.child.id()), 0);
+    assert_eq!(sandbox.busy(program.pid()), 0);
 }
 
 /// A pod that works, and its rate.
@@ -352,10 +346,7 @@ impl Worker {
 
     /// The GPU time of the pod, which the driver tells for each process.
     fn busy(&self) -> u64 {
-        self.programs
-            .iter()
-            .map(|program| self.sandbox.busy(program.child.id()))
-            .sum()
+        self.programs.iter().map(|program| self.sandbox.busy(program.pid())).sum()
     }
 
     /// What the agent does after each interval.

@@ -1,7 +1,8 @@
 //! The ways in which programs get the driver's library.
 
-use std::io::Write as _;
-use std::process::{Command, Stdio};
+use std::process::Command;
+
+use divvy_shadow_testkit::compile;
 
 use crate::sandbox::{CONTEXT, GPUS, MIB, OUT_OF_MEMORY, Sandbox, driver};
 
@@ -29,16 +30,7 @@ fn a_program_that_is_linked_with_the_driver_is_held() {
         }";
     let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
     let linked = sandbox.path("linked");
-    let mut compiler = Command::new("cc")
-        .args(["-x", "c", "-", "-x", "none"])
-        .arg(driver())
-        .arg("-o")
-        .arg(&linked)
-        .stdin(Stdio::piped())
-        .spawn()
-        .unwrap();
-    compiler.stdin.take().unwrap().write_all(SOURCE.as_bytes()).unwrap();
-    assert!(compiler.wait().unwrap().success());
+    compile(SOURCE, &linked, &[driver().to_str().unwrap()]);
     for (arguments, code) in [(&[][..], 0), (&["more"][..], 2)] {
         let mut command = Command::new(&linked);
         command

@@ -1,14 +1,8 @@
 //! Physical memory, its handles, and its mappings.
 
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox};
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, ok};
 
 const PAGE: u64 = 2 * MIB;
-
-fn ok(program: &mut Program, call: &str) -> u64 {
-    let [code, value, _] = program.call(call);
-    assert_eq!(code, 0, "{call}");
-    value
-}
 
 fn check(sandbox: &Sandbox, program: &Program, pages: u64) {
     let expected = CONTEXT + pages * PAGE;

@@ -2,15 +2,9 @@
 
 use divvy_share::limits::Limits;
 
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, limits};
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, limits, ok};
 
 const CHUNK: u64 = 32 * MIB;
-
-fn ok(program: &mut Program, call: &str) -> u64 {
-    let [code, value, _] = program.call(call);
-    assert_eq!(code, 0, "{call}");
-    value
-}
 
 fn check(sandbox: &Sandbox, program: &Program, bytes: u64) {
     let expected = CONTEXT + bytes;

@@ -153,7 +153,7 @@ proptest! {
         for (index, call) in calls {
             players[index].play(call);
             for player in &players {
-                let pid = player.program.child.id();
+                let pid = player.program.pid();
                 prop_assert_eq!(sandbox.charged(&player.program), sandbox.driver_gave_to(pid), "process {} after {:?}", index, call);
             }
         }

@@ -1,118 +1,69 @@
 //! A container with the guard, without a container: the files are in a temporary directory.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::fs::{FileExt as _, symlink};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
+use std::ops::Deref;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use divvy_gpu_sim::Ledger;
-use divvy_shadow_testkit::{build, replace, shadow, target};
-use divvy_share::limits::Limits;
+pub(crate) use divvy_shadow_testkit::{CONTEXT, GPUS, MIB, limits};
+use divvy_shadow_testkit::{Container, Worker, example, library, shadow};
 use divvy_share::usage::{self, Seen, Totals};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-pub(crate) const MIB: u64 = 1 << 20;
-/// What a context takes on the simulated GPUs.
-pub(crate) const CONTEXT: u64 = 300 * MIB;
 /// CUDA's code for a refused allocation.
 pub(crate) const OUT_OF_MEMORY: u64 = 2;
-pub(crate) const GPUS: [&str; 2] = [
-    "GPU-00010203-0405-4607-8809-0a0b0c0d0e0f",
-    "GPU-10111213-1415-4617-8819-1a1b1c1d1e1f",
-];
+
+/// The driver's version.
+const VERSION: &str = "575.51.03";
 
 /// How long a test waits for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The library as it ships.
 pub(crate) fn guard() -> &'static [u8] {
-    static GUARD: OnceLock<Vec<u8>> = OnceLock::new();
-    GUARD.get_or_init(|| shadow("divvy-guard"))
+    shadow("divvy-guard")
 }
 
 /// The simulated driver.
 pub(crate) fn driver() -> &'static Path {
-    static DRIVER: OnceLock<PathBuf> = OnceLock::new();
-    DRIVER.get_or_init(|| {
-        build(&["-p", "divvy-cuda-sim"]);
-        target().join("debug/libdivvy_cuda_sim.so")
-    })
-}
-
-/// The program that runs in the container.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        build(&["-p", "divvy-guard", "--example", "program"]);
-        target().join("debug/examples/program")
-    })
+    library("divvy-cuda-sim")
 }
 
 /// The files of one pod, on a machine with two GPUs.
 pub(crate) struct Sandbox {
-    directory: tempfile::TempDir,
+    container: Container,
     memory: u64,
     version: &'static str,
+}
+
+impl Deref for Sandbox {
+    type Target = Container;
+
+    fn deref(&self) -> &Container {
+        &self.container
+    }
 }
 
 impl Sandbox {
     /// A machine whose GPUs have this much memory; the pod has no share yet.
     pub(crate) fn new(memory: u64) -> Self {
-        let root = divvy_share::DIRECTORY;
-        // As long as the path that it replaces.
-        let directory = tempfile::Builder::new()
-            .prefix("g")
-            .rand_bytes(root.len() - 6)
-            .tempdir_in("/tmp")
-            .unwrap();
-        let path = directory.path().to_str().unwrap();
-        let mut library = guard().to_vec();
-        assert_eq!(
-            replace(&mut library, root, path),
-            1,
-            "the library has one constant for the path"
-        );
-        assert_eq!(
-            replace(&mut library, "/run/divvy/guard", path),
-            1,
-            "the library has one needed library"
-        );
-        let sandbox = Self {
-            directory,
+        let container = Container::new("g");
+        container.put_guard("divvy-guard", "libcuda.so", driver());
+        container.describe_machine(VERSION, memory, &["", ""]);
+        Self {
+            container,
             memory,
             version: "12.9",
-        };
-        fs::write(sandbox.path("libcuda.so.1"), library).unwrap();
-        symlink(driver(), sandbox.path("libcuda.so.real")).unwrap();
-        fs::create_dir(sandbox.path("ledger")).unwrap();
-        sandbox.describe(GPUS.len());
-        sandbox
-    }
-
-    /// Describe the machine's GPUs to the simulated driver: only the first ones.
-    fn describe(&self, count: usize) {
-        let gpus: String = GPUS[..count]
-            .iter()
-            .map(|uuid| {
-                format!(
-                    "[[node.gpu]]\nmodel = \"NVIDIA A100-SXM4-40GB\"\nuuid = \"{uuid}\"\nmemory_mib = {}\ncontext_mib = {}\n",
-                    self.memory / MIB,
-                    CONTEXT / MIB
-                )
-            })
-            .collect();
-        let machine = format!("v = 1\n[[node]]\nname = \"n\"\naddress = \"10.0.0.1\"\ndriver = \"575.51.03\"\n{gpus}");
-        fs::write(self.path("machine.toml"), machine).unwrap();
+        }
     }
 
     /// Have a machine with one GPU. So does a container with a share of one.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn with_one_gpu(self) -> Self {
-        self.describe(1);
+        self.describe_machine(VERSION, self.memory, &[""]);
         self
     }
 
@@ -135,35 +86,6 @@ impl Sandbox {
     pub(crate) fn with_driver(mut self, version: &'static str) -> Self {
         self.version = version;
         self
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    pub(crate) fn file(&self, gpu: usize, name: &str) -> PathBuf {
-        self.path(GPUS[gpu]).join(name)
-    }
-
-    /// Make the two files of a share.
-    pub(crate) fn give(&self, gpu: usize, limits: &Limits) {
-        fs::create_dir_all(self.path(GPUS[gpu])).unwrap();
-        fs::write(self.file(gpu, "limits"), limits.file()).unwrap();
-        fs::write(self.file(gpu, "usage"), usage::file()).unwrap();
-    }
-
-    /// Change the limits, as the agent does. Return the generation.
-    pub(crate) fn change(&self, limits: &Limits) -> u64 {
-        let path = self.file(0, "limits");
-        let (generation, _) = Limits::from_bytes(&fs::read(&path).unwrap()).unwrap();
-        let (offset, copy) = limits.copy(generation + 1);
-        fs::File::options()
-            .write(true)
-            .open(path)
-            .unwrap()
-            .write_all_at(&copy, offset)
-            .unwrap();
-        generation + 1
     }
 
     /// Put a whole file of usage in the place of the one that is there, or of what took its place.
@@ -189,20 +111,14 @@ impl Sandbox {
     }
 
     fn start_on(&self, library: &str, environment: &[(&str, &str)]) -> Program {
-        let mut command = Command::new(program());
+        let mut command = self.command(example("divvy-guard", "program"));
         command
             .arg(self.path(library))
             .arg(self.path("libcuda.so.real"))
-            .env("DIVVY_NVML_SIM", self.path("machine.toml"))
-            .env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"))
             .env("DIVVY_CUDA_SIM_LOG", self.path("calls"))
             .env("DIVVY_CUDA_SIM_VERSION", self.version)
-            .envs(environment.iter().copied())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Program { child, input, output }
+            .envs(environment.iter().copied());
+        Program(Worker::start(&mut command))
     }
 
     /// A program that has made the primary context of the first GPU.
@@ -227,7 +143,7 @@ impl Sandbox {
 
     /// What a process is charged with.
     pub(crate) fn charged(&self, program: &Program) -> u64 {
-        let pid = u64::from(program.child.id());
+        let pid = u64::from(program.pid());
         let slot = self.slots().into_iter().find(|slot| slot.pid == pid).unwrap_or_default();
         assert_eq!(slot.pending, 0, "nothing is pending at rest");
         slot.used + slot.contexts * CONTEXT
@@ -278,34 +194,22 @@ impl Sandbox {
     }
 }
 
-/// The limits of a pod with this share.
-pub(crate) fn limits(share: u64) -> Limits {
-    Limits {
-        bytes: share,
-        context: CONTEXT,
-        ..Limits::default()
-    }
-}
-
 /// A process of the pod.
-pub(crate) struct Program {
-    pub(crate) child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
+pub(crate) struct Program(Worker);
 
 impl Program {
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
     /// Start a call.
     pub(crate) fn send(&mut self, call: &str) {
-        writeln!(self.input, "{call}").unwrap();
+        self.0.send(call);
     }
 
     /// Wait for the result: the code, and two numbers. `None`: the program has ended.
     pub(crate) fn answer(&mut self) -> Option<[u64; 3]> {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        let numbers: Vec<u64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
-        numbers.try_into().ok()
+        self.0.answer()?.try_into().ok()
     }
 
     pub(crate) fn call(&mut self, call: &str) -> [u64; 3] {
@@ -326,23 +230,21 @@ impl Program {
 
     /// How many mappings it has of files whose name ends like this.
     pub(crate) fn mapped(&self, end: &str) -> usize {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).unwrap();
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
         maps.lines().filter(|line| line.ends_with(end)).count()
     }
 
     /// End it in the middle of a call.
     pub(crate) fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.0.kill();
     }
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        // The program may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// Make a call that succeeds; returns its first number.
+pub(crate) fn ok(program: &mut Program, call: &str) -> u64 {
+    let [code, value, _] = program.call(call);
+    assert_eq!(code, 0, "{call}");
+    value
 }
 
 /// Kill a process that another process has started, and wait until it is gone. Its other threads, such as those of an emulator, may end after the first one,

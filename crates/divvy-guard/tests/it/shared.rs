@@ -1,16 +1,10 @@
 //! Memory that several processes have, or that a descriptor keeps.
 
-use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox};
+use crate::sandbox::{CONTEXT, MIB, OUT_OF_MEMORY, Program, Sandbox, ok};
 
 const PAGE: u64 = 2 * MIB;
 const SHARE: u64 = 4096 * MIB;
 const SIZE: u64 = 1024 * MIB;
-
-fn ok(program: &mut Program, call: &str) -> u64 {
-    let [code, value, _] = program.call(call);
-    assert_eq!(code, 0, "{call}");
-    value
-}
 
 fn name(sandbox: &Sandbox) -> String {
     sandbox.path("handle").display().to_string()
@@ -21,7 +15,7 @@ fn name(sandbox: &Sandbox) -> String {
 fn assert_fits(sandbox: &Sandbox, programs: &[&Program]) {
     assert!(sandbox.driver_gave(0) <= SHARE, "{} MiB", sandbox.driver_gave(0) / MIB);
     for program in programs {
-        assert!(sandbox.charged(program) >= sandbox.driver_gave_to(program.child.id()));
+        assert!(sandbox.charged(program) >= sandbox.driver_gave_to(program.pid()));
     }
 }
 
@@ -30,7 +24,7 @@ fn what_a_descriptor_keeps_stays_charged_until_the_process_ends() {
     let sandbox = Sandbox::with_share(64 * SHARE, SHARE);
     for imports in [false, true] {
         let mut program = sandbox.ready();
-        let pid = program.child.id();
+        let pid = program.pid();
         let mut code = 0;
         for _ in 0..12 {
             let [result, handle, _] = program.call(&format!("create {SIZE} 0"));
@@ -72,7 +66,7 @@ fn imported_memory_is_charged_where_it_is_mapped_also_after_its_maker_has_ended(
     let (mut owner, mut guest) = (sandbox.ready(), sandbox.ready());
     let handle = ok(&mut owner, &format!("create {SIZE} 0"));
     let descriptor = ok(&mut owner, &format!("export {handle}"));
-    let theirs = ok(&mut guest, &format!("import-from {} {descriptor}", owner.child.id()));
+    let theirs = ok(&mut guest, &format!("import-from {} {descriptor}", owner.pid()));
     assert_eq!(sandbox.charged(&guest), CONTEXT);
     let space = ok(&mut guest, &format!("reserve {}", 2 * SIZE));
     ok(&mut guest, &format!("map {space} {PAGE} {theirs}"));
@@ -111,7 +105,7 @@ fn open(sandbox: &Sandbox, guest: &mut Program, way: Way) -> Option<(Program, u6
     if owner.code("retain 0") != 0 {
         return None;
     }
-    let pid = owner.child.id();
+    let pid = owner.pid();
     let name = name(sandbox);
     let opened = match way {
         Way::Descriptor => {
@@ -239,7 +233,7 @@ fn without_a_slot_memory_of_others_cannot_be_opened() {
     let mut guest = sandbox.start();
     assert_eq!(guest.code("init"), 0);
     assert_eq!(guest.code("bare-retain 0"), 0);
-    let theirs = ok(&mut guest, &format!("import-from {} {descriptor}", owner.child.id()));
+    let theirs = ok(&mut guest, &format!("import-from {} {descriptor}", owner.pid()));
     let space = ok(&mut guest, &format!("reserve {SIZE}"));
     assert_eq!(guest.code(&format!("map {space} {SIZE} {theirs}")), OUT_OF_MEMORY);
     assert_eq!(guest.code(&format!("ipc-open {name}")), OUT_OF_MEMORY);

@@ -77,7 +77,7 @@ impl Counter {
             .iter()
             .map(|name| program.call(&format!("symbol {name}"))[1])
             .collect();
-        let pid = Pid::from_raw(program.child.id().cast_signed());
+        let pid = Pid::from_raw(program.pid().cast_signed());
         Counter {
             pid,
             guard: Code::of(pid, sandbox.path("libcuda.so.1").to_str().unwrap()),

@@ -8,7 +8,6 @@ use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use divvy_hardware::client::{Probe, ProbeClient, Spawn, Timing, Update};
@@ -23,8 +22,7 @@ pub(crate) const PROBE: &str = env!("CARGO_BIN_EXE_divvy-probe");
 
 /// The simulated driver's library.
 pub(crate) fn sim_library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| divvy_shadow_testkit::built("divvy-nvml-sim").join("libdivvy_nvml_sim.so"))
+    divvy_shadow_testkit::library("divvy-nvml-sim")
 }
 
 /// A node with two GPUs that are connected by NVLinks.

@@ -19,7 +19,7 @@ fn guarded(share: u64) -> Rig {
     let rig = Rig::at(tempfile::Builder::new().prefix("s").rand_bytes(directory.len() - 6), 1024).copied();
     let root = rig.path("");
     let root = root.to_str().expect("UTF-8").trim_end_matches('/');
-    let mut library = shadow("divvy-guard");
+    let mut library = shadow("divvy-guard").to_vec();
     for path in [directory, "/run/divvy/guard"] {
         assert_eq!(replace(&mut library, path, root), 1, "{path}");
     }

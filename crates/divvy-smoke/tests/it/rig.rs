@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 
-use divvy_shadow_testkit::built;
+use divvy_shadow_testkit::{built, library};
 use divvy_smoke_report::{Id, Report, Status};
 use tempfile::TempDir;
 
@@ -21,17 +21,6 @@ pub(crate) struct Rig {
 /// The program as it was built.
 pub(crate) fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_divvy-smoke"))
-}
-
-fn simulator() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("divvy-cuda-sim").join("libdivvy_cuda_sim.so"))
-}
-
-/// Return the simulated library of NVML.
-fn nvml() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("divvy-nvml-sim").join("libdivvy_nvml_sim.so"))
 }
 
 /// Return the probe.
@@ -64,7 +53,7 @@ impl Rig {
         for name in ["ledger", "lib"] {
             std::fs::create_dir(directory.path().join(name)).expect("a directory");
         }
-        std::os::unix::fs::symlink(simulator(), directory.path().join("lib/libcuda.so.1")).expect("a link");
+        std::os::unix::fs::symlink(library("divvy-cuda-sim"), directory.path().join("lib/libcuda.so.1")).expect("a link");
         Rig {
             directory,
             program: program().to_owned(),
@@ -103,7 +92,7 @@ impl Rig {
         let machine = self.path("machine.toml");
         let described = std::fs::read_to_string(&machine).expect("the description");
         std::fs::write(machine, format!("{described}{more}\n")).expect("written");
-        let mut library = std::fs::read(nvml()).expect("the library");
+        let mut library = std::fs::read(library("divvy-nvml-sim")).expect("the library");
         for name in missing {
             // The dynamic linker compares names, so it does not find a function with another one.
             let text = format!("\0{name}\0");

@@ -1,15 +1,12 @@
 //! A simulated machine, and processes that use it.
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read as _, Write as _};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::OnceLock;
+use std::path::{Path, PathBuf};
 
 use divvy_gpu_sim::{Ledger, Usage};
-use tempfile::TempDir;
+pub(crate) use divvy_shadow_testkit::MIB;
+use divvy_shadow_testkit::{Container, Worker, library};
 
-pub(crate) const MIB: u64 = 1 << 20;
 /// A page of the driver.
 pub(crate) const PAGE: u64 = 2 * MIB;
 /// The memory of each GPU of a bed, and of a context on it.
@@ -22,12 +19,12 @@ const UUIDS: [&str; 2] = [
 
 /// A machine with two GPUs.
 pub(crate) struct Bed {
-    directory: TempDir,
+    container: Container,
 }
 
 impl Bed {
     pub(crate) fn new() -> Bed {
-        let directory = tempfile::tempdir().expect("a directory");
+        let container = Container::new("c");
         let mut text = "v = 1\n[[node]]\nname = \"n\"\ndriver = \"615.71.09\"\n".to_owned();
         for uuid in UUIDS {
             let (memory, context) = (MEMORY / MIB, CONTEXT / MIB);
@@ -37,9 +34,8 @@ impl Bed {
             )
             .expect("text");
         }
-        std::fs::write(directory.path().join("machine.toml"), text).expect("the description");
-        std::fs::create_dir(directory.path().join("ledger")).expect("the ledger");
-        Bed { directory }
+        std::fs::write(container.path("machine.toml"), text).expect("the description");
+        Bed { container }
     }
 
     /// A machine whose GPUs have this compute capability, and more lines of their description.
@@ -61,7 +57,7 @@ impl Bed {
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.container.path(name)
     }
 
     /// What the ledger of a GPU says of each process that holds memory.
@@ -79,29 +75,16 @@ impl Bed {
     /// Start a process with more variables.
     pub(crate) fn start_with(&self, variables: &[(&str, &str)]) -> Process {
         let program = std::env::current_exe().expect("this program");
-        let mut command = Command::new(&program);
+        let mut command = self.container.command(program);
         command.args([
             "--exact",
             "worker::a_process_makes_the_calls_of_a_test_and_returns_what_they_wrote",
             "--nocapture",
         ]);
         command.env("WORKER_CUDA", cuda());
-        command.env("DIVVY_NVML_SIM", self.path("machine.toml"));
-        command.env("DIVVY_NVML_SIM_LEDGER", self.path("ledger"));
         command.env_remove("CUDA_VISIBLE_DEVICES");
         command.envs(variables.iter().copied());
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a process");
-        let input = child.stdin.take().expect("its input");
-        let output = BufReader::new(child.stdout.take().expect("its output"));
-        let mut process = Process {
-            child,
-            input: Some(input),
-            output,
-        };
+        let mut process = Process(Worker::start(&mut command));
         assert_eq!(process.answer(), "ready");
         process
     }
@@ -127,37 +110,15 @@ impl Bed {
     }
 }
 
-/// Return the path of the library that is tested.
-pub(crate) fn cuda() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("divvy-cuda-sim", "libdivvy_cuda_sim.so")).clone()
+/// Return the path of the library that is tested. Cargo does not build a package's dynamic library for the package's tests, and one that was built earlier may
+/// be out of date.
+pub(crate) fn cuda() -> &'static Path {
+    library("divvy-cuda-sim")
 }
 
 /// Return the path of the simulated NVML.
-pub(crate) fn nvml() -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| built("divvy-nvml-sim", "libdivvy_nvml_sim.so")).clone()
-}
-
-/// Build a library, and return its path. Cargo does not build a package's dynamic library for the package's tests, and one that was built earlier may
-/// be out of date.
-fn built(package: &str, file: &str) -> PathBuf {
-    // Such as target/debug/deps/it-0123.
-    let program = std::env::current_exe().expect("this program");
-    let (profile, target) = (
-        program.ancestors().nth(2).expect("the profile"),
-        program.ancestors().nth(3).expect("the target"),
-    );
-    let name = match profile.file_name().and_then(|name| name.to_str()).expect("UTF-8") {
-        "debug" => "dev",
-        name => name,
-    };
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo
-        .args(["build", "--quiet", "--profile", name, "-p", package, "--lib", "--target-dir"])
-        .arg(target);
-    assert!(cargo.status().expect("cargo").success(), "{package} does not build");
-    profile.join(file)
+pub(crate) fn nvml() -> &'static Path {
+    library("divvy-nvml-sim")
 }
 
 /// An argument of a call.
@@ -182,27 +143,17 @@ pub(crate) struct Answer {
 }
 
 /// A process that uses CUDA. It is killed when the value is dropped.
-pub(crate) struct Process {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
+pub(crate) struct Process(Worker);
 
 impl Process {
     pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
+        self.0.pid()
     }
 
     /// Read the next answer.
     pub(crate) fn answer(&mut self) -> String {
-        let mut line = String::new();
         loop {
-            line.clear();
-            assert_ne!(
-                self.output.read_line(&mut line).expect("its output"),
-                0,
-                "the process has ended"
-            );
+            let line = self.0.line().expect("the process has ended");
             if let Some(answer) = line.strip_prefix("= ") {
                 return answer.trim_end().to_owned();
             }
@@ -221,7 +172,7 @@ impl Process {
             }
             .expect("text");
         }
-        writeln!(self.input.as_mut().expect("open"), "{line}").expect("its input");
+        self.0.send(&line);
     }
 
     /// Call a function.
@@ -259,21 +210,12 @@ impl Process {
     }
 
     /// Close the input of the process, whose children share it, and wait until no process writes its output any more.
-    pub(crate) fn close(mut self) {
-        self.input = None;
-        let mut rest = String::new();
-        self.output.read_to_string(&mut rest).expect("its output");
+    pub(crate) fn close(self) {
+        self.0.close();
     }
 
     /// Kill the process with SIGKILL, and wait until it is gone.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().expect("killed");
-        self.child.wait().expect("gone");
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
+        self.0.kill();
     }
 }

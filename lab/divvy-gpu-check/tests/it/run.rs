@@ -141,7 +141,7 @@ fn the_checks_hold_on_the_simulated_driver_and_the_report_has_what_was_measured(
 #[test]
 fn a_guard_that_does_not_hold_fails_the_check_and_the_others_go_on() {
     // Without its own function, programs get the driver's.
-    let mut library = shadow("divvy-guard");
+    let mut library = shadow("divvy-guard").to_vec();
     hide(&mut library, &["cuMemCreate"]);
     let broken = pack_with("libdivvy-guard.so", &library);
     let directory = tempfile::tempdir().expect("a directory");
@@ -160,7 +160,7 @@ fn a_guard_that_does_not_hold_fails_the_check_and_the_others_go_on() {
 
 #[test]
 fn a_guard_that_lets_a_program_exceed_its_share_fails_the_check_with_divvy_smoke() {
-    let mut library = shadow("divvy-guard");
+    let mut library = shadow("divvy-guard").to_vec();
     hide(&mut library, &["cuMemAlloc_v2"]);
     let broken = pack_with("libdivvy-guard.so", &library);
     let directory = tempfile::tempdir().expect("a directory");
