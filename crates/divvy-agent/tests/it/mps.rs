@@ -13,6 +13,7 @@ use divvy_agent::Error;
 use divvy_agent::nvidia::{Loaded, Mps, Pace, Source, Surroundings, device_plugin, mps_control_daemon};
 use divvy_nvidia_config::{Environment, Invocation, Program};
 use divvy_nvidia_plugin::mps::Intervals;
+pub(crate) use divvy_shadow_testkit::existing as built;
 use divvy_testbed::api::{ApiServer, Listening, Options};
 use divvy_testbed::node::{Node, NodeSpec};
 use divvy_testbed::simulated_driver::ask;
@@ -26,20 +27,6 @@ use tokio_util::sync::CancellationToken;
 /// The deadline for everything that a test waits for, chosen for a slow machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 const CONTROL: &str = "nvidia-cuda-mps-control";
-
-/// Return the path of another crate's program in cargo's target directory. Build it if it does not exist.
-pub(crate) fn built(package: &str, file: &str) -> PathBuf {
-    let exe = std::env::current_exe().expect("this test's path");
-    let profile = exe.ancestors().nth(2).expect("target/PROFILE/deps/test");
-    let path = profile.join(file);
-    if !path.exists() {
-        let mut cargo = std::process::Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["build", "--quiet", "-p", package, "--target-dir"]);
-        cargo.arg(profile.parent().expect("cargo's target directory"));
-        assert!(cargo.status().expect("cargo").success(), "{package} does not build");
-    }
-    path
-}
 
 pub(crate) fn uuid(index: u32) -> String {
     format!("GPU-{index:08x}-0000-4000-8000-000000000000")

@@ -3,6 +3,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+pub(crate) use divvy_shadow_testkit::existing as built;
 use serde_json::{Value, json};
 
 /// A temporary directory with a bundle, specs, settings, and a stand-in for runc.
@@ -103,16 +104,4 @@ pub(crate) fn nvidia() -> Value {
 
 pub(crate) fn asking(device: &str) -> String {
     json!({"process": {"env": ["PATH=/", format!("NVIDIA_VISIBLE_DEVICES={device}")]}, "newField": 1}).to_string()
-}
-
-/// Return the path of another crate's program, in the same directory as this crate's program. Build it if it does not exist.
-pub(crate) fn built(package: &str, file: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_BIN_EXE_divvy-runtime")).with_file_name(file);
-    if !path.exists() {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        let target = path.ancestors().nth(2).expect("target/PROFILE/program");
-        cargo.args(["build", "--quiet", "-p", package, "--target-dir"]).arg(target);
-        assert!(cargo.status().expect("cargo").success(), "{package} does not build");
-    }
-    path
 }

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+pub(crate) use divvy_shadow_testkit::existing as built;
+
 use super::{V2, went_well};
 use crate::cli::{divvy, stderr, stdout};
 
@@ -434,18 +436,6 @@ impl Docker {
 
 pub(super) fn divvy_runtime() -> PathBuf {
     built("divvy-runtime", "divvy-runtime")
-}
-
-/// Return the path of a program of another crate. Build the program if it does not exist.
-pub(crate) fn built(package: &str, file: &str) -> PathBuf {
-    let program = Path::new(env!("CARGO_BIN_EXE_divvy")).with_file_name(file);
-    if !program.exists() {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        let target = program.ancestors().nth(2).expect("target/PROFILE/program");
-        cargo.args(["build", "--quiet", "-p", package, "--target-dir"]).arg(target);
-        assert!(cargo.status().expect("cargo").success(), "{package} does not build");
-    }
-    program
 }
 
 /// Make a program that runs `divvy-runtime` with a GPU that is `/dev/null`.
