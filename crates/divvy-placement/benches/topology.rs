@@ -7,6 +7,7 @@
 
 use divvy_model::{Link, MiB};
 use divvy_placement::{Candidate, Topology};
+use divvy_testkit::dice::Dice;
 use rustix::time::{ClockId, clock_gettime};
 
 const GPUS: usize = 16;
@@ -59,23 +60,17 @@ fn main() {
         ),
         ("grid".to_owned(), machine(|a, b| u32::from(a / 4 == b / 4 || a % 4 == b % 4))),
     ];
-    // A separate generator (SplitMix64), so that the machines are the same every time.
-    let mut state = 0_u64;
-    let mut random = move || {
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    };
+    // A separate generator, so that the machines are the same every time.
+    let mut dice = Dice::new(0);
     for number in 0..60 {
         let most = 2 + number % 3;
-        let links: Vec<u32> = (0..GPUS * GPUS).map(|_| (random() % most) as u32).collect();
+        let links: Vec<u32> = (0..GPUS * GPUS).map(|_| (dice.number() % most) as u32).collect();
         machines.push((format!("random {number}, below {most}"), machine(|a, b| links[a * GPUS + b])));
     }
     let candidates: Vec<Candidate> = (0..GPUS)
         .map(|position| Candidate {
             position,
-            free: MiB(random() % 4),
+            free: MiB(dice.number() % 4),
             must: false,
         })
         .collect();

@@ -3,6 +3,7 @@
 
 use clap::ValueEnum;
 use divvy_model::{legacy, names};
+use divvy_testkit::dice::Dice;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -59,12 +60,9 @@ pub struct Asks {
     pub nowhere: u64,
 }
 
-/// Return a number that looks random but is always the same for `n` (splitmix64).
-fn scattered(n: usize) -> u64 {
-    let mut z = (n as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
+/// Return a number that looks random but is always the same for `n`.
+pub fn scattered(n: usize) -> u64 {
+    Dice::at(n as u64)
 }
 
 fn hex64(n: usize) -> String {

@@ -58,7 +58,6 @@ pub(crate) use pods::is_dns_subdomain;
 pub use registry::{DeleteOptions, Deleted, PatchKind};
 pub use resources::Resource;
 pub use rights::{Right, Rights};
-pub(crate) use store::splitmix64;
 pub use store::{Event, EventKind};
 
 use registry::{Registry, WriteOptions};

@@ -29,7 +29,6 @@ pub(crate) mod node_status;
 pub(crate) mod plan;
 pub mod podresources;
 pub mod runtime;
-pub(crate) mod seed;
 pub(crate) mod shared;
 pub(crate) mod status;
 pub(crate) mod status_writer;
@@ -41,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use divvy_testkit::dice::Dice;
 use kube::Client;
 use tokio::sync::broadcast;
 
@@ -50,7 +50,6 @@ pub use self::devices::{Bugs, Holder};
 use self::kubelet::{Kubelet, Parts};
 use self::runtime::Runtime;
 pub use self::runtime::{ContainerState, ContainerView, MountView};
-use self::seed::Seed;
 
 /// The number of pods that a node accepts, whatever they ask for.
 pub(crate) const MAX_PODS: u64 = 110;
@@ -370,7 +369,7 @@ pub struct Node {
     changing: tokio::sync::Mutex<()>,
     kubelet: Mutex<Option<Kubelet>>,
     bugs: Mutex<Bugs>,
-    seed: Mutex<Seed>,
+    seed: Mutex<Dice>,
 }
 
 impl std::fmt::Debug for Node {
@@ -396,7 +395,7 @@ impl Node {
                 });
             }
         }
-        let mut seed = Seed::named(spec.seed, &spec.name);
+        let mut seed = Dice::named(spec.seed, &spec.name);
         lay_out(&spec, &paths)?;
         write_boot_id(&paths, &mut seed)?;
         let scratch = paths.root.join("cgroup.new");
@@ -623,7 +622,7 @@ fn lay_out(spec: &NodeSpec, paths: &NodePaths) -> Result<(), Error> {
     Ok(())
 }
 
-fn write_boot_id(paths: &NodePaths, seed: &mut Seed) -> Result<(), Error> {
+fn write_boot_id(paths: &NodePaths, seed: &mut Dice) -> Result<(), Error> {
     let path = paths.boot_id();
     if let Some(directory) = path.parent() {
         std::fs::create_dir_all(directory).map_err(|source| Error::io("create", directory, source))?;

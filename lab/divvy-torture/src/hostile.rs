@@ -10,9 +10,10 @@ use divvy_agent_core::{
 use divvy_model::MiB;
 use divvy_share::limits::{Limits, Unreadable};
 use divvy_share::usage;
+use divvy_testkit::dice::Dice;
 
 use crate::Broken;
-use crate::chance::Chance;
+use crate::chance;
 
 const GPU: &str = "GPU-0";
 const HOSTILE: &str = "hostile";
@@ -47,7 +48,7 @@ type Says = (
 /// The hostile pod changed what the agent says about another pod, or the agent accuses a pod that keeps to its share.
 pub fn play(seed: u64) -> Result<(), Broken> {
     let broken = |what: String| Err(Broken { what, story: Vec::new() });
-    let mut chance = Chance::from_seed(seed ^ 0x5eed);
+    let mut chance = chance::of_history(seed ^ 0x5eed);
     // In some histories the honest pods keep what they have for so long that the agent reads their files less often.
     let quiet = if chance.one_in(4) { 2..16 } else { 0..0 };
     let seconds = 3 + chance.below(12) + quiet.len();
@@ -170,7 +171,7 @@ struct Honest {
 }
 
 impl Honest {
-    fn new(name: &str, chance: &mut Chance) -> Honest {
+    fn new(name: &str, chance: &mut Dice) -> Honest {
         Honest {
             name: name.to_owned(),
             share: 2000 + chance.below(30_000) as u64,
@@ -181,7 +182,7 @@ impl Honest {
         }
     }
 
-    fn second(&mut self, is_quiet: bool, chance: &mut Chance) -> Seen {
+    fn second(&mut self, is_quiet: bool, chance: &mut Dice) -> Seen {
         let allocated: u64 = self.processes.values().map(|(_, mib)| mib).sum();
         // What is charged for a context, 512 MiB, or what it takes.
         let contexts = (self.processes.len() as u64 + 1) * self.context.max(512);
@@ -261,8 +262,8 @@ impl File {
     }
 }
 
-fn hostile(chance: &mut Chance) -> Seen {
-    let reading = |chance: &mut Chance| {
+fn hostile(chance: &mut Dice) -> Seen {
+    let reading = |chance: &mut Dice| {
         let mut file = File::new();
         for _ in 0..chance.below(40) {
             let numbers = [0, 1, 7, 9, 1 << 22, 1 << 29, u64::MAX, chance.number()];

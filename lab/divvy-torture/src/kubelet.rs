@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Handout, Key, ResourceSpec};
 use divvy_model::{ContainerKind, ContainerRequest, Pod};
+use divvy_testkit::dice::Dice;
 
 use crate::agent::Agent;
 use crate::api::PodWatch;
-use crate::chance::Chance;
 use crate::whole::{WHOLE, devices, is_of};
 
 /// The state of a container.
@@ -179,7 +179,7 @@ impl Kubelet {
     ///
     /// With `b1`, another pod ends and a client lists the pod resources during the calls, so that the kubelet forgets the ids
     /// that it is currently allocating (kubernetes#137534).
-    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Chance) -> Result<(), String> {
+    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Dice) -> Result<(), String> {
         self.know(pod);
         let mut agent = agent;
         let mut reuse: BTreeSet<String> = BTreeSet::new();
@@ -232,7 +232,7 @@ impl Kubelet {
         want: usize,
         reuse: &BTreeSet<String>,
         agent: &mut Agent,
-        chance: &mut Chance,
+        chance: &mut Dice,
     ) -> Result<BTreeSet<String>, String> {
         let prefers_others = chance.one_in(4);
         let mut take = |from: Vec<String>, count: usize| -> Vec<String> {

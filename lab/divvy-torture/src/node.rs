@@ -5,10 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_agent_core::{Reason, ResourceSpec};
 use divvy_cdi as cdi;
 use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, names, nvidia};
+use divvy_testkit::dice::Dice;
 
 use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop, set_hardware};
 use crate::api::{Api, Bound, GIB, Listing, Seen, booked};
-use crate::chance::Chance;
+use crate::chance;
 use crate::kubelet::{Kubelet, Local, State};
 use crate::ops::Ending;
 use crate::story::{Story, ensure};
@@ -287,7 +288,7 @@ impl SimNode {
                 }
             }
         }
-        let mut chance = Chance::new(luck, &self.name);
+        let mut chance = chance::of_step(luck, &self.name);
         chance.shuffle(&mut new);
         for pod in new {
             self.admit(api, &pod, luck, story);
@@ -310,7 +311,7 @@ impl SimNode {
             self.kubelet.know(pod);
             return;
         }
-        let mut chance = Chance::new(luck, &pod.uid);
+        let mut chance = chance::of_step(luck, &pod.uid);
         let b1 = luck.is_multiple_of(8) && chance.one_in(2) && !run_together(&pod.request);
         let admitted = self.kubelet.admit(pod, self.agent.as_mut(), b1, &mut chance);
         self.stream();
@@ -445,7 +446,7 @@ impl SimNode {
             story.tell(|| format!("  {}: the sandbox of {uid} runs", self.name));
             return Ok(());
         }
-        let mut chance = Chance::new(luck, uid);
+        let mut chance = chance::of_step(luck, uid);
         let mut startable = local.startable();
         chance.shuffle(&mut startable);
         let Some(container) = startable.pop() else {
@@ -464,7 +465,7 @@ impl SimNode {
         api: &Api,
         uid: &str,
         container: &ContainerRequest,
-        chance: &mut Chance,
+        chance: &mut Dice,
         story: &mut Story,
     ) -> Result<(), String> {
         let (handout, spec) = (self.kubelet.handout(uid, &container.name), self.spec(uid, &container.name));

@@ -5,7 +5,7 @@
 //! It is combined with the pod's UID, and not with earlier events, so that removing a step does not change all later random
 //! choices.
 
-use crate::chance::Chance;
+use crate::chance;
 use crate::proxy::Page;
 
 /// The result of an API call for the extender.
@@ -231,7 +231,7 @@ impl History {
             Mix::Everything,
             Mix::NoPodCgroups,
         ];
-        let mut chance = Chance::from_seed(seed);
+        let mut chance = chance::of_history(seed);
         // Rare, because most invariants are switched off for one of its nodes.
         let mix = match MIXES[chance.below(MIXES.len())] {
             Mix::NoPodCgroups if chance.below(4) > 0 => Mix::Replicas,

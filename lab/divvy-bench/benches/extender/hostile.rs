@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use divvy_bench::cluster::scattered;
 use divvy_extender::core::{Action, BindArgs, Core, Eviction, Now, Posted, Timing};
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
@@ -137,14 +138,6 @@ fn nominated(number: usize) -> Outcome<ReadPod> {
         "status": {"phase": "Pending", "nominatedNodeName": name(0)}
     }))?;
     Ok(ReadPod::from(object))
-}
-
-/// Return a number that looks random but is always the same for `n` (splitmix64).
-fn scattered(n: usize) -> u64 {
-    let mut z = (n as u64).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Return a value of `divvy.dev/gpu-model` with as many patterns as the limits allow. Each is as long and as hard to match as

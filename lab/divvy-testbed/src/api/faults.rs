@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use divvy_testkit::dice::Dice;
 use tokio::sync::watch;
 
 use super::error::ApiError;
 use super::registry::Registry;
-use super::store::{Inner, Snapshot, splitmix64};
+use super::store::{Inner, Snapshot};
 
 /// The requests that a rule matches. Unset fields match everything. Patterns may contain `*`.
 #[derive(Debug, Clone, Default)]
@@ -95,8 +96,8 @@ pub struct Rule {
     matching: Match,
     effect: Effect,
     times: Option<u64>,
-    /// The chance in percent, and the state of the generator.
-    chance: Option<(u32, u64)>,
+    /// The chance in percent, and what decides.
+    chance: Option<(u32, Dice)>,
     skip: u64,
 }
 
@@ -126,7 +127,7 @@ impl Rule {
 
     /// Apply the rule with a chance of `percent`, repeatable by seed.
     pub fn chance(mut self, percent: u32, seed: u64) -> Rule {
-        self.chance = Some((percent, seed));
+        self.chance = Some((percent, Dice::new(seed)));
         self
     }
 }
@@ -263,8 +264,8 @@ impl Faults {
             if active.seen <= rule.skip {
                 continue;
             }
-            if let Some((percent, state)) = &mut rule.chance
-                && splitmix64(state) % 100 >= u64::from(*percent)
+            if let Some((percent, dice)) = &mut rule.chance
+                && !dice.percent(u64::from(*percent))
             {
                 continue;
             }

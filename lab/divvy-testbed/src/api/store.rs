@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use divvy_testkit::dice::Dice;
 use serde_json::Value;
 use tokio::sync::watch;
 
@@ -72,7 +73,7 @@ pub(crate) struct Inner {
     tables: BTreeMap<String, Table>,
     ring_length: usize,
     history: Option<Vec<Event>>,
-    uid_state: u64,
+    dice: Dice,
 }
 
 #[derive(Debug)]
@@ -98,7 +99,7 @@ impl Store {
                 tables: BTreeMap::new(),
                 ring_length: ring_length.max(1),
                 history: audit.then(Vec::new),
-                uid_state: seed,
+                dice: Dice::new(seed),
             }),
             revision: watch::Sender::new(1),
         }
@@ -266,9 +267,9 @@ impl Inner {
         }
     }
 
-    /// Return the next splitmix64 number. Uids and suffixes must differ, but need not be unguessable.
+    /// Return the next random number. Uids and suffixes must differ, but need not be unguessable.
     pub(crate) fn next_random(&mut self) -> u64 {
-        splitmix64(&mut self.uid_state)
+        self.dice.number()
     }
 
     /// Return a uid in the form of a version 4 UUID.
@@ -283,15 +284,6 @@ impl Inner {
             low & 0xffff_ffff_ffff
         )
     }
-}
-
-/// Return the next value of the splitmix64 sequence.
-pub(crate) fn splitmix64(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 pub(crate) fn key_of(object: &Value) -> Key {

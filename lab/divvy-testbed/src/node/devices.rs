@@ -7,8 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_kubelet::api::v1beta1::{ContainerAllocateResponse, Device, DevicePluginOptions};
-
-use super::seed::Seed;
+use divvy_testkit::dice::Dice;
 
 /// The device manager bugs of Kubernetes 1.36 to imitate (see `docs/compatibility/kubelet.md`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -314,7 +313,7 @@ impl DeviceBooks {
         wanted: usize,
         kubelet_starting: bool,
         running: bool,
-        seed: &mut Seed,
+        seed: &mut Dice,
     ) -> Result<Next, DeviceError> {
         if self.reuse.0 != holder.pod {
             self.reuse = (holder.pod.clone(), BTreeMap::new());
@@ -392,7 +391,7 @@ impl DeviceBooks {
 
     /// Apply the response of GetPreferredAllocation: keep its available ids, choose among them at random if there are too many, and add
     /// random ids if there are too few.
-    pub fn preferred(&mut self, mut request: Request, answer: &[String], seed: &mut Seed) -> Result<Request, DeviceError> {
+    pub fn preferred(&mut self, mut request: Request, answer: &[String], seed: &mut Dice) -> Result<Request, DeviceError> {
         let wished = answer.iter().filter(|id| request.available.contains(*id)).cloned().collect();
         if self.take(&mut request, &wished, seed) {
             return Ok(request);
@@ -400,7 +399,7 @@ impl DeviceBooks {
         self.fill(request, seed)
     }
 
-    fn fill(&mut self, mut request: Request, seed: &mut Seed) -> Result<Request, DeviceError> {
+    fn fill(&mut self, mut request: Request, seed: &mut Dice) -> Result<Request, DeviceError> {
         let available = request.available.clone();
         if self.take(&mut request, &available, seed) {
             return Ok(request);
@@ -412,7 +411,7 @@ impl DeviceBooks {
     }
 
     /// Take ids until the request is covered, and report whether it is. The ids count as allocated at once, as in the kubelet.
-    fn take(&mut self, request: &mut Request, from: &BTreeSet<String>, seed: &mut Seed) -> bool {
+    fn take(&mut self, request: &mut Request, from: &BTreeSet<String>, seed: &mut Dice) -> bool {
         let mut candidates: Vec<&String> = from.difference(&request.taken).collect();
         seed.shuffle(&mut candidates);
         candidates.truncate(request.wanted - request.taken.len());
@@ -425,7 +424,7 @@ impl DeviceBooks {
     }
 
     /// Return the ids of a request in random order, as Allocate and PreStartContainer receive them.
-    pub fn in_random_order(ids: &BTreeSet<String>, seed: &mut Seed) -> Vec<String> {
+    pub fn in_random_order(ids: &BTreeSet<String>, seed: &mut Dice) -> Vec<String> {
         let mut ids: Vec<String> = ids.iter().cloned().collect();
         seed.shuffle(&mut ids);
         ids

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use divvy_testkit::dice::Dice;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use tokio::sync::mpsc;
-
-use super::seed::Seed;
 
 /// An event, or a repetition of one.
 #[derive(Debug, Clone)]
@@ -32,7 +31,7 @@ impl Recorder {
         client: Client,
         component: &'static str,
         host: Option<String>,
-        seed: Seed,
+        seed: Dice,
     ) -> (Recorder, impl Future<Output = ()> + Send) {
         let (sender, receiver) = mpsc::channel(1000);
         (Recorder(sender), write(client, component, host, seed, receiver))
@@ -45,7 +44,7 @@ impl Recorder {
     }
 }
 
-async fn write(client: Client, component: &'static str, host: Option<String>, mut seed: Seed, mut notes: mpsc::Receiver<Note>) {
+async fn write(client: Client, component: &'static str, host: Option<String>, mut seed: Dice, mut notes: mpsc::Receiver<Note>) {
     // A repetition increases the count of the existing event.
     let mut known: BTreeMap<(String, String, String), (String, i32)> = BTreeMap::new();
     while let Some(note) = notes.recv().await {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use divvy_kubelet::api::v1beta1::registration_server::RegistrationServer;
+use divvy_testkit::dice::Dice;
 use futures::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::watcher;
@@ -24,7 +25,6 @@ use super::plan::{PodPlan, effective_requests};
 use super::podresources::PodResourcesService;
 use super::podresources::api::pod_resources_lister_server::PodResourcesListerServer;
 use super::runtime::Runtime;
-use super::seed::Seed;
 use super::shared::{KnownPod, KnownPods, Shared};
 use super::tasks::Tasks;
 use super::worker::{Begin, Update, Worker};
@@ -41,7 +41,7 @@ pub(crate) struct Parts {
     pub(crate) runtime: Runtime,
     pub(crate) events: broadcast::Sender<NodeEvent>,
     pub(crate) bugs: Bugs,
-    pub(crate) seed: Seed,
+    pub(crate) seed: Dice,
 }
 
 impl Kubelet {
@@ -162,7 +162,7 @@ where
 struct SyncLoop {
     shared: Arc<Shared>,
     spec: NodeSpec,
-    seed: Seed,
+    seed: Dice,
     workers: BTreeMap<String, watch::Sender<Update>>,
 }
 

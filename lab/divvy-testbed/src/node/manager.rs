@@ -13,6 +13,7 @@ use divvy_kubelet::api::v1beta1::{
     PreferredAllocationRequest, RegisterRequest,
 };
 use divvy_model::ContainerKind;
+use divvy_testkit::dice::Dice;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -24,7 +25,6 @@ use super::devices::{Bugs, DeviceBooks, DeviceError, Holder, Next, is_extended_r
 use super::endpoint::{dial, go_error};
 use super::plan::{ContainerPlan, PodPlan};
 use super::runtime::{DeviceOptions, Runtime};
-use super::seed::Seed;
 use super::tasks::Tasks;
 
 /// A plugin's connection. The newest registration of a resource wins.
@@ -40,7 +40,7 @@ struct Inner {
     books: DeviceBooks,
     plugins: BTreeMap<String, Plugin>,
     generation: u64,
-    seed: Seed,
+    seed: Dice,
     /// The UIDs of pods that count as active.
     active: BTreeSet<String>,
     /// True until the first list of pods has been handled.
@@ -74,7 +74,7 @@ pub(crate) struct DeviceTimings {
 }
 
 impl DeviceManager {
-    pub(crate) fn start(directory: PathBuf, bugs: Bugs, timings: DeviceTimings, seed: Seed, tasks: Tasks) -> Arc<DeviceManager> {
+    pub(crate) fn start(directory: PathBuf, bugs: Bugs, timings: DeviceTimings, seed: Dice, tasks: Tasks) -> Arc<DeviceManager> {
         let path = directory.join(checkpoint::FILE);
         let text = std::fs::read_to_string(&path).ok();
         let restored = match text.as_deref().map(checkpoint::parse) {

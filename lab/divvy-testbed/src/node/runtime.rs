@@ -10,13 +10,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use divvy_kubelet::api::v1beta1::ContainerAllocateResponse;
+use divvy_testkit::dice::Dice;
 use jiff::Timestamp;
 use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::cgroups::{Cgroups, Tree};
 use super::plan::{ContainerPlan, Ends, PodPlan};
-use super::seed::Seed;
 use super::{NodeEvent, NodePaths, cdi};
 
 /// The state of a container.
@@ -114,7 +114,7 @@ struct State {
     /// The pods' cgroups by pod UID, from the start of the sandbox until the pod is cleaned up.
     pods: BTreeMap<String, String>,
     next_pid: u32,
-    seed: Seed,
+    seed: Dice,
     cgroups: Cgroups,
     proc_written: BTreeSet<u32>,
     /// Whether the runtime is down, so that the kubelet's calls fail.
@@ -191,7 +191,7 @@ impl DeviceOptions {
 }
 
 impl Runtime {
-    pub(crate) fn new(paths: NodePaths, cgroups: Cgroups, seed: Seed, events: broadcast::Sender<NodeEvent>) -> Runtime {
+    pub(crate) fn new(paths: NodePaths, cgroups: Cgroups, seed: Dice, events: broadcast::Sender<NodeEvent>) -> Runtime {
         let state = State {
             rows: Vec::new(),
             sandboxes: BTreeMap::new(),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use divvy_model::{Vendor, names};
+use divvy_testkit::dice::Dice;
 use kube::api::DeleteParams;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -18,7 +19,6 @@ use tokio::time::Instant;
 
 use super::play::NAMESPACE;
 use super::{Cluster, End, Living, Machine, Part, Play, Stop, Whole, Witness};
-use crate::api::splitmix64;
 use crate::builders::{PodBuilder, pod};
 use crate::story::Event;
 
@@ -178,8 +178,8 @@ async fn act<C: Cluster>(
     churn: Churn,
     random: &Random<'_>,
 ) -> Result<(u64, BTreeMap<&'static str, u64>), Stop> {
-    let mut state = churn.seed;
-    let mut roll = |sides: u64| splitmix64(&mut state) % sides;
+    let mut dice = Dice::new(churn.seed);
+    let mut roll = |sides: u64| dice.number() % sides;
     let until = Instant::now() + churn.time;
     let (mut created, mut kills) = (0, BTreeMap::new());
     while Instant::now() < until {

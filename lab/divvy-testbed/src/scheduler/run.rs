@@ -7,6 +7,7 @@ mod writes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use divvy_testkit::dice::Dice;
 use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, Resource};
@@ -24,7 +25,6 @@ use super::queue::Queue;
 use super::selector::Labels;
 use super::view::{NodeView, PodView, Taken};
 use crate::node::events::Recorder;
-use crate::node::seed::Seed;
 use watches::{Seen, Watches};
 
 /// A pod on a node or on its way to one.
@@ -74,7 +74,7 @@ struct Loop {
     token: CancellationToken,
     tasks: TaskTracker,
     began: Instant,
-    seed: Seed,
+    seed: Dice,
     queue: Queue,
     nodes: BTreeMap<String, NodeView>,
     namespaces: BTreeMap<String, Labels>,
@@ -94,7 +94,7 @@ fn name_of<K: Resource>(object: &K) -> String {
 
 /// Run until dropped.
 pub(super) async fn run(client: Client, config: SchedulerConfig, token: CancellationToken, tasks: TaskTracker) {
-    let mut seed = Seed::new(config.seed);
+    let mut seed = Dice::new(config.seed);
     let (recorder, write_events) = Recorder::new(client.clone(), "default-scheduler", None, seed.fork());
     let own = token.clone();
     tasks.spawn(async move {

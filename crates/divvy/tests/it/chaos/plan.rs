@@ -4,40 +4,10 @@
 use std::collections::BTreeMap;
 
 use divvy_testbed::builders::{PodBuilder, pod};
+use divvy_testkit::dice::Dice;
 
 /// The number of steps in a sequence, not counting the steps that restart stopped programs.
 const STEPS: usize = 44;
-
-/// A random number generator: SplitMix64 (Steele, Lea, Flood 2014).
-#[derive(Debug, Clone)]
-pub(super) struct Dice(u64);
-
-impl Dice {
-    pub(super) fn new(seed: u64) -> Dice {
-        Dice(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Draw a number from `low` to `high`, inclusive.
-    pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
-        low + self.next() % (high - low + 1)
-    }
-
-    pub(super) fn percent(&mut self, chance: u64) -> bool {
-        self.next() % 100 < chance
-    }
-
-    fn one_of<T: Copy>(&mut self, of: &[T]) -> T {
-        of[(self.next() % of.len() as u64) as usize]
-    }
-}
 
 /// The clients whose requests a fault affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

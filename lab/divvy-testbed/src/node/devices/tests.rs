@@ -38,12 +38,12 @@ fn two() -> DeviceBooks {
 }
 
 fn begin(books: &mut DeviceBooks, pod: &str, wanted: usize) -> Result<Next, DeviceError> {
-    books.begin(holder(pod), wanted, false, false, &mut Seed::new(1))
+    books.begin(holder(pod), wanted, false, false, &mut Dice::new(1))
 }
 
 fn allocate(books: &mut DeviceBooks, pod: &str, wanted: usize) -> BTreeSet<String> {
     let request = match begin(books, pod, wanted).expect("begin") {
-        Next::Ask { request, .. } => books.preferred(request, &[], &mut Seed::new(1)).expect("preferred"),
+        Next::Ask { request, .. } => books.preferred(request, &[], &mut Dice::new(1)).expect("preferred"),
         Next::Allocate(request) => request,
         Next::Nothing => panic!("nothing"),
     };
@@ -95,7 +95,7 @@ fn what_a_container_holds_is_not_allocated_again() {
     // The kubelet restarts while the container is running, and the plugin has not registered again.
     let held = books.holders().clone();
     let mut restored = DeviceBooks::restore(Bugs::default(), 0, held, [R.to_owned()]);
-    let mut begin = |running| restored.begin(holder("p"), 1, true, running, &mut Seed::new(1));
+    let mut begin = |running| restored.begin(holder("p"), 1, true, running, &mut Dice::new(1));
     assert!(matches!(begin(true), Ok(Next::Nothing)));
     assert_eq!(
         begin(false).expect_err("no healthy device"),
@@ -119,7 +119,7 @@ fn preferences_are_intersected_cut_and_filled() {
         };
         assert_eq!(available.len(), 6);
         let answer: Vec<String> = answer.into_iter().map(str::to_owned).collect();
-        let request = books.preferred(request, &answer, &mut Seed::new(1)).expect("preferred");
+        let request = books.preferred(request, &answer, &mut Dice::new(1)).expect("preferred");
         assert_eq!(request.taken.len(), wanted);
         assert!(certain.is_subset(&request.taken), "{:?}", request.taken);
     }
@@ -128,7 +128,7 @@ fn preferences_are_intersected_cut_and_filled() {
         panic!("the plugin is not called")
     };
     let wished: Vec<String> = ["1", "2", "3"].map(str::to_owned).to_vec();
-    let taken = books.preferred(request, &wished, &mut Seed::new(1)).expect("preferred").taken;
+    let taken = books.preferred(request, &wished, &mut Dice::new(1)).expect("preferred").taken;
     assert!(taken.is_subset(&wished.into_iter().collect()) && taken.len() == 2);
 }
 
