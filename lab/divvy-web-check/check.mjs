@@ -14,7 +14,7 @@ const PICTURE_BYTES = 150 * 1024;
 
 // All pages, in both themes and both widths.
 const PATHS = ['/', '/?health=problem', '/?namespace=nothing', '/nodes/gpu-a30-01', '/nodes/gpu-h100-02', '/nodes/gpu-l40s-01', '/pods/vision/legacy-tagger',
-  '/pods/research/pretrain-0', '/waiting', '/history', '/login', '/nodes/none'];
+  '/pods/research/pretrain-0', '/waiting', '/login', '/nodes/none'];
 const MISSING = new Set(['/nodes/none']);
 const THEMES = ['light', 'dark'];
 const WIDTHS = [1280, 360];
@@ -197,7 +197,7 @@ await check('the form signs in, and the button signs out', { signedIn: false }, 
 });
 
 await check('the keyboard goes through the page in reading order', {}, async ({ page, open }) => {
-  for (const path of ['/?model=NVIDIA+A30', '/nodes/gpu-a30-01', '/pods/vision/legacy-tagger', '/waiting', '/history']) {
+  for (const path of ['/?model=NVIDIA+A30', '/nodes/gpu-a30-01', '/pods/vision/legacy-tagger', '/waiting']) {
     await open(path);
     const order = [];
     for (let at = 0; at < 80; at += 1) {

@@ -15,7 +15,7 @@ use futures::future::BoxFuture;
 use http::{HeaderValue, header};
 use sha2::{Digest as _, Sha256};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
@@ -117,8 +117,7 @@ impl Server {
             turns: Semaphore::new(REVIEWS),
         });
         let router = divvy_web::router(hub.clone(), gate, self.hosts);
-        let (_no_record, record) = watch::channel(None);
-        let feed = divvy_feed::feed(self.client, hub, record);
+        let feed = divvy_feed::feed(self.client, hub);
         let served = async {
             match self.door {
                 None => divvy_web::serve(self.listener, router, stop.clone()).await,

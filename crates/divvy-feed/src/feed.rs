@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_kube::{convert, watch};
-use divvy_page::{Measured, Recorded, Scene};
+use divvy_page::{Measured, Scene};
 use divvy_view::Waiting;
 use divvy_web::Hub;
 use futures::StreamExt as _;
@@ -37,8 +37,8 @@ enum Found {
     Waiting(Vec<Waiting>, Option<String>),
 }
 
-/// Show the cluster on the pages, and every change of it, as long as the future is polled. `record` is a recorded history that the pages show as well.
-pub async fn feed(client: kube::Client, hub: Arc<Hub>, mut record: signal::Receiver<Option<Recorded>>) {
+/// Show the cluster on the pages, and every change of it, as long as the future is polled.
+pub async fn feed(client: kube::Client, hub: Arc<Hub>) {
     let node = |object| convert::node(&object);
     let (pods, nodes) = watch::read(client.clone(), Kept::from, node);
     let (mut pods, mut nodes) = (pin!(pods), pin!(nodes));
@@ -68,11 +68,10 @@ pub async fn feed(client: kube::Client, hub: Arc<Hub>, mut record: signal::Recei
             }
             Some(change) = nodes.next() => shown.cluster.take_nodes(change),
             Some(found) = coming.recv() => shown.take(found, now()),
-            Ok(()) = record.changed() => {}
             () = sleep_until(at), if due.is_some() => {
                 due = None;
                 let begun = Instant::now();
-                let scene = shown.scene(now(), record.borrow().clone());
+                let scene = shown.scene(now());
                 let all = scene.view.nodes.iter().map(|node| node.name.clone()).collect();
                 names.send_if_modified(|known| std::mem::replace(known, all) != *known);
                 hub.show(scene);
@@ -114,7 +113,7 @@ impl Shown {
         }
     }
 
-    fn scene(&mut self, at: u64, record: Option<Recorded>) -> Scene {
+    fn scene(&mut self, at: u64) -> Scene {
         let view = self.cluster.view();
         let is_there = |name: &str| view.nodes.binary_search_by(|node| node.name.as_str().cmp(name)).is_ok();
         self.answers
@@ -130,7 +129,6 @@ impl Shown {
             view,
             answers: self.answers.clone(),
             waiting: self.waiting.clone(),
-            record,
         }
     }
 }

@@ -28,8 +28,6 @@ pub enum Address {
     },
     /// The pods that wait.
     Waiting,
-    /// The recorded history.
-    History,
 }
 
 /// Which nodes are shown.
@@ -98,7 +96,6 @@ impl Address {
                 name: name.clone(),
             }),
             [waiting] if waiting == "waiting" => Ok(Address::Waiting),
-            [history] if history == "history" => Ok(Address::History),
             _ => Err(NoAddress::Unknown),
         }
     }
@@ -124,7 +121,6 @@ impl Display for Address {
             Address::Node(name) => write!(f, "/nodes/{}", encoded(name)),
             Address::Pod { namespace, name } => write!(f, "/pods/{}/{}", encoded(namespace), encoded(name)),
             Address::Waiting => f.write_str("/waiting"),
-            Address::History => f.write_str("/history"),
         }
     }
 }

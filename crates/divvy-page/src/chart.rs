@@ -8,26 +8,13 @@ const HEIGHT: u64 = 80;
 
 /// Draw values over time: `(time, value)`, the oldest first. Where times are missing, the line has a gap. `limit` is a dashed line.
 pub(crate) fn line(points: &[(u64, u64)], from: u64, to: u64, most: u64, limit: Option<u64>, alternative: &str) -> Markup {
-    draw(&runs(points, 1), from, to, most, limit, alternative)
-}
-
-/// Draw values over any time without gaps.
-pub(crate) fn unbroken(points: &[(u64, u64)], most: u64, limit: Option<u64>, alternative: &str) -> Markup {
-    let (from, to) = (
-        points.first().map_or(0, |point| point.0),
-        points.last().map_or(0, |point| point.0),
-    );
-    draw(&runs(points, u64::MAX), from, to, most, limit, alternative)
-}
-
-fn draw(runs: &[Vec<(u64, u64)>], from: u64, to: u64, most: u64, limit: Option<u64>, alternative: &str) -> Markup {
     let x = |time: u64| scale(time.saturating_sub(from), to.saturating_sub(from), WIDTH);
     let y = |value: u64| HEIGHT - scale(value, most, HEIGHT);
     html! {
         svg.chart role="img" aria-label=(alternative) viewBox={ "0 -2 " (WIDTH) " " (HEIGHT + 4) } preserveAspectRatio="none" {
             line.base x1="0" x2=(WIDTH) y1=(HEIGHT) y2=(HEIGHT) {}
             @if let Some(limit) = limit { line.limit x1="0" x2=(WIDTH) y1=(y(limit)) y2=(y(limit)) {} }
-            @for run in runs {
+            @for run in runs(points) {
                 @let path: Vec<String> = run.iter().map(|(time, value)| format!("{} {}", x(*time), y(*value))).collect();
                 @let ends = (run.first().map_or(0, |point| x(point.0)), run.last().map_or(0, |point| x(point.0)));
                 path.area d={ "M" (ends.0) " " (HEIGHT) "L" (path.join("L")) "L" (ends.1) " " (HEIGHT) "Z" } {}
@@ -43,10 +30,9 @@ fn scale(value: u64, most: u64, size: u64) -> u64 {
     u64::try_from(scaled.checked_div(u128::from(most)).unwrap_or(0)).unwrap_or(size)
 }
 
-/// Divide points where more than `step` lies between two of them.
-fn runs(points: &[(u64, u64)], step: u64) -> Vec<Vec<(u64, u64)>> {
-    let parts = points.chunk_by(|earlier, later| later.0.saturating_sub(earlier.0) <= step);
-    parts.map(<[_]>::to_vec).collect()
+/// Divide points where times are missing.
+fn runs(points: &[(u64, u64)]) -> impl Iterator<Item = &[(u64, u64)]> {
+    points.chunk_by(|earlier, later| later.0.saturating_sub(earlier.0) <= 1)
 }
 
 /// Return the least, the greatest, and the last value.

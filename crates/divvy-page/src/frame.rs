@@ -37,7 +37,6 @@ pub(crate) fn page(scene: &Scene, address: &Address, title: &str, stream: &Strea
                         ul {
                             li { a href="/" aria-current=[current(matches!(address, Address::Cluster(_)))] { "Cluster" } }
                             li { a href="/waiting" aria-current=[current(*address == Address::Waiting)] { "Waiting " (waiting::count(scene)) } }
-                            @if scene.record.is_some() { li { a href="/history" aria-current=[current(*address == Address::History)] { "History" } } }
                         }
                     }
                     p.state { span id="status" role="status" {} time.read { "As of " (time(scene.at)) } }
@@ -118,6 +117,5 @@ pub(crate) fn title(address: &Address) -> String {
         Address::Node(name) => shown(name),
         Address::Pod { namespace, name } => shown(&format!("{namespace}/{name}")),
         Address::Waiting => "Waiting pods".to_owned(),
-        Address::History => "History".to_owned(),
     }
 }

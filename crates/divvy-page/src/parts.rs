@@ -4,7 +4,7 @@ use maud::html;
 
 use crate::frame::{self, Stream};
 use crate::select::select;
-use crate::{Address, History, Scene, card, cluster, node, pod, recorded, waiting};
+use crate::{Address, History, Scene, card, cluster, node, pod, waiting};
 
 /// A part of a page, by what it depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -13,8 +13,6 @@ pub enum Key {
     Totals,
     /// The pods that wait.
     Waiting,
-    /// The recorded history.
-    Record,
     /// A node, and what its agent measured.
     Node(String),
 }
@@ -25,7 +23,6 @@ impl Key {
         match self {
             Key::Totals => "totals",
             Key::Waiting => "waiting",
-            Key::Record => "record",
             Key::Node(_) => "node",
         }
     }
@@ -55,12 +52,8 @@ pub fn listing(scene: &Scene, address: &Address) -> Option<Listing> {
             (vec![Key::Waiting, Key::Node(place.node.name.clone())], (0, 0))
         }
         Address::Waiting => (vec![Key::Waiting], (0, 0)),
-        Address::History => {
-            scene.record.as_ref()?;
-            (vec![Key::Waiting, Key::Record], (0, 0))
-        }
     };
-    let list = hash(&(&keys, frame, scene.record.is_some()));
+    let list = hash(&(&keys, frame));
     Some(Listing { keys, list })
 }
 
@@ -78,14 +71,13 @@ pub fn part(scene: &Scene, history: &History, address: &Address, key: &Key) -> O
         (Key::Totals, Address::Cluster(_)) => cluster::totals(scene),
         (Key::Waiting, Address::Waiting) => html! { (waiting::count(scene)) (waiting::list(scene)) },
         (Key::Waiting, _) => waiting::count(scene),
-        (Key::Record, Address::History) => recorded::section(scene.record.as_ref()?),
         (Key::Node(name), Address::Cluster(_)) => card::card(scene, scene.node(name)?),
         (Key::Node(name), Address::Node(_)) => node::section(scene, scene.node(name)?),
         (Key::Node(_), Address::Pod { namespace, name }) => {
             let place = pod::find(scene, namespace, name)?;
             pod::section(scene, history, &place, namespace, name)
         }
-        (Key::Totals | Key::Record | Key::Node(_), _) => return None,
+        (Key::Totals | Key::Node(_), _) => return None,
     };
     Some(markup.into_string())
 }
@@ -100,7 +92,6 @@ pub fn page(scene: &Scene, history: &History, address: &Address, version: &str) 
             pod::page(scene, history, &place, namespace, name)
         }
         Address::Waiting => waiting::page(scene),
-        Address::History => recorded::page(scene.record.as_ref()?),
     };
     let mut query = form_urlencoded::Serializer::new(String::new());
     query.append_pair("at", &address.to_string());

@@ -19,8 +19,6 @@ pub struct Scene {
     pub waiting: Vec<Waiting>,
     /// Sentences about what is not known, and why: a missing right, a broken watch.
     pub notices: Vec<String>,
-    /// What `divvy audit record` wrote to a file, if one was named.
-    pub record: Option<Recorded>,
 }
 
 /// The answer of a node's agent.
@@ -30,28 +28,6 @@ pub struct Measured {
     pub at: u64,
     /// The answer, or why there is none.
     pub usage: Result<Usage, String>,
-}
-
-/// A recorded history of the cluster.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Recorded {
-    /// The allocations over time, the oldest first.
-    pub points: Vec<RecordedPoint>,
-    /// The promises that were broken, each a sentence.
-    pub findings: Vec<String>,
-    /// The file's name.
-    pub file: String,
-}
-
-/// The allocations at one time of a recorded history.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RecordedPoint {
-    /// The time, in seconds since 1970.
-    pub at: u64,
-    /// The memory in bytes that was allocated to pods.
-    pub allocated: u64,
-    /// The memory in bytes of all GPUs together.
-    pub total: u64,
 }
 
 impl Scene {

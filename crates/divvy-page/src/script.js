@@ -59,7 +59,7 @@
       if (source?.readyState === EventSource.CLOSED) later();
       else say('off', 'Connection lost. Trying again.');
     };
-    for (const name of ['node', 'totals', 'waiting', 'record']) source.addEventListener(name, apply);
+    for (const name of ['node', 'totals', 'waiting']) source.addEventListener(name, apply);
     source.addEventListener('reload', () => { close(); location.reload(); });
   };
 

@@ -34,7 +34,6 @@ struct State {
     changed: BTreeMap<String, u64>,
     totals: Seen,
     waiting: Seen,
-    record: Seen,
 }
 
 /// What is different in a new scene.
@@ -42,7 +41,6 @@ struct Compared {
     nodes: Vec<String>,
     totals: Seen,
     waiting: Seen,
-    record: Seen,
 }
 
 /// A part that is compared by what it looks like.
@@ -81,7 +79,6 @@ impl Hub {
                 changed: BTreeMap::new(),
                 totals: Seen::default(),
                 waiting: Seen::default(),
-                record: Seen::default(),
             }),
             newest: watch::Sender::new(0),
             asked: RwLock::new(Asked::default()),
@@ -197,7 +194,7 @@ impl Drop for Followed {
 fn nodes(listing: Listing) -> Vec<String> {
     let node = |key| match key {
         Key::Node(name) => Some(name),
-        Key::Totals | Key::Waiting | Key::Record => None,
+        Key::Totals | Key::Waiting => None,
     };
     listing.keys.into_iter().filter_map(node).collect()
 }
@@ -214,7 +211,6 @@ impl State {
         match key {
             Key::Totals => self.totals.changed,
             Key::Waiting => self.waiting.changed,
-            Key::Record => self.record.changed,
             Key::Node(name) => self.changed.get(name).copied().unwrap_or(0),
         }
     }
@@ -241,7 +237,6 @@ impl State {
                 .totals
                 .next(hash(Address::Cluster(Filter::default()), Key::Totals), version),
             waiting: self.waiting.next(hash(Address::Waiting, Key::Waiting), version),
-            record: self.record.next(hash(Address::History, Key::Record), version),
         }
     }
 
@@ -254,7 +249,7 @@ impl State {
         self.changed.retain(|name, _| scene.node(name).is_some());
         self.changed
             .extend(compared.nodes.into_iter().map(|name| (name, self.version)));
-        (self.totals, self.waiting, self.record) = (compared.totals, compared.waiting, compared.record);
+        (self.totals, self.waiting) = (compared.totals, compared.waiting);
         old
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use divvy_page::{Measured, Recorded, RecordedPoint, Scene};
+use divvy_page::{Measured, Scene};
 use divvy_view_sim::{HOSTILE, mixed};
 use divvy_web::{Gate, Hosts, Hub, Impatient, LocalToken, Refused, router};
 use futures::future::BoxFuture;
@@ -21,8 +21,6 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-
-const GIB: u64 = 1 << 30;
 
 /// The gate of `divvy web`, whose token can expire.
 struct Expiring {
@@ -57,12 +55,6 @@ impl Story {
         let mut cluster = mixed(self.step);
         cluster.view.nodes.retain(|node| !self.gone.contains(&node.name));
         let at = cluster.at;
-        let allocated = |hour: u64| 1100 + (hour * 37) % 190 + if (8..20).contains(&(hour % 24)) { 520 } else { 0 };
-        let point = |hour: u64| RecordedPoint {
-            at: at - (168 - hour) * 3600,
-            allocated: allocated(hour) * GIB,
-            total: 3104 * GIB,
-        };
         let measured = |usage| Measured { at, usage };
         let mut scene = Scene {
             at,
@@ -74,11 +66,6 @@ impl Story {
                 .collect(),
             waiting: cluster.waiting,
             notices: vec![format!("You may not read the file {HOSTILE}, so its contents are not known.")],
-            record: Some(Recorded {
-                points: (0..168).map(point).collect(),
-                findings: vec!["2026-11-27 03:12:44 UTC: two pods held the same memory of GPU-gpu-a30-01-1 for 4 s.".to_owned()],
-                file: "/var/lib/divvy/audit.jsonl".to_owned(),
-            }),
         };
         if self.plain {
             scene.notices.clear();

@@ -113,7 +113,7 @@ proptest! {
         health in proptest::option::of(prop_oneof![Just(Condition::Ok), Just(Condition::Problem)]), model in proptest::option::of("\\PC{1,30}"),
     ) {
         let filter = Filter { namespace: Some(namespace.clone()), model, free: free.map(u64::from), health, page };
-        for address in [Address::Cluster(filter), Address::Node(name.clone()), Address::Pod { namespace, name }, Address::Waiting, Address::History] {
+        for address in [Address::Cluster(filter), Address::Node(name.clone()), Address::Pod { namespace, name }, Address::Waiting] {
             let text = address.to_string();
             prop_assert!(text.is_ascii());
             prop_assert_eq!(Address::parse(&text), Ok(address), "{}", text);

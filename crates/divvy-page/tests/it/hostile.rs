@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_page::{Address, Filter, History, Message, Recorded, Scene, message, page};
+use divvy_page::{Address, Filter, History, Message, Scene, message, page};
 use divvy_view_sim::{HOSTILE, mixed};
 use proptest::prelude::*;
 use scraper::Html;
@@ -200,11 +200,6 @@ fn with(scene: &mut Scene, text: &str) {
         pod.why = text.to_owned();
         pod.help = vec![text.to_owned()];
     }
-    scene.record = Some(Recorded {
-        findings: vec![text.to_owned()],
-        file: text.to_owned(),
-        ..Recorded::default()
-    });
 }
 
 fn all_pages(scene: &Scene, text: &str) -> Vec<String> {
@@ -225,7 +220,6 @@ fn all_pages(scene: &Scene, text: &str) -> Vec<String> {
             name: text.to_owned(),
         },
         Address::Waiting,
-        Address::History,
     ];
     let open = |address: &Address| page(scene, &history, address, text).unwrap_or_else(|| panic!("{address} exists"));
     addresses.iter().map(open).collect()
@@ -243,7 +237,6 @@ fn the_lists_of_elements_and_attributes_have_nothing_that_is_not_used() {
         "/nodes/gpu-h100-02",
         "/pods/vision/legacy-tagger",
         "/waiting",
-        "/history",
     ] {
         let address = Address::parse(address).expect("an address");
         pages.push(page(&scene, &history, &address, "v").expect("a page"));

@@ -9,7 +9,7 @@ use scraper::Html;
 use crate::document::{ids, outline, select, text};
 use crate::scenes::{everything, small};
 
-const ALL: [&str; 8] = [
+const ALL: [&str; 7] = [
     "/",
     "/?namespace=vision",
     "/nodes/gpu-a100-01",
@@ -17,7 +17,6 @@ const ALL: [&str; 8] = [
     "/nodes/gpu-v100-01",
     "/pods/vision/legacy-tagger",
     "/waiting",
-    "/history",
 ];
 
 fn address(text: &str) -> Address {
@@ -49,10 +48,6 @@ fn snapshots() {
     insta::assert_snapshot!(
         "waiting",
         outline(&part(&scene, &history, &Address::Waiting, &Key::Waiting).expect("a part"))
-    );
-    insta::assert_snapshot!(
-        "record",
-        outline(&part(&scene, &history, &Address::History, &Key::Record).expect("a part"))
     );
     let sign_in = message(&Message {
         title: "Sign in".to_owned(),
@@ -268,7 +263,7 @@ fn a_page_works_without_its_script() {
     let html = page(&everything(), &History::default(), &address("/"), "v").expect("a page");
     assert!(html.contains(r#"<noscript><meta http-equiv="refresh" content="30"></noscript>"#));
     assert!(SCRIPT.len() < 10_000);
-    let names: BTreeSet<&str> = [Key::Totals, Key::Waiting, Key::Record, Key::Node(String::new())]
+    let names: BTreeSet<&str> = [Key::Totals, Key::Waiting, Key::Node(String::new())]
         .iter()
         .map(Key::event)
         .collect();

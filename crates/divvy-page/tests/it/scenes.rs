@@ -2,7 +2,7 @@
 
 use divvy_model::Health;
 use divvy_model::usage::EscapeKind;
-use divvy_page::{Measured, Recorded, RecordedPoint, Scene};
+use divvy_page::{Measured, Scene};
 use divvy_view_sim::{Cluster, Machine, Share, mixed};
 
 pub(crate) const GIB: u64 = 1 << 30;
@@ -24,17 +24,6 @@ pub(crate) fn scene(cluster: Cluster) -> Scene {
 pub(crate) fn everything() -> Scene {
     let mut scene = scene(mixed(3));
     scene.notices.push("You may not list pods in all namespaces.".to_owned());
-    scene.record = Some(Recorded {
-        points: (0..3)
-            .map(|at| RecordedPoint {
-                at: at * 3600,
-                allocated: (5 + at) * GIB,
-                total: 32 * GIB,
-            })
-            .collect(),
-        findings: vec!["Two pods held the same memory.".to_owned()],
-        file: "/tmp/audit".to_owned(),
-    });
     scene
 }
 

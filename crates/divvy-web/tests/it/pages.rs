@@ -253,7 +253,7 @@ async fn what_is_asked_for_wrongly_has_an_answer_that_says_so() {
     for (path, status, says) in [
         ("/nodes/gone", 404, "may be gone"),
         ("/pods/ml/gone", 404, "may be gone"),
-        ("/history", 404, "no such page"),
+        ("/elsewhere", 404, "no such page"),
         ("/?free=x", 400, "free=&quot;x&quot; is not a whole number"),
         ("/events?at=nowhere", 400, "not the address of a page"),
     ] {

@@ -1,7 +1,5 @@
 //! The grammar of `divvy web`.
 
-use std::path::PathBuf;
-
 use clap::Args;
 
 use super::ClusterArgs;
@@ -10,9 +8,8 @@ use super::ClusterArgs;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  kubectl divvy web                    prints an address; open it in a browser on this machine
-  kubectl divvy web --port 8080        at the same port each time
-  kubectl divvy web --record gpu.log   also the history that `divvy audit record gpu.log` writes
+  kubectl divvy web              prints an address; open it in a browser on this machine
+  kubectl divvy web --port 8080  at the same port each time
 
 The page is served on 127.0.0.1 until Ctrl-C, and only to those who know the token in the address. It shows what you may see: it reads the cluster with your kubeconfig. What is used comes from the \
 agents, through the API server: that needs the right to get pods/proxy in the agents' namespace.
@@ -22,9 +19,6 @@ pub struct WebArgs {
     /// The port on 127.0.0.1 [default: a free one]
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     pub port: u16,
-    /// Also show the history in this file, which `divvy audit record` wrote or is writing
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }

@@ -1,7 +1,5 @@
 //! `divvy web`: serves the web page on this machine, with the user's own rights.
 
-mod record;
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -9,7 +7,6 @@ use anyhow::Context as _;
 use divvy_kube::{client, list};
 use divvy_program::until_stopped;
 use divvy_web::{Hosts, Hub, LocalToken, router};
-use tokio::sync::watch;
 
 use super::inspect::choice;
 use crate::cli::web::WebArgs;
@@ -21,12 +18,6 @@ pub async fn run(args: WebArgs) -> anyhow::Result<()> {
     // A missing right is an error here, and not an empty page.
     list::can_list(&client).await?;
     let stop = until_stopped(false)?;
-    let (history, recorded) = watch::channel(None);
-    // An unusable file is an error here, too.
-    if let Some(file) = args.record {
-        let first = record::Followed::read(file).await?;
-        tokio::spawn(first.follow(history));
-    }
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, args.port));
     let listener = divvy_serve::listen(address).with_context(|| match args.port {
         0 => "no port on 127.0.0.1 can be opened".to_owned(),
@@ -41,6 +32,6 @@ pub async fn run(args: WebArgs) -> anyhow::Result<()> {
     let served = divvy_web::serve(listener, router, stop.clone());
     tokio::select! {
         () = served => Ok(()),
-        () = divvy_feed::feed(client, hub, recorded) => anyhow::bail!("the watches of nodes and pods have ended; start the command again"),
+        () = divvy_feed::feed(client, hub) => anyhow::bail!("the watches of nodes and pods have ended; start the command again"),
     }
 }

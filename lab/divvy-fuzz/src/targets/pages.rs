@@ -16,7 +16,6 @@ pub(crate) fn targets() -> Vec<Target> {
                 "/nodes/gpu-%C3%A9",
                 "/pods/ml/train-0",
                 "/waiting",
-                "/history",
             ],
         )
         .refusing(&["/nodes/%ff", "/?free=many", "/pods//a"]),
