@@ -239,7 +239,7 @@ pub enum What {
         /// The reason, if it is known.
         why: Option<String>,
     },
-    /// The end of a list is missing, because the program that wrote it was stopped.
+    /// The end of a list is missing.
     ListUnfinished {
         /// The kind of objects: `pods` or `nodes`.
         of: &'static str,
@@ -257,10 +257,5 @@ pub enum What {
     ReportsUnmatched {
         /// The number of containers.
         containers: u64,
-    },
-    /// A part of the input could not be read.
-    NotRead {
-        /// Which part, and what is wrong with it.
-        text: String,
     },
 }

@@ -1,6 +1,6 @@
-//! The audit of a recorded history. Was more of a GPU allocated than it has? Did a container run elsewhere than allocated? Was
+//! The audit of a cluster's history. Was more of a GPU allocated than it has? Did a container run elsewhere than allocated? Was
 //! anything left behind? The history holds what the API server reported about pods and nodes, change by change, and what the
-//! containers reported about themselves.
+//! containers reported about themselves. Tests audit histories; `divvy audit` passes only the present state, as two lists.
 //!
 //! [`Audit`] reads one [`Fact`] after another and remembers only the present state, so its memory grows with the cluster and not
 //! with the history. It keeps its own sums per GPU, because an audit that used the [`divvy_placement::Ledger`] would repeat the
@@ -27,10 +27,9 @@ use divvy_model::{ContainerShare, Held, MemoryUnit, MiB, Node, Pod};
 
 pub use finding::{Card, Finding, Level, Moment, Share, What, Who};
 use gpu::Booking;
+pub use reports::Report;
 use reports::{Early, Run};
-pub use reports::{GpuName, Report};
 use site::{Site, Suspect};
-pub use words::span;
 
 /// How long each condition may last before it becomes a finding, and assumptions about the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,8 +111,6 @@ pub enum Fact {
     },
     /// A container reported about itself.
     Report(Report),
-    /// Nothing happened up to this moment.
-    Time,
 }
 
 /// The result of an audit.
@@ -280,7 +277,7 @@ impl Audit {
         let kind = match &fact {
             Fact::Pod { .. } | Fact::PodGone(_) => Some(Kind::Pods),
             Fact::Node(_) | Fact::NodeGone(_) => Some(Kind::Nodes),
-            Fact::ListBegins { .. } | Fact::ListEnds { .. } | Fact::Report(_) | Fact::Time => None,
+            Fact::ListBegins { .. } | Fact::ListEnds { .. } | Fact::Report(_) => None,
         };
         match fact {
             Fact::Pod { pod, delete_by_ms } => self.pod(at, pod, delete_by_ms),
@@ -290,7 +287,6 @@ impl Audit {
             Fact::ListBegins { kind, why } => self.list_begins(at, kind, why),
             Fact::ListEnds { kind } => self.list_ends(at, kind),
             Fact::Report(report) => self.report(at, report),
-            Fact::Time => {}
         }
         if let Some(kind) = kind {
             if !self.listing.contains_key(&kind) {
@@ -298,17 +294,6 @@ impl Audit {
             }
             self.last_of.insert(kind, at);
         }
-    }
-
-    /// Add a finding that the caller made, for example about a line that it could not read.
-    pub fn note(&mut self, at: Moment, what: What) {
-        self.found(at, what);
-    }
-
-    /// Return the GPU memory that is allocated now, and that of all GPUs together.
-    pub fn totals(&self) -> (MiB, MiB) {
-        let gpus = self.sites.values().filter(|site| site.known).flat_map(|site| &site.gpus);
-        (self.booked, gpus.fold(MiB(0), |sum, gpu| sum.saturating_add(gpu.capacity)))
     }
 
     /// End the history and return the result. `now_ms` is the current time if the audit examines a live cluster. With `None`, the

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use divvy_model::{Held, MemoryUnit, MiB, Pod, names};
 
 use super::finding::{Moment, Share, What};
+use super::gpu::Gpu;
 use super::{Audit, who};
 
 /// What a container reported about itself, or what was observed of its process. It does not depend on Divvy's own records.
@@ -18,19 +19,10 @@ pub struct Report {
     pub id: String,
     /// Whether the container runs; if false, it has ended.
     pub running: bool,
-    /// The GPUs whose device nodes the container has; `None` if this was not examined.
-    pub gpus: Option<Vec<GpuName>>,
+    /// The minor numbers in the `/dev/nvidia<minor>` that the container has.
+    pub gpus: Vec<u32>,
     /// The container's environment variables, as far as they matter.
     pub env: BTreeMap<String, String>,
-}
-
-/// How a container names a GPU.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum GpuName {
-    /// The minor number in `/dev/nvidia<minor>`.
-    Minor(u32),
-    /// NVML's UUID.
-    Uuid(String),
 }
 
 /// A running container.
@@ -218,20 +210,17 @@ impl Audit {
         let Some(site) = self.sites.get(&report.node) else {
             return (None, MiB::ZERO);
         };
-        let named = |name: &GpuName| {
-            site.gpus.iter().position(|gpu| match name {
-                GpuName::Minor(minor) => gpu.nodes.iter().any(|node| *node == format!("nvidia{minor}")),
-                GpuName::Uuid(uuid) => gpu.card.uuid.as_ref() == Some(uuid),
-            })
+        let named = |minor: &u32| {
+            let has = |gpu: &Gpu| gpu.nodes.iter().any(|node| *node == format!("nvidia{minor}"));
+            site.gpus.iter().position(has)
         };
-        let words = |name: &GpuName| match (named(name).and_then(|position| site.gpus.get(position)), name) {
-            (Some(gpu), _) => gpu.card.to_string(),
-            (None, GpuName::Minor(minor)) => format!("/dev/nvidia{minor} of node {}, which it never listed", report.node),
-            (None, GpuName::Uuid(uuid)) => format!("GPU {uuid} of node {}, which it never listed", report.node),
+        let words = |minor: &u32| match named(minor).and_then(|position| site.gpus.get(position)) {
+            Some(gpu) => gpu.card.to_string(),
+            None => format!("/dev/nvidia{minor} of node {}, which it never listed", report.node),
         };
-        let had = |names: &[GpuName]| match names {
+        let had = |minors: &[u32]| match minors {
             [] => "no GPU".to_owned(),
-            names => names.iter().map(words).collect::<Vec<_>>().join(" and "),
+            minors => minors.iter().map(words).collect::<Vec<_>>().join(" and "),
         };
         let asks = pod.request.containers.iter().find(|one| one.name == report.container);
         let asks = asks.is_some_and(|one| one.units > 0);
@@ -249,7 +238,7 @@ impl Audit {
         }
         if shares.is_empty() {
             let told = report.env.get(names::ALIYUN_IDX).filter(|_| asks);
-            let gpus = report.gpus.as_deref().unwrap_or_default();
+            let gpus = report.gpus.as_slice();
             if !gpus.is_empty() || told.is_some() {
                 let what = match told {
                     Some(index) if gpus.is_empty() => format!("{}={index}", names::ALIYUN_IDX),
@@ -288,15 +277,13 @@ impl Audit {
         if expected.iter().filter_map(card).any(|gpu| gpu.whole) {
             return (None, MiB::ZERO);
         }
-        if let Some(gpus) = &report.gpus {
-            let mut has: Vec<Option<usize>> = gpus.iter().map(named).collect();
-            let mut should = expected.clone();
-            has.sort_unstable();
-            should.sort_unstable();
-            if has != should || has.contains(&None) {
-                found.push(elsewhere(had(gpus)));
-                used = has.first().copied().flatten();
-            }
+        let mut has: Vec<Option<usize>> = report.gpus.iter().map(named).collect();
+        let mut should = expected.clone();
+        has.sort_unstable();
+        should.sort_unstable();
+        if has != should || has.contains(&None) {
+            found.push(elsewhere(had(&report.gpus)));
+            used = has.first().copied().flatten();
         }
         if pod.request.whole.is_some() {
             found.extend(not_void(pod, report));
@@ -305,18 +292,7 @@ impl Audit {
         let (Some(share), Some(gpu)) = (shares.first().filter(|_| shares.len() == 1), expected.first().and_then(card)) else {
             return (used, shares.first().map_or(MiB::ZERO, |share| share.memory));
         };
-        let index = report.env.get(names::ALIYUN_IDX);
-        let right = gpu.card.index.to_string();
-        if report.gpus.is_none() && index.is_some_and(|index| *index != right) {
-            let index = index.and_then(|index| index.parse().ok());
-            used = site.gpus.iter().position(|gpu| Some(gpu.card.index) == index);
-            found.push(elsewhere(match index {
-                Some(index) => format!("GPU {index} of node {}", report.node),
-                None => format!("{}, which names none", names::ALIYUN_IDX),
-            }));
-        } else {
-            told(pod, report, names::ALIYUN_IDX, right, found);
-        }
+        told(pod, report, names::ALIYUN_IDX, gpu.card.index.to_string(), found);
         let right = |unit: &MemoryUnit| {
             let units = unit.units_in(share.memory).to_string();
             let of = if *unit == site.unit() {

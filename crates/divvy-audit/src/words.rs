@@ -2,10 +2,10 @@ use std::fmt;
 
 use divvy_model::PodKey;
 
-use super::finding::{Card, Level, Share, What};
+use super::finding::{Card, Level, Share, What, Who};
 
 /// Format a duration in milliseconds, rounded down to seconds: `10 min 3 s`.
-pub fn span(ms: i64) -> String {
+fn span(ms: i64) -> String {
     let seconds = ms / 1000;
     match seconds {
         ..60 => format!("{seconds} s"),
@@ -28,39 +28,24 @@ fn shares(by: &[Share]) -> String {
 }
 
 impl What {
-    /// Return the GPU that the finding is about; `None` if it is not about one GPU.
+    /// Return the GPU that the finding is about; `None` if it is not about one GPU, or if only a history can have it.
     pub fn card(&self) -> Option<&Card> {
         match self {
-            What::Overcommitted { card, .. }
-            | What::OvercommittedByReports { card, .. }
-            | What::GivenEarly { card, .. }
-            | What::BoundToFailed { card, .. }
-            | What::HeldLong { card, .. }
-            | What::HeldNow { card, .. } => Some(card),
+            What::Overcommitted { card, .. } | What::HeldLong { card, .. } | What::HeldNow { card, .. } => Some(card),
             _ => None,
         }
     }
 
-    /// Return the names and UIDs of the pods that the finding is about.
+    /// Return the names and UIDs of the pods that the finding is about; none if only a history can have it.
     pub fn pods(&self) -> Vec<(&PodKey, &str)> {
         match self {
-            What::Overcommitted { by, .. } | What::OvercommittedByReports { by, .. } => {
-                by.iter().map(|share| (&share.pod, share.uid.as_str())).collect()
-            }
-            What::GivenEarly { newcomer: who, .. }
-            | What::AllocationChanged { who, .. }
-            | What::AllocatedUnbound { who }
+            What::Overcommitted { by, .. } => by.iter().map(|share| (&share.pod, share.uid.as_str())).collect(),
+            What::AllocatedUnbound { who }
             | What::BoundWithoutAllocation { who, .. }
             | What::Unreadable { who, .. }
             | What::NotOnNode { who, .. }
             | What::NotAsAsked { who, .. }
-            | What::BoundToFailed { who, .. }
-            | What::RanElsewhere { who, .. }
-            | What::RanWithoutAllocation { who, .. }
-            | What::ToldWrong { who, .. }
-            | What::NotVoid { who, .. }
-            | What::StuckDeleting { who, .. }
-            | What::OutlivedPod { who, .. } => vec![(&who.pod, who.uid.as_str())],
+            | What::StuckDeleting { who, .. } => vec![(&who.pod, who.uid.as_str())],
             _ => Vec::new(),
         }
     }
@@ -91,7 +76,6 @@ impl What {
             What::ListUnfinished { .. } => "list-unfinished",
             What::NodeUnknown { .. } => "node-unknown",
             What::ReportsUnmatched { .. } => "reports-unmatched",
-            What::NotRead { .. } => "not-read",
         }
     }
 
@@ -102,130 +86,87 @@ impl What {
             | What::Gap { .. }
             | What::ListUnfinished { .. }
             | What::NodeUnknown { .. }
-            | What::ReportsUnmatched { .. }
-            | What::NotRead { .. } => Level::Doubt,
+            | What::ReportsUnmatched { .. } => Level::Doubt,
             What::HeldNow { .. } => Level::Note,
             _ => Level::Fault,
         }
     }
 
-    /// Return why the finding matters: a clause that starts in lowercase and has no full stop.
-    pub fn matters(&self) -> &'static str {
-        match self {
-            What::Overcommitted { ran: true, .. } | What::OvercommittedByReports { .. } => {
-                "programs that use all of their memory run out of it, and which of them fails is a matter of chance"
-            }
-            What::Overcommitted { ran: false, .. } => {
-                "on paper only: the node's agent does not start a container without free memory for it, so a pod that is bound to the node does not start \
-                 until memory is free"
-            }
-            What::GivenEarly { .. } => {
-                "the history does not say when the old containers ended; the node's agent holds the new pod back until they have"
-            }
-            What::AllocationChanged { .. } => {
-                "Divvy counts what the annotation says, so memory of a running container may be given to another pod"
-            }
-            What::AllocatedUnbound { .. } => {
-                "only the extender writes allocations, together with the Binding; another client wrote this one"
-            }
-            What::BoundWithoutAllocation { .. } => {
-                "its containers cannot start, and the kubelet counts its units as used: the scheduler did not call the extender"
-            }
-            What::Unreadable { .. } => "no memory is counted for it, and its containers cannot start",
-            What::NotOnNode { .. } => "its containers cannot start, and its memory is not counted anywhere",
-            What::NotAsAsked { .. } => "Divvy counts more or less memory than its containers may use",
-            What::BoundToFailed { .. } => "its containers cannot start until the GPU recovers",
-            What::RanElsewhere { .. } => "it used memory that was promised to other pods",
-            What::RanWithoutAllocation { .. } => "it could use a GPU without being counted",
-            What::ToldWrong { .. } => "programs decide by this value how much memory to take",
-            What::NotVoid { .. } => "with NVIDIA's runtime as the default, it would have got every GPU that the variable names",
-            What::HeldLong { .. } | What::HeldNow { .. } | What::StuckDeleting { .. } | What::OutlivedPod { .. } => {
-                "no other pod gets this memory in the meantime"
-            }
-            What::Gap { .. } | What::ListUnfinished { .. } => {
-                "what happened in this time is not known; what happened before and after is"
-            }
-            What::NodeUnknown { .. } => "without the sizes of its GPUs, the audit cannot tell whether memory was given twice",
-            What::ReportsUnmatched { .. } => "the audit cannot tell whether they ran on their pods' GPUs",
-            What::NotRead { .. } => "the part that is missing may hold any change",
-        }
-    }
-
-    /// Return what to do next: a sentence, most often with a command.
-    pub fn next(&self) -> String {
+    /// Return why the finding matters, as a clause without a full stop, and what to do next, as a sentence, most often with a command. `None` for findings
+    /// that only a history can have: users see the present state.
+    pub fn advice(&self) -> Option<(&'static str, String)> {
         let describe = |pod: &PodKey| format!("kubectl describe pod -n {} {}", pod.namespace, pod.name);
         let delete = |pod: &PodKey| format!("kubectl delete pod -n {} {}", pod.namespace, pod.name);
-        match self {
-            What::Overcommitted { by, .. } | What::OvercommittedByReports { by, .. } => match by.last() {
-                Some(share) => format!(
-                    "look at the node (divvy inspect gpushare -d), and delete a pod, so that the others fit: {}",
-                    delete(&share.pod)
-                ),
-                None => "divvy inspect gpushare -d".to_owned(),
-            },
-            What::GivenEarly { newcomer, .. } => {
-                format!(
-                    "pass the containers' own reports (--reports FILE), or read the pod's events: {}",
-                    describe(&newcomer.pod)
-                )
-            }
-            What::AllocationChanged { who, .. } | What::AllocatedUnbound { who } => format!(
-                "find who wrote it (kubectl get pod -n {} {} -o yaml --show-managed-fields), install the admission policies (Helm: policies.enabled=true), and replace the pod: {}",
-                who.pod.namespace,
-                who.pod.name,
-                delete(&who.pod)
+        let describe_and_delete = |who: &Who| format!("{}, then {}", describe(&who.pod), delete(&who.pod));
+        let blocked = "no other pod gets this memory in the meantime";
+        Some(match self {
+            What::Overcommitted { ran, by, .. } => (
+                match ran {
+                    true => "programs that use all of their memory run out of it, and which of them fails is a matter of chance",
+                    false => {
+                        "on paper only: the node's agent does not start a container without free memory for it, so a pod that is bound to the node does not start \
+                         until memory is free"
+                    }
+                },
+                match by.last() {
+                    Some(share) => format!(
+                        "look at the node (divvy inspect gpushare -d), and delete a pod, so that the others fit: {}",
+                        delete(&share.pod)
+                    ),
+                    None => "divvy inspect gpushare -d".to_owned(),
+                },
             ),
-            What::BoundWithoutAllocation { who, .. } => {
+            What::AllocatedUnbound { who } => (
+                "only the extender writes allocations, together with the Binding; another client wrote this one",
+                format!(
+                    "find who wrote it (kubectl get pod -n {} {} -o yaml --show-managed-fields), install the admission policies (Helm: policies.enabled=true), and replace the pod: {}",
+                    who.pod.namespace,
+                    who.pod.name,
+                    delete(&who.pod)
+                ),
+            ),
+            What::BoundWithoutAllocation { who, .. } => (
+                "its containers cannot start, and the kubelet counts its units as used: the scheduler did not call the extender",
                 format!(
                     "check that the scheduler calls the extender (divvy scheduler-config --check), then {}",
                     delete(&who.pod)
-                )
-            }
-            What::Unreadable { who, .. }
-            | What::NotOnNode { who, .. }
-            | What::NotAsAsked { who, .. }
-            | What::BoundToFailed { who, .. } => {
-                format!("{}, then {}", describe(&who.pod), delete(&who.pod))
-            }
-            What::RanElsewhere { who, .. } | What::RanWithoutAllocation { who, .. } => format!(
-                "look on the node for another device plugin, or for NVIDIA's runtime as the default, then {}",
-                delete(&who.pod)
+                ),
             ),
-            What::ToldWrong { who, .. } => format!(
-                "check whether the node's agent is older than the extender, then {}",
-                delete(&who.pod)
+            What::Unreadable { who, .. } => (
+                "no memory is counted for it, and its containers cannot start",
+                describe_and_delete(who),
             ),
-            What::NotVoid { who, .. } => format!(
-                "check that the container runtime applies CDI edits last; see the container's environment: kubectl exec -n {} {} -- env",
-                who.pod.namespace, who.pod.name
+            What::NotOnNode { who, .. } => (
+                "its containers cannot start, and its memory is not counted anywhere",
+                describe_and_delete(who),
             ),
-            What::HeldLong { card, .. } => format!(
-                "on node {}, find the container of the deleted pod (crictl ps) and end it (crictl stop)",
-                card.node
+            What::NotAsAsked { who, .. } => (
+                "Divvy counts more or less memory than its containers may use",
+                describe_and_delete(who),
             ),
-            What::HeldNow { .. } => "run the audit again in a minute: divvy audit".to_owned(),
-            What::StuckDeleting { who, node, .. } => {
+            What::HeldLong { card, .. } => (
+                blocked,
+                format!(
+                    "on node {}, find the container of the deleted pod (crictl ps) and end it (crictl stop)",
+                    card.node
+                ),
+            ),
+            What::HeldNow { .. } => (blocked, "run the audit again in a minute: divvy audit".to_owned()),
+            What::StuckDeleting { who, node, .. } => (
+                blocked,
                 format!(
                     "check that node {node} is ready (kubectl get node {node}) and that no finalizer keeps the pod: {}",
                     describe(&who.pod)
-                )
-            }
-            What::OutlivedPod { .. } => "on its node, find the container (crictl ps) and end it (crictl stop)".to_owned(),
-            What::Gap { .. } => {
-                "record close to the API server, and keep the recorder running: divvy audit record FILE".to_owned()
-            }
-            What::ListUnfinished { .. } => "record again: divvy audit record FILE".to_owned(),
-            What::NodeUnknown { node, gone: true, .. } => format!(
-                "Kubernetes deletes the pods of a deleted node; list those that are left: kubectl get pods -A --field-selector spec.nodeName={node}"
+                ),
             ),
-            What::NodeUnknown { gone: false, .. } => {
-                "pass the nodes as well: kubectl get pods,nodes -A -o json, or divvy audit record FILE".to_owned()
-            }
-            What::ReportsUnmatched { .. } => {
-                "start the recording before the pods are created: divvy audit record FILE".to_owned()
-            }
-            What::NotRead { .. } => "check that the file is complete".to_owned(),
-        }
+            What::NodeUnknown { node, .. } => (
+                "without the sizes of its GPUs, the audit cannot tell whether memory was given twice",
+                format!(
+                    "Kubernetes deletes the pods of a deleted node; list those that are left: kubectl get pods -A --field-selector spec.nodeName={node}"
+                ),
+            ),
+            _ => return None,
+        })
     }
 }
 
@@ -378,10 +319,7 @@ impl fmt::Display for What {
                     None => Ok(()),
                 }
             }
-            What::ListUnfinished { of } => write!(
-                f,
-                "a list of {of} is incomplete: the recorder was stopped while it wrote the list"
-            ),
+            What::ListUnfinished { of } => write!(f, "a list of {of} has no end"),
             What::NodeUnknown { node, pods, gone } => {
                 let (pods, were) = match pods {
                     1 => ("1 pod".to_owned(), "was"),
@@ -399,7 +337,6 @@ impl fmt::Display for What {
                     "{containers} containers reported, and the history says nothing about their pods"
                 )
             }
-            What::NotRead { text } => f.write_str(text),
         }
     }
 }

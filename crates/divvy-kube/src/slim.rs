@@ -144,7 +144,7 @@ impl<L: Into<Labels>> From<Meta<L>> for ObjectMeta {
 }
 
 /// Report whether Divvy reads an annotation.
-pub fn is_read(annotation: &str) -> bool {
+fn is_read(annotation: &str) -> bool {
     annotation.starts_with(names::PREFIX)
         || annotation.starts_with("ALIYUN_COM_GPU_MEM_")
         || annotation == names::GPUSHARE_ALLOCATION

@@ -49,7 +49,7 @@ Examples:
   divvy top                        what pods have of each GPU and what they use of it
   divvy why my-pod                 why a pod waits, or where it runs
   divvy audit
-      find overcommitted GPUs, pods on the wrong GPU, and leaked memory
+      find overcommitted GPUs, wrong allocations, and leaked memory
   divvy agent --node-name \"$NODE\"  on a GPU node (a DaemonSet does this)
   divvy extender --tls-secret divvy-system/divvy-extender-tls --listen 0.0.0.0:32766
   divvy scheduler-config           the configuration that kube-scheduler needs
@@ -346,51 +346,24 @@ pub enum VersionOutput {
     Yaml,
 }
 
-/// Check whether a GPU was ever overcommitted, a pod ran on another GPU than its own, or memory leaked
+/// Check whether a GPU is overcommitted, an allocation is wrong, or memory leaked
 #[derive(Debug, Args)]
-#[command(
-    args_conflicts_with_subcommands = true,
-    after_help = "\
+#[command(after_help = "\
 Examples:
-  divvy audit                 audit the current state of the cluster
-  divvy audit record day.log  record the changes, until Ctrl-C
-  divvy audit day.log         audit the recorded changes
-  divvy audit day.log --reports containers.jsonl
-      also compare them with the containers' own reports
-  kubectl get pods,nodes -A -o json | divvy audit -
-  kubectl get pods -A -w -o json --output-watch-events > pods.json; divvy audit nodes.json pods.json
-  divvy audit day.log -o json | jq '.findings[] | select(.level == \"fault\")'
+  divvy audit  check the cluster as it is now
+  divvy audit -o json | jq '.findings[] | select(.level == \"fault\")'
 
-After each change the audit looks for:
+The audit looks for:
   GPUs with more memory allocated to bound, unfinished pods than they have,
     either only according to the annotations, or also while containers ran
-  allocations that changed after the binding, of pods that are not bound,
-    that cannot be read, or that name a GPU that the node does not have or that
-    failed
+  allocations of pods that are not bound, that cannot be read, or that name a
+    GPU that the node does not have
   pods that request GPU memory and were bound without an allocation
   memory held for pods that are gone, and pods that still exist long after
     their grace period
-  with --reports: containers on another GPU than allocated, with a wrong
-    amount of memory in their variables, or without NVIDIA_VISIBLE_DEVICES=void;
-    GPUs with more memory in use than they have
 
-Each line of --reports describes a container when it starts, and again (\"running\":false) when it has ended:
-  {\"at\":1767323046.5,\"node\":\"n1\",\"pod_uid\":\"…\",\"container\":\"main\",\"id\":\"…\",\"running\":true,\"gpus\":[0],\"env\":{\"ALIYUN_COM_GPU_MEM_IDX\":\"0\"}}
-  gpus: minor numbers of /dev/nvidia*, or UUIDs; without gpus the environment
-    variables decide.
-
-Exit status: 0 no faults (notes do not count); 1 faults; 2 the audit is incomplete (a gap in the history, a node missing from it), there is no GPU memory to audit, or \
-nothing could be read."
-)]
+Exit status: 0 no faults (notes do not count); 1 faults; 2 the audit is incomplete (a node is missing), there is no GPU memory to audit, or nothing could be read.")]
 pub struct AuditArgs {
-    #[command(subcommand)]
-    pub command: Option<AuditCommand>,
-    /// Logs of `divvy audit record`, or kubectl's JSON of pods and nodes; - is standard input [default: the current cluster]
-    #[arg(value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-    /// Reports of the containers about themselves, as JSON lines
-    #[arg(long, value_name = "FILE")]
-    pub reports: Vec<PathBuf>,
     /// How long memory may be held for a pod that is gone, and how long a pod may exist after its grace period, such as 30s or 5m
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = duration)]
     pub leak_after: std::time::Duration,
@@ -400,33 +373,6 @@ pub struct AuditArgs {
     /// Size of one unit of aliyun.com/gpu-mem, for nodes whose agent does not publish it
     #[arg(long, env = "DIVVY_MEMORY_UNIT", value_name = "UNIT", default_value = "GiB")]
     pub memory_unit: MemoryUnit,
-    #[command(flatten)]
-    pub cluster: ClusterArgs,
-}
-
-/// The subcommands of `divvy audit`.
-#[derive(Debug, Subcommand)]
-pub enum AuditCommand {
-    Record(AuditRecordArgs),
-}
-
-/// Record the changes of pods and nodes, for `divvy audit` to replay
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  divvy audit record day.log  until Ctrl-C or SIGTERM; then: divvy audit day.log
-  divvy audit record day.log --for 10m
-      for ten minutes; appends to a file that exists
-  divvy audit record - | gzip > day.log.gz
-
-The log is a watch log in JSON lines, with only the fields that an audit reads (no environment, no labels). Recording requires permission to list and watch pods and nodes. \
-The file stays readable even if the command is killed. The log notes each interruption of the watch, and the audit then reports what it could not see.")]
-pub struct AuditRecordArgs {
-    /// The log file; - is standard output
-    pub file: PathBuf,
-    /// Stop after this time, such as 10m
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    pub r#for: Option<std::time::Duration>,
     #[command(flatten)]
     pub cluster: ClusterArgs,
 }

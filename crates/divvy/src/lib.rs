@@ -2,7 +2,7 @@
 //!
 //! - [`cli`]: the command-line grammar
 //! - [`commands`]: one module per command, which turns parsed arguments into actions
-//! - [`audit`]: the input files and the text of `divvy audit`
+//! - [`audit`]: what `divvy audit` prints
 //! - [`inspect`], [`why`]: the values that these commands print, and their text
 //! - [`jsonpath`]: kubectl's `-o jsonpath=` and `--sort-by`
 //! - [`simulate`]: runs of the simulator, with their tables

@@ -6,6 +6,7 @@
 
 mod churn;
 mod devices;
+mod history;
 mod isolation;
 mod machines;
 mod play;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_audit::{Audit, Fact, GpuName, Kind, Limits, Moment, Report};
+use divvy_audit::{Audit, Fact, Kind, Limits, Moment, Report};
 use divvy_model::{Allocation, ContainerShare, GpuShare, Held, MemoryUnit, MiB, Node, Phase, Pod, kept, names};
 use divvy_placement::Ledger;
 use proptest::prelude::*;
@@ -206,7 +206,7 @@ fn a_container_keeps_the_numbers_of_its_pods_unit() {
             container: "c0".to_owned(),
             id: "id".to_owned(),
             running: true,
-            gpus: Some(vec![GpuName::Minor(0)]),
+            gpus: vec![0],
             env: env
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
                 .into_iter()

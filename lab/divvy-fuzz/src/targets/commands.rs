@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
 use clap::Parser as _;
+use divvy::audit;
 use divvy::cli::{Cli, arguments, usage_status};
 use divvy::inspect::table;
 use divvy::scheduler_config::check::{Verdict, unclear, verdict};
@@ -13,6 +14,7 @@ use divvy::scheduler_config::installed::{authority, installed};
 use divvy::scheduler_config::second_scheduler::Version;
 use divvy::simulate::dump;
 use divvy::why::{self, Style};
+use divvy_audit::{Audit, Fact, Kind, Limits, Moment};
 use divvy_doctor::facts::programs::Docker;
 use divvy_engines::containerd::release;
 use divvy_engines::{Plan, Record, Target as Files, undo};
@@ -56,7 +58,7 @@ pub(crate) fn targets() -> Vec<Target> {
             ..Target::new("the Service and the Secret of the extender", from_cluster, &[])
         },
         Target::new("the pod by which a scheduler is tried", tried, &[TRIED, CALLED, WAITS]).refusing(&["[]"]),
-        Target::new("what inspect and why print", printed, &[CLUSTER]),
+        Target::new("what inspect, why, and audit print", printed, &[CLUSTER]),
         Target::new("divvy-hook's command line", hook, &HOOKS),
         Target::new(
             "divvy-probe's command line",
@@ -355,7 +357,30 @@ fn printed(bytes: &[u8]) -> bool {
             calm(&why::text(&answer, style));
         }
     }
+    calm(&audited(nodes, all));
     true
+}
+
+/// Return what `divvy audit` prints about a cluster.
+fn audited(nodes: Vec<Node>, pods: Vec<Pod>) -> String {
+    let mut audit = Audit::new(Limits {
+        remember_ms: 0,
+        reports: false,
+        ..Limits::default()
+    });
+    let pod = |pod| Fact::Pod {
+        pod,
+        delete_by_ms: Some(0),
+    };
+    let nodes: Vec<Fact> = nodes.into_iter().map(Fact::Node).collect();
+    let pods: Vec<Fact> = pods.into_iter().map(pod).collect();
+    for (kind, facts) in [(Kind::Nodes, nodes), (Kind::Pods, pods)] {
+        let begins = Fact::ListBegins { kind, why: None };
+        for fact in [begins].into_iter().chain(facts).chain([Fact::ListEnds { kind }]) {
+            audit.take(Moment::default(), fact);
+        }
+    }
+    audit::text(&audit.finish(Some(i64::MAX)))
 }
 
 fn words(bytes: &[u8]) -> Vec<OsString> {

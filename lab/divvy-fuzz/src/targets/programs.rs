@@ -1,14 +1,10 @@
-//! Input of Divvy's own programs: configuration files, Secrets, reviews, recordings, traces, and the kubelet's calls.
+//! Input of Divvy's own programs: configuration files, Secrets, reviews, traces, and the kubelet's calls.
 
 use std::collections::BTreeMap;
 
-use divvy::audit::history::{Document, Reader};
-use divvy::audit::read;
-use divvy::audit::text::{self as audit_text, Scope};
 use divvy::scheduler_config::merge::{Address, Wanted, merge};
 use divvy::scheduler_config::{Stanza, Tls};
 use divvy_agent::Settings;
-use divvy_audit::{Audit, Limits};
 use divvy_extender::admission;
 use divvy_extender::election::{Election, Record, Rules, Step};
 use divvy_extender::tls::make::carry_out;
@@ -41,12 +37,6 @@ pub(crate) fn targets() -> Vec<Target> {
             accepted: vec![secret()],
             ..Target::new("the Secret with certificates", certificates, &[])
         },
-        Target::new("a recorded history", history, &[HISTORY, POD_LIST]),
-        Target::new(
-            "a replay with what containers report",
-            replayed(),
-            &[&format!("{HISTORY}\u{1e}{REPORTS}")],
-        ),
         Target::new("a trace and an order", trace, &[TRACE]),
         Target::new("kube-scheduler's configuration", scheduler, &[SCHEDULER, OLD_SCHEDULER]),
         Target {
@@ -67,18 +57,6 @@ const NVIDIA: &str = "version: v1\nflags:\n  migStrategy: mixed\n  plugin: {devi
 const REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"default-scheduler","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
 const OTHERS_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u-1","kind":{"group":"","version":"v1","kind":"Pod"},"operation":"CREATE","subResource":"","object":{"spec":{"schedulerName":"another","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"3"}}}]}}}}"#;
 const NO_REVIEW: &str = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","response":{}}"#;
-const HISTORY: &str = r#"{"divvyAudit":1,"divvy":"0.1.0","cluster":"https://10.0.0.1:6443/","started":"2026-01-02T03:04:05Z"}
-{"t":1767323045.123,"type":"LIST","kind":"Pod"}
-{"t":1767323045.150,"type":"ADDED","rv":"71","object":{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u","annotations":{"divvy.dev/allocation":"{\"v\":1,\"gpus\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}],\"containers\":{\"c\":[{\"uuid\":\"GPU-0\",\"memMiB\":4096}]}}"}},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}}
-{"t":1767323045.160,"type":"LISTED","kind":"Pod"}
-{"t":1767323046,"type":"ADDED","rv":"75","object":{"kind":"Node","metadata":{"name":"n","annotations":{"divvy.dev/inventory":"{\"v\":1,\"agent\":\"0.1.0\",\"driver\":\"550\",\"unitMiB\":1024,\"gpus\":[{\"index\":0,\"uuid\":\"GPU-0\",\"minor\":0,\"model\":\"T4\",\"totalMiB\":15360,\"units\":15,\"health\":\"ok\"}]}"}},"spec":{},"status":{"capacity":{"aliyun.com/gpu-mem":"15"}}}}
-{"t":1767323047.120,"type":"INTERRUPTED","kind":"Pod","why":"the connection was lost"}
-"#;
-const REPORTS: &str = r#"{"at":1767323045.2,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":true,"gpus":[0],"env":{"ALIYUN_COM_GPU_MEM_IDX":"0","NVIDIA_VISIBLE_DEVICES":"void"}}
-{"at":1767323046.5,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":true,"gpus":["GPU-1"]}
-{"at":1767323059.0,"node":"n","pod_uid":"u","container":"c","id":"4f2","running":false}
-"#;
-const POD_LIST: &str = r#"{"kind":"PodList","items":[{"kind":"Pod","metadata":{"name":"p","namespace":"d","uid":"u"},"spec":{"nodeName":"n","containers":[{"name":"c","resources":{"limits":{"aliyun.com/gpu-mem":"4"}}}]},"status":{"phase":"Running"}}]}"#;
 const TRACE: &str = "sn,cpu_milli,memory_mib,gpu,model\nn-1,64000,262144,2,T4\nn-2,96000,524288,8,A100\n\u{1e}name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\np-1,1000,1024,1,500,T4|A100,0,9\np-2,1000,1024,2,1000,,5,7\n\u{1e}1 0\n7 3\n";
 const SCHEDULER: &str = "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n# why\nclientConnection:\n  kubeconfig: /etc/kubernetes/scheduler.conf\nprofiles:\n- schedulerName: default-scheduler\n  plugins: {score: {disabled: [{name: NodeResourcesFit}]}}\nextenders:\n- urlPrefix: http://127.0.0.1:32766/gpushare-scheduler\n  filterVerb: filter\n  managedResources: [{name: aliyun.com/gpu-mem}]\n- urlPrefix: https://other\n  httpTimeout: 5s\n  weight: 3\n";
 const OLD_SCHEDULER: &str = "{\"apiVersion\": \"kubescheduler.config.k8s.io/v1beta2\", \"kind\": \"KubeSchedulerConfiguration\", \"percentageOfNodesToScore\": 50, \"leaderElection\": {\"leaderElect\": true}}";
@@ -232,63 +210,6 @@ fn certificates(bytes: &[u8]) -> bool {
             assert!(!why.is_empty());
             false
         }
-    }
-}
-
-/// Rule: the audit of any recording ends, and each finding has an id and says what to do next.
-fn history(bytes: &[u8]) -> bool {
-    let mut reader = Reader::default();
-    let mut audit = Audit::new(Limits::default());
-    let mut facts = Vec::new();
-    let mut taken = 0;
-    reader.next_file();
-    for document in serde_json::Deserializer::from_slice(bytes).into_iter::<Document>() {
-        let Ok(document) = document else { return false };
-        if reader.read(document, &mut facts).is_err() {
-            return false;
-        }
-        for (at, fact) in facts.drain(..) {
-            match fact {
-                Ok(fact) => {
-                    taken += 1;
-                    audit.take(at, fact);
-                }
-                Err(what) => audit.note(at, what),
-            }
-        }
-    }
-    let outcome = audit.finish(None);
-    for finding in &outcome.findings {
-        let _ = (
-            finding.what.level(),
-            finding.what.matters(),
-            finding.what.card(),
-            finding.what.pods(),
-        );
-        assert!(!finding.what.id().is_empty() && !finding.what.next().is_empty());
-    }
-    taken > 0
-}
-
-/// Do as `divvy audit` does, from the files to the output. Rule: no foreign text in the output moves a cursor.
-fn replayed() -> impl Fn(&[u8]) -> bool + Send {
-    let directory = tempfile::tempdir().expect("a directory");
-    move |bytes| {
-        let mut parts = bytes.splitn(2, |byte| *byte == 0x1e);
-        let files = ["history", "reports"].map(|name| {
-            let path = directory.path().join(name);
-            std::fs::write(&path, parts.next().unwrap_or_default()).expect("written");
-            path
-        });
-        let mut audit = Audit::new(Limits::default());
-        let whole = read::replay(&files[..1], &files[1..], &mut audit, |_, _| {}).is_ok();
-        let scope = Scope {
-            live: false,
-            reports: true,
-        };
-        let shown = audit_text::text(&audit.finish(None), scope);
-        assert!(shown.chars().all(|c| c == '\n' || !c.is_control()), "{shown:?}");
-        whole
     }
 }
 

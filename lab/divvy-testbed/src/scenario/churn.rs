@@ -1,26 +1,20 @@
 //! The scenes in which pods are created and deleted at random while programs are killed. A thread inspects the running containers all the time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::path::Path;
-use std::process::Stdio;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use divvy_model::{Vendor, names};
 use divvy_testkit::dice::Dice;
 use kube::api::DeleteParams;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::{Value, json};
-use tokio::process::Child;
 use tokio::time::Instant;
 
+use super::history::{History, Reports};
 use super::play::NAMESPACE;
 use super::{Cluster, End, Living, Machine, Part, Play, Stop, Whole, Witness};
 use crate::builders::{PodBuilder, pod};
-use crate::story::Event;
 
 /// How long the scene runs, and with which random seed.
 #[derive(Debug, Clone, Copy)]
@@ -97,12 +91,10 @@ const PAST: &str = "past-";
 type Random<'a> = dyn Fn(&mut dyn FnMut(u64) -> u64, &str) -> PodBuilder + 'a;
 
 async fn run<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn, random: &Random<'_>) -> Result<(), Stop> {
-    let directory = tempfile::tempdir()?;
-    let (history, reports) = (directory.path().join("history.log"), directory.path().join("reports.log"));
-    let recorder = record(play, &history).await?;
+    let history = History::begin(play).await?;
     let ended = Arc::new(AtomicBool::new(false));
     let looks = tokio::task::spawn_blocking({
-        let (witness, ended, reports) = (play.cluster.witness(), ended.clone(), Reports::create(&reports)?);
+        let (witness, ended, reports) = (play.cluster.witness(), ended.clone(), history.reports());
         move || inspect(witness, reports, &ended)
     });
     let acted = act(play, node, churn, random).await;
@@ -112,7 +104,6 @@ async fn run<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn, rando
     let cleared = play.clear().await;
     ended.store(true, Ordering::Relaxed);
     let looks = looks.await.map_err(io::Error::other)?;
-    stop(recorder).await?;
     let (created, kills) = acted?;
     let kills: Vec<String> = kills.iter().map(|(what, times)| format!("{what} {times} times")).collect();
     play.step(
@@ -125,51 +116,14 @@ async fn run<C: Cluster>(play: &mut Play<'_, C>, node: &str, churn: Churn, rando
         "{} inspections of the running containers, at most {} units in use at once",
         looks.samples, looks.most_units
     ))?;
-    let sound = play.check(
+    play.check(
         looks.wrong.is_empty() && looks.samples > 0,
         "the programs on a GPU never had more memory than the GPU has, and none ran without a grant",
         || looks.wrong.join("\n"),
     )?;
     play.check(looks.most_units > 0, "programs ran meanwhile", || "none ran".to_owned())?;
-    let text = |path: &Path| path.display().to_string();
-    let args = ["audit", &text(&history), "--reports", &text(&reports)];
-    let (output, errors, ok) = play.run_divvy(&args).await?;
-    play.tell(Event::Command {
-        text: "divvy audit history.log --reports reports.log".to_owned(),
-        output: format!("{output}{errors}"),
-    })?;
-    let audited = play.check(
-        ok,
-        "divvy audit finds no problem in the history and in the containers' reports",
-        || output.clone(),
-    )?;
-    if !sound || !audited {
-        play.step("kept", &text(&directory.keep()), "the history and the reports", Vec::new())?;
-    }
+    history.end(play)?;
     cleared
-}
-
-/// Start `divvy audit record`, and return once it has written its first list.
-pub(super) async fn record<C: Cluster>(play: &Play<'_, C>, history: &Path) -> Result<Child, Stop> {
-    let mut command = play.cluster.divvy(&["audit", "record", &history.display().to_string()]);
-    let recorder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    play.eventually("the history to be written down", async |_| {
-        let text = std::fs::read_to_string(history).unwrap_or_default();
-        Ok(match text.contains(r#""LISTED","kind":"Pod""#) {
-            true => Ok(()),
-            false => Err(text),
-        })
-    })
-    .await?;
-    Ok(recorder)
-}
-
-pub(super) async fn stop(mut recorder: Child) -> Result<(), Stop> {
-    let pid = recorder.id().and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
-    let pid = pid.ok_or_else(|| io::Error::other("divvy audit record ended unexpectedly"))?;
-    kill_process(pid, Signal::TERM).map_err(io::Error::from)?;
-    recorder.wait().await?;
-    Ok(())
 }
 
 async fn act<C: Cluster>(
@@ -254,8 +208,9 @@ async fn settled<C: Cluster>(play: &Play<'_, C>) -> Result<(), Stop> {
 fn inspect(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Findings {
     let mut looks = Findings::default();
     while !ended.load(Ordering::Relaxed) {
-        match witness().and_then(|living| reports.write(&living).map(|()| living)) {
+        match witness() {
             Ok(living) => {
+                reports.see(&living);
                 let found = judge(&living);
                 looks.most_units = looks.most_units.max(found.0);
                 looks.wrong.extend(found.1);
@@ -266,57 +221,6 @@ fn inspect(mut witness: Witness, mut reports: Reports, ended: &AtomicBool) -> Fi
         std::thread::sleep(INSPECT_EVERY);
     }
     looks
-}
-
-/// The input of `divvy audit --reports`: a line when a container is first seen, and a line when it is gone.
-struct Reports {
-    file: File,
-    known: BTreeMap<String, Value>,
-}
-
-impl Reports {
-    fn create(path: &Path) -> io::Result<Reports> {
-        Ok(Reports {
-            file: File::create(path)?,
-            known: BTreeMap::new(),
-        })
-    }
-
-    fn write(&mut self, living: &[Living]) -> io::Result<()> {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let at = since.map_err(io::Error::other)?.as_secs_f64();
-        for container in living {
-            if self.known.contains_key(&container.id) {
-                continue;
-            }
-            let name = json!({"at": at, "node": container.node, "pod_uid": container.pod_uid, "container": container.container, "id": container.id});
-            let minors: Vec<u32> = container
-                .devices
-                .iter()
-                .filter_map(|path| path.strip_prefix("/dev/nvidia")?.parse().ok())
-                .collect();
-            let mut line = name.clone();
-            line["running"] = true.into();
-            line["gpus"] = minors.into();
-            line["env"] = json!(container.env);
-            writeln!(self.file, "{line}")?;
-            self.known.insert(container.id.clone(), name);
-        }
-        let gone: Vec<String> = self
-            .known
-            .keys()
-            .filter(|id| !living.iter().any(|container| container.id == **id))
-            .cloned()
-            .collect();
-        for id in gone {
-            if let Some(mut line) = self.known.remove(&id) {
-                line["at"] = at.into();
-                line["running"] = false.into();
-                writeln!(self.file, "{line}")?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Return the units in use and the problems found, judged by the containers' own environment variables and device nodes. A container

@@ -2,7 +2,7 @@
 //! GPUs and the environment variables that it really had. Before that, compares the agents' inventories with the machine
 //! description.
 
-use divvy_audit::{Audit, Fact, GpuName, Level, Limits, Moment, Outcome, Report};
+use divvy_audit::{Audit, Fact, Level, Limits, Moment, Outcome, Report};
 use divvy_kube::convert;
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::{NodeObject, PodObject};
@@ -102,13 +102,7 @@ fn reports<'a>(runs: impl Iterator<Item = &'a (String, ContainerView)>) -> Vec<(
             container: view.container.clone(),
             id: view.id.clone(),
             running: true,
-            gpus: Some(
-                view.devices
-                    .iter()
-                    .filter_map(|path| minor(path))
-                    .map(GpuName::Minor)
-                    .collect(),
-            ),
+            gpus: view.devices.iter().filter_map(|path| minor(path)).collect(),
             env: view.env.clone(),
         };
         if let Some(end) = view.finished_at {

@@ -7,8 +7,8 @@ use divvy_model::MemoryUnit;
 
 use super::one_runs;
 use crate::builders::pod;
-use crate::scenario::churn::{record, stop};
 use crate::scenario::devices::check_own_gpu;
+use crate::scenario::history::History;
 use crate::scenario::{Cluster, Play, Stop};
 
 pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
@@ -23,9 +23,7 @@ pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop>
 async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     let small = MemoryUnit::new(256).unwrap_or_default();
     let (node, _) = one_runs(play, "three").await?;
-    let directory = tempfile::tempdir()?;
-    let history = directory.path().join("history.log");
-    let recorder = record(play, &history).await?;
+    let history = History::begin(play).await?;
     play.create(&pod("five").gpu_mem(5).select(&node), "asks for 5 GiB").await?;
     play.started("default", "five").await?;
     let before = play.reports().await?;
@@ -88,12 +86,7 @@ async fn both_ways<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.started("default", "eight").await?;
     is_well(play).await?;
 
-    stop(recorder).await?;
-    let (output, errors, ok) = play.run_divvy(&["audit", &history.display().to_string()]).await?;
-    play.check(ok, "divvy audit finds no problem in the recorded history", || {
-        format!("{output}{errors}")
-    })?;
-    Ok(())
+    history.end(play)
 }
 
 async fn changed<C: Cluster>(play: &mut Play<'_, C>, unit: MemoryUnit, node: &str, units: u64) -> Result<(), Stop> {
