@@ -1,33 +1,16 @@
-//! The patch formats: RFC 7386 merge patch, RFC 6902 JSON patch, and Kubernetes' strategic merge patch.
+//! The patch formats that the crate `json-patch` does not have, or not as the API server answers: Kubernetes' strategic merge patch, and the errors
+//! of RFC 6902 JSON patches.
 //!
 //! Simplifications: strategic merge chooses the merge key by the name of the list field alone, and knows only the keys of the
 //! core types used here (see [`merge_key`]). `$retainKeys` is dropped (it matters only for volume sources and Deployment
 //! strategies), and `$setElementOrder` moves the listed elements to the front. Server-side apply is a strategic merge; `ownership`
 //! adds the managers of labels.
 
+use json_patch::Patch;
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-
-/// Apply an RFC 7386 merge patch.
-pub(crate) fn merge(target: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        *target = patch.clone();
-        return;
-    };
-    if !target.is_object() {
-        *target = Value::Object(Map::new());
-    }
-    if let Value::Object(map) = target {
-        for (name, value) in patch {
-            if value.is_null() {
-                map.shift_remove(name);
-            } else {
-                merge(map.entry(name.clone()).or_insert(Value::Null), value);
-            }
-        }
-    }
-}
 
 /// Return the `patchMergeKey` of a list field (k8s.io/api struct tags), or `None` for lists that are replaced as a whole.
 fn merge_key(field: &str) -> Option<&'static str> {
@@ -234,140 +217,25 @@ fn reorder(list: &mut [Value], field: &str, order: &Value) {
 
 /// Apply an RFC 6902 JSON patch completely or not at all: if an operation fails, the target is unchanged.
 pub(crate) fn json_patch(target: &mut Value, patch: &Value) -> Result<(), ApiError> {
-    let Value::Array(operations) = patch else {
+    if !patch.is_array() {
         return Err(ApiError::bad_request("a JSON patch is an array of operations"));
-    };
-    let mut result = target.clone();
-    for operation in operations {
-        apply_operation(&mut result, operation).map_err(|why| {
-            ApiError::new(
-                422,
-                "Invalid",
-                format!("the server rejected our request due to an error in our request: {why}: {operation}"),
-            )
-        })?;
     }
+    let refused = |why: &dyn std::fmt::Display| {
+        let why = format!("the server rejected our request due to an error in our request: {why}");
+        ApiError::new(422, "Invalid", why)
+    };
+    let operations = Patch::deserialize(patch).map_err(|error| refused(&error))?;
+    // A copy, because the crate's own way back from a failed patch can panic: it cannot undo a move to the root.
+    let mut result = target.clone();
+    json_patch::patch_unsafe(&mut result, &operations).map_err(|error| refused(&error))?;
     *target = result;
     Ok(())
-}
-
-fn apply_operation(target: &mut Value, operation: &Value) -> Result<(), String> {
-    let text = |name: &str| operation[name].as_str().ok_or_else(|| format!("{name:?} is missing"));
-    let value = || {
-        operation
-            .get("value")
-            .cloned()
-            .ok_or_else(|| "\"value\" is missing".to_owned())
-    };
-    let path = text("path")?;
-    match text("op")? {
-        "add" => add(target, path, value()?),
-        "remove" => remove(target, path).map(drop),
-        "replace" => {
-            let place = target.pointer_mut(path).ok_or_else(|| absent(path))?;
-            *place = value()?;
-            Ok(())
-        }
-        "test" => {
-            let have = target.pointer(path).ok_or_else(|| absent(path))?;
-            if *have == value()? {
-                Ok(())
-            } else {
-                Err(format!("testing value {path} failed"))
-            }
-        }
-        "copy" => {
-            let from = text("from")?;
-            let copied = target.pointer(from).cloned().ok_or_else(|| absent(from))?;
-            add(target, path, copied)
-        }
-        "move" => {
-            let moved = remove(target, text("from")?)?;
-            add(target, path, moved)
-        }
-        other => Err(format!("unknown operation {other:?}")),
-    }
-}
-
-fn absent(path: &str) -> String {
-    format!("path {path:?} does not exist")
-}
-
-fn parent<'a>(target: &'a mut Value, path: &str) -> Result<(&'a mut Value, String), String> {
-    let (parent, last) = path.rsplit_once('/').ok_or_else(|| absent(path))?;
-    let last = last.replace("~1", "/").replace("~0", "~");
-    Ok((target.pointer_mut(parent).ok_or_else(|| absent(parent))?, last))
-}
-
-fn add(target: &mut Value, path: &str, value: Value) -> Result<(), String> {
-    if path.is_empty() {
-        *target = value;
-        return Ok(());
-    }
-    match parent(target, path)? {
-        (Value::Object(map), name) => {
-            map.insert(name, value);
-        }
-        (Value::Array(list), index) => {
-            let at = if index == "-" {
-                list.len()
-            } else {
-                index.parse().map_err(|_| absent(path))?
-            };
-            if at > list.len() {
-                return Err(absent(path));
-            }
-            list.insert(at, value);
-        }
-        _ => return Err(absent(path)),
-    }
-    Ok(())
-}
-
-fn remove(target: &mut Value, path: &str) -> Result<Value, String> {
-    match parent(target, path)? {
-        (Value::Object(map), name) => map.shift_remove(&name).ok_or_else(|| absent(path)),
-        (Value::Array(list), index) => {
-            let at: usize = index.parse().map_err(|_| absent(path))?;
-            if at < list.len() {
-                Ok(list.remove(at))
-            } else {
-                Err(absent(path))
-            }
-        }
-        _ => Err(absent(path)),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    /// The cases are the examples of RFC 7386, appendix A, whose target is an object.
-    #[test]
-    fn merge_patches_follow_rfc_7386() {
-        for (original, patch, expected) in [
-            (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
-            (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),
-            (json!({"a":"b"}), json!({"a":null}), json!({})),
-            (json!({"a":"b","b":"c"}), json!({"a":null}), json!({"b":"c"})),
-            (json!({"a":["b"]}), json!({"a":"c"}), json!({"a":"c"})),
-            (json!({"a":"c"}), json!({"a":["b"]}), json!({"a":["b"]})),
-            (
-                json!({"a":{"b":"c"}}),
-                json!({"a":{"b":"d","c":null}}),
-                json!({"a":{"b":"d"}}),
-            ),
-            (json!({"a":[{"b":"c"}]}), json!({"a":[1]}), json!({"a":[1]})),
-            (json!({"e":null}), json!({"a":1}), json!({"e":null,"a":1})),
-            (json!({}), json!({"a":{"bb":{"ccc":null}}}), json!({"a":{"bb":{}}})),
-        ] {
-            let mut target = original.clone();
-            merge(&mut target, &patch);
-            assert_eq!(target, expected, "{original} + {patch}");
-        }
-    }
 
     #[test]
     fn strategic_patches_merge_lists_by_their_key() {
@@ -460,15 +328,25 @@ mod tests {
             json_patch(&mut target, &patch).expect("applies");
             assert_eq!(target, expected, "{patch}");
         }
-        for patch in [
-            json!([{"op": "remove", "path": "/l/0"}, {"op": "test", "path": "/l/0", "value": 1}]),
-            json!([{"op": "replace", "path": "/none", "value": 1}]),
-            json!([{"op": "add", "path": "/l/9", "value": 1}]),
-            json!([{"op": "spin", "path": "/l"}]),
-            json!({}),
+        for (patch, code) in [
+            (
+                json!([{"op": "remove", "path": "/l/0"}, {"op": "test", "path": "/l/0", "value": 1}]),
+                422,
+            ),
+            (
+                json!([{"op": "move", "from": "/a", "path": ""}, {"op": "remove", "path": "/l"}]),
+                422,
+            ),
+            (json!([{"op": "replace", "path": "/none", "value": 1}]), 422),
+            (json!([{"op": "replace", "path": "/l"}]), 422),
+            (json!([{"op": "remove", "path": "l"}]), 422),
+            (json!([{"op": "add", "path": "/l/9", "value": 1}]), 422),
+            (json!([{"op": "spin", "path": "/l"}]), 422),
+            (json!({}), 400),
         ] {
             let mut target = original.clone();
-            assert!(json_patch(&mut target, &patch).is_err(), "{patch}");
+            let refused = json_patch(&mut target, &patch).expect_err("refused");
+            assert_eq!(refused.code, code, "{patch}");
             assert_eq!(target, original);
         }
     }

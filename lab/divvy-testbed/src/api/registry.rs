@@ -222,7 +222,7 @@ impl Registry {
             // The patch applies to the view of the object that its writer sees.
             let mut object = events::to_view(resource, &existing).into_owned();
             match kind {
-                PatchKind::Merge => patch::merge(&mut object, body),
+                PatchKind::Merge => json_patch::merge(&mut object, body),
                 PatchKind::Strategic => patch::strategic(&mut object, body)?,
                 PatchKind::Apply => {
                     patch::strategic(&mut object, body)?;
