@@ -22,6 +22,17 @@ pub fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
     }
 }
 
+/// Return the nodes and pods of `docs/compatibility/gpushare.md`: n1 has 32 units on 2 GPUs, with a (10 on GPU 0) and b (4 on GPU 1); n2 has 16
+/// units on 1 GPU, full with c; n3 has no GPUs; n4 has 64 units on 4 GPUs, empty.
+pub fn gpushare_cluster() -> ([Node; 4], [Pod; 3]) {
+    let nodes = [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)];
+    let pods = [("a", "n1", 0, 10), ("b", "n1", 1, 4), ("c", "n2", 0, 16)];
+    (
+        nodes.map(|(name, units, gpus)| gpushare_node(name, units, gpus)),
+        pods.map(|(name, node, index, units)| gpushare_pod(name, node, index, units)),
+    )
+}
+
 /// Return a node with Divvy's agent and GPUs of these sizes, in units of GiB.
 pub fn divvy_node(name: &str, sizes: &[u64]) -> Node {
     let gpus: Vec<Gpu> = sizes.iter().enumerate().map(|(i, units)| gpu(name, i, *units)).collect();
@@ -44,7 +55,8 @@ pub fn uuid(node: &str, index: usize) -> String {
     format!("GPU-{node}-{index}")
 }
 
-fn gpu(node: &str, index: usize, units: u64) -> Gpu {
+/// Return a GPU of a node, of this size in units of GiB.
+pub fn gpu(node: &str, index: usize, units: u64) -> Gpu {
     Gpu {
         vendor: Vendor::Nvidia,
         uuid: uuid(node, index),
@@ -69,6 +81,22 @@ fn gpu(node: &str, index: usize, units: u64) -> Gpu {
         reason: None,
         test: None,
         links: Vec::new(),
+    }
+}
+
+/// Return a T4 that the agent has found, and of which it offers nothing yet.
+pub fn t4(uuid: String, index: u32, mib: u64) -> Gpu {
+    Gpu {
+        uuid,
+        index,
+        nodes: vec![format!("nvidia{index}")],
+        model: "NVIDIA T4".to_owned(),
+        cc: "7.5".to_owned(),
+        sms: 40,
+        clock_mhz: 1590,
+        bandwidth_gbs: 320,
+        total: MiB(mib),
+        ..gpu("", 0, 0)
     }
 }
 

@@ -6,6 +6,7 @@ use divvy_agent_core::{Reason, ResourceSpec};
 use divvy_cdi as cdi;
 use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, names, nvidia};
 use divvy_testkit::dice::Dice;
+use divvy_testkit::nodes::t4;
 
 use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop, set_hardware};
 use crate::api::{Api, Bound, GIB, Listing, Seen, booked};
@@ -69,7 +70,7 @@ impl SimNode {
     pub fn new(name: &str, units: &[u64], whole: bool, api: &mut Api) -> Result<SimNode, String> {
         let gpus = (0..)
             .zip(units)
-            .map(|(index, units)| gpu(name, index, *units * GIB))
+            .map(|(index, units)| t4(format!("GPU-{name}-{index}"), index, *units * GIB))
             .collect();
         let mut node = SimNode {
             name: name.to_owned(),
@@ -918,32 +919,4 @@ impl SimNode {
 fn run_together(request: &PodRequest) -> bool {
     let whole = request.whole.iter().flat_map(|whole| &whole.containers);
     whole.filter(|container| container.kind != ContainerKind::Init).count() > 1
-}
-
-fn gpu(node: &str, index: u32, mib: u64) -> Gpu {
-    Gpu {
-        uuid: format!("GPU-{node}-{index}"),
-        vendor: Vendor::Nvidia,
-        partition: None,
-        index,
-        nodes: vec![nvidia::node(index)],
-        pci: String::new(),
-        model: "NVIDIA T4".to_owned(),
-        cc: "7.5".to_owned(),
-        sms: 40,
-        clock_mhz: 1590,
-        bandwidth_gbs: 320,
-        enforcement: None,
-        total: MiB(mib),
-        reserve: MiB::ZERO,
-        units: 0,
-        whole: None,
-        held: MiB::ZERO,
-        held_by_pod: None,
-        numa: None,
-        health: Health::Ok,
-        reason: None,
-        test: None,
-        links: Vec::new(),
-    }
 }

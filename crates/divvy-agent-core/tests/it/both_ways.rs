@@ -4,13 +4,12 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Class, Reason, ResourceSpec, Settings};
-use divvy_model::{
-    Allocation, ContainerKind, ContainerShare, GpuShare, Health, Held, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer,
-    WholeKind, WholeRequest, names,
-};
+use divvy_model::ContainerKind::App;
+use divvy_model::{Health, Held, MiB, Phase, Pod, Vendor, WholeKind, names};
 use proptest::prelude::*;
 
-use crate::node::{GIB, Node, gpu, key, settings, simple};
+use crate::node::{GIB, Node, gpu, gpus_of, holding, key, settings, simple};
+use crate::whole::plain_of;
 
 pub(crate) const WHOLE: ResourceSpec = ResourceSpec::whole(WholeKind::Gpu(Vendor::Nvidia));
 
@@ -32,51 +31,13 @@ pub(crate) fn uuid(index: u32) -> String {
 
 /// A pod that kube-scheduler bound without the extender: it has no allocation.
 pub(crate) fn plain(uid: &str, gpus: u64) -> Pod {
-    let whole = WholeRequest {
-        kind: Vendor::Nvidia.into(),
-        containers: vec![WholeContainer {
-            name: "main".to_owned(),
-            kind: ContainerKind::App,
-            gpus,
-        }],
-    };
-    Pod {
-        uid: uid.to_owned(),
-        namespace: "default".to_owned(),
-        name: format!("pod-{uid}"),
-        node: Some("n1".to_owned()),
-        request: PodRequest::with_whole(Vec::new(), vec![whole], None),
-        ..Pod::default()
-    }
+    plain_of(Vendor::Nvidia, uid, &[("main", App, gpus)])
 }
 
 /// A pod that has these GPUs by the extender's decision.
-fn placed(uid: &str, gpus: &[u32]) -> Pod {
-    let share = |index: &u32| GpuShare {
-        uuid: uuid(*index),
-        memory: MiB(4 * GIB),
-        cores: 0,
-        whole: true,
-        enforcement: None,
-    };
-    let of_container = |index: &u32| ContainerShare {
-        uuid: uuid(*index),
-        memory: MiB(4 * GIB),
-        cores: 0,
-    };
-    Pod {
-        held: Held::Allocation(Allocation {
-            v: 1,
-            gpus: gpus.iter().map(share).collect(),
-            containers: BTreeMap::from([("main".to_owned(), gpus.iter().map(of_container).collect())]),
-        }),
-        ..plain(uid, gpus.len() as u64)
-    }
-}
-
-fn gpus_of(node: &Node, uid: &str) -> Vec<String> {
-    let record = &node.records[&key(uid, "main")];
-    record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
+pub(crate) fn placed(uid: &str, gpus: &[u32]) -> Pod {
+    let uuids: Vec<String> = gpus.iter().map(|index| uuid(*index)).collect();
+    holding(plain(uid, gpus.len() as u64), &uuids, MiB(4 * GIB))
 }
 
 #[test]
@@ -98,7 +59,7 @@ fn a_container_with_a_whole_gpu_gets_that_gpu_and_no_variable_about_shares() {
     node.see(placed("a", &[1]));
     node.allocate_of(WHOLE, "a", "main", &[uuid(0)]).expect("allocated");
     let running = node.start("a", "main").expect("started");
-    assert_eq!(gpus_of(&node, "a"), [uuid(1)], "the allocation counts");
+    assert_eq!(gpus_of(&node, "a", "main"), [uuid(1)], "the allocation counts");
     assert_eq!(running.env, ["NVIDIA_VISIBLE_DEVICES=void"]);
     assert!(running.devices.contains(&"/dev/nvidia1".to_owned()), "{running:?}");
     assert!(!running.devices.contains(&"/dev/nvidia0".to_owned()), "{running:?}");
@@ -141,7 +102,7 @@ fn a_container_without_an_allocation_gets_a_gpu_on_which_nothing_runs() {
     node.see(plain("whole", 1));
     node.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
     node.start("whole", "main").expect("started");
-    assert_eq!(gpus_of(&node, "whole"), [uuid(1)]);
+    assert_eq!(gpus_of(&node, "whole", "main"), [uuid(1)]);
     let found = node.reconcile();
     assert_eq!(
         found.held,
@@ -209,7 +170,7 @@ fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
     });
     let found = node.reconcile();
     assert_eq!(found.held, BTreeMap::from([(uuid(1), MiB(4 * GIB))]));
-    assert_eq!(gpus_of(&node, "theirs"), [uuid(1)]);
+    assert_eq!(gpus_of(&node, "theirs", "main"), [uuid(1)]);
     assert_eq!(node.specs.len(), 0, "the container does not need a grant");
     node.see(simple("ours", 1, 1));
     node.admit("ours").expect("admitted");

@@ -4,44 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use divvy_agent_core::{Class, Handout, MigStrategy, Reason, ResourceSpec, Settings};
 use divvy_model::legacy::LegacyAllocation;
-use divvy_model::{Allocation, ContainerShare, GpuShare, Health, Held, MiB, Partition, Phase, Pod, Vendor, WholeKind};
+use divvy_model::{Health, Held, MiB, Partition, Phase, Vendor, WholeKind};
 
-use crate::both_ways::{WHOLE, both, node, plain, uuid};
-use crate::node::{GIB, Node, gpu, key, settings, simple};
-
-fn placed(uid: &str, index: u32) -> Pod {
-    Pod {
-        held: Held::Allocation(Allocation {
-            v: 1,
-            gpus: vec![GpuShare {
-                uuid: uuid(index),
-                memory: MiB(4 * GIB),
-                cores: 0,
-                whole: true,
-                enforcement: None,
-            }],
-            containers: BTreeMap::from([(
-                "main".to_owned(),
-                vec![ContainerShare {
-                    uuid: uuid(index),
-                    memory: MiB(4 * GIB),
-                    cores: 0,
-                }],
-            )]),
-        }),
-        ..plain(uid, 1)
-    }
-}
+use crate::both_ways::{WHOLE, both, node, placed, plain, uuid};
+use crate::node::{GIB, Node, gpu, gpus_of, key, settings, simple};
 
 fn legacy(index: u32, units: u64) -> Held {
     Held::Legacy(LegacyAllocation {
         gpus: BTreeMap::from([(index, units)]),
     })
-}
-
-fn gpus_of(node: &Node, uid: &str) -> Vec<String> {
-    let record = &node.records[&key(uid, "main")];
-    record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
 }
 
 /// A handout that NVIDIA's device plugin answered. The kubelet replays that answer at each start of the container.
@@ -69,7 +40,7 @@ fn a_container_whose_recorded_answer_is_another_plugins_starts_on_no_other_gpu()
     assert!(
         !matches!(answer, divvy_agent_core::PreStart::Granted { .. }),
         "it runs on GPU 0 next to the share, and its record says {:?}",
-        gpus_of(&node, "theirs")
+        gpus_of(&node, "theirs", "main")
     );
 }
 
@@ -109,7 +80,7 @@ fn the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_whole_g
     node.see(forged);
     node.allocate_of(WHOLE, "forged", "main", &[uuid(1)]).expect("allocated");
     node.start("forged", "main").expect("started");
-    assert_eq!(gpus_of(&node, "forged"), [uuid(1)]);
+    assert_eq!(gpus_of(&node, "forged", "main"), [uuid(1)]);
     let shown = |node: &Node| node.core.inventory().gpus[1].held_by_pod;
     assert_eq!(shown(&node), Some(true));
     let found = node.reconcile();
@@ -125,7 +96,7 @@ fn the_inventory_shows_the_gpu_of_a_pod_that_was_given_an_allocation_after_its_s
     node.allocate_of(WHOLE, "late", "main", &[uuid(1)]).expect("allocated");
     node.start("late", "main").expect("started");
     assert_eq!(node.reconcile().held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
-    let held = placed("late", 0).held;
+    let held = placed("late", &[0]).held;
     node.change("late", |pod| pod.held = held);
     assert_eq!(node.reconcile().held.keys().cloned().collect::<Vec<_>>(), [uuid(1)]);
 }
@@ -141,14 +112,18 @@ fn a_pod_without_an_allocation_leaves_the_gpu_that_gpushares_annotations_promise
     node.see(plain("whole", 1));
     node.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
     node.start("whole", "main").expect("started");
-    assert_eq!(gpus_of(&node, "whole"), [uuid(1)], "GPU 1 is free and promised to no pod");
+    assert_eq!(
+        gpus_of(&node, "whole", "main"),
+        [uuid(1)],
+        "GPU 1 is free and promised to no pod"
+    );
 }
 
 /// `--reserve-memory` is raised while a pod has a whole GPU, and its container restarts.
 #[test]
 fn a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
     let mut before = node(1);
-    before.see(placed("whole", 0));
+    before.see(placed("whole", &[0]));
     before.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
     before.start("whole", "main").expect("started");
     let smaller = Settings {
@@ -268,7 +243,7 @@ fn a_container_with_a_whole_mig_device_holds_all_of_its_memory() {
     node.see(whole);
     node.allocate_of(spec, "whole", "main", &[uuid(1)]).expect("allocated");
     node.start("whole", "main").expect("started");
-    assert_eq!(gpus_of(&node, "whole"), [uuid(2)], "the other device has a share");
+    assert_eq!(gpus_of(&node, "whole", "main"), [uuid(2)], "the other device has a share");
     let error = node.allocate_of(spec, "more", "main", &[uuid(0)]).expect_err("a GPU");
     assert_eq!(
         error,
@@ -310,17 +285,17 @@ fn a_device_that_another_plugin_gave_through_another_resource_stays_its_pods_own
 fn an_id_under_two_resources_is_not_a_double_handout() {
     let mut node = mig_node(MigStrategy::Mixed, &["1g.5gb", "1g.5gb"]);
     let mig = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
-    let mut before = placed("before", 1);
+    let mut before = placed("before", &[1]);
     before.request.whole.as_mut().expect("a request").kind = mig;
     node.see(before);
     node.allocate_of(ResourceSpec::whole(mig), "before", "main", &[uuid(1)])
         .expect("allocated");
     node.start("before", "main").expect("started");
     node.change_settings(|settings| settings.mig = MigStrategy::Single);
-    node.see(placed("after", 2));
+    node.see(placed("after", &[2]));
     node.allocate_of(WHOLE, "after", "main", &[uuid(1)]).expect("allocated");
     assert_eq!(node.start("after", "main").map(drop), Ok(()));
-    assert_eq!(gpus_of(&node, "after"), [uuid(2)]);
+    assert_eq!(gpus_of(&node, "after", "main"), [uuid(2)]);
     assert_eq!(node.reconcile().classes.get(&Class::DoubleHandout), None);
 }
 
@@ -360,7 +335,7 @@ fn a_container_keeps_its_device_when_it_is_offered_in_another_way() {
     for change in changes {
         for allocated in [true, false] {
             let mut node = mig_node(MigStrategy::Mixed, &["1g.5gb"]);
-            let mut pod = if allocated { placed("whole", 1) } else { plain("whole", 1) };
+            let mut pod = if allocated { placed("whole", &[1]) } else { plain("whole", 1) };
             pod.request.whole.as_mut().expect("a request").kind = mig;
             node.see(pod);
             node.allocate_of(ResourceSpec::whole(mig), "whole", "main", &[uuid(1)])
@@ -370,9 +345,9 @@ fn a_container_keeps_its_device_when_it_is_offered_in_another_way() {
             let offers = node.core.offers();
             assert!(offers.contains(&ResourceSpec::whole(mig)), "{offers:?}");
             assert_eq!(node.start("whole", "main").map(drop), Ok(()), "allocated: {allocated}");
-            assert_eq!(gpus_of(&node, "whole"), [uuid(1)]);
+            assert_eq!(gpus_of(&node, "whole", "main"), [uuid(1)]);
             // A pod that comes now gets nothing in this way.
-            let mut late = placed("late", 1);
+            let mut late = placed("late", &[1]);
             late.request.whole.as_mut().expect("a request").kind = mig;
             node.see(late);
             assert!(
@@ -408,7 +383,7 @@ fn a_container_that_requests_devices_of_two_kinds_is_told_so() {
 #[test]
 fn a_pod_has_its_device_as_a_whole_before_its_containers_start() {
     let mut node = mig_node(MigStrategy::Single, &["1g.5gb", "1g.5gb"]);
-    node.see(placed("whole", 1));
+    node.see(placed("whole", &[1]));
     node.see(simple("share", 2, 1));
     let held: Vec<bool> = node.core.gpus().iter().map(|gpu| node.core.holds_whole(gpu)).collect();
     assert_eq!(held, [false, true, false]);

@@ -11,8 +11,9 @@ use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
 use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, ContainerShare, Enforcement, Gpu, GpuShare, GrantRecord, Health, Held,
-    MemoryUnit, MiB, Phase, Pod, PodRequest, Vendor, nvidia,
+    MemoryUnit, MiB, Phase, Pod, PodRequest,
 };
+use divvy_testkit::nodes::t4;
 
 pub(crate) const GIB: u64 = 1024;
 
@@ -33,29 +34,8 @@ pub(crate) fn settings() -> Settings {
 
 pub(crate) fn gpu(index: u32, mib: u64) -> Gpu {
     Gpu {
-        uuid: format!("GPU-{index}"),
-        vendor: Vendor::Nvidia,
-        partition: None,
-        index,
-        nodes: vec![nvidia::node(index)],
-        pci: String::new(),
-        model: "NVIDIA T4".to_owned(),
-        cc: "7.5".to_owned(),
-        sms: 40,
-        clock_mhz: 1590,
-        bandwidth_gbs: 320,
-        enforcement: None,
-        total: MiB(mib),
-        reserve: MiB::ZERO,
-        units: 0,
-        whole: None,
-        held: MiB::ZERO,
-        held_by_pod: None,
         numa: Some(index % 2),
-        health: Health::Ok,
-        reason: None,
-        test: None,
-        links: Vec::new(),
+        ..t4(format!("GPU-{index}"), index, mib)
     }
 }
 
@@ -130,6 +110,37 @@ pub(crate) fn pod(uid: &str, gpu: u32, containers: &[(&str, ContainerKind, u64)]
 
 pub(crate) fn simple(uid: &str, gpu: u32, units: u64) -> Pod {
     pod(uid, gpu, &[("main", ContainerKind::App, units)])
+}
+
+/// Return the pod with an allocation of these whole GPUs, which its container `main` has.
+pub(crate) fn holding(pod: Pod, uuids: &[String], memory: MiB) -> Pod {
+    let share = |uuid: &String| GpuShare {
+        uuid: uuid.clone(),
+        memory,
+        cores: 0,
+        whole: true,
+        enforcement: None,
+    };
+    let of_container = |uuid: &String| ContainerShare {
+        uuid: uuid.clone(),
+        memory,
+        cores: 0,
+    };
+    let allocation = Allocation {
+        v: 1,
+        gpus: uuids.iter().map(share).collect(),
+        containers: BTreeMap::from([("main".to_owned(), uuids.iter().map(of_container).collect())]),
+    };
+    Pod {
+        held: Held::Allocation(allocation),
+        ..pod
+    }
+}
+
+/// Return the GPUs that the agent granted to a container.
+pub(crate) fn gpus_of(node: &Node, uid: &str, container: &str) -> Vec<String> {
+    let record = &node.records[&key(uid, container)];
+    record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
 }
 
 pub(crate) fn key(uid: &str, container: &str) -> Key {

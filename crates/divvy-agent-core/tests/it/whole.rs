@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_agent_core::{Class, Handout, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{
-    Allocation, ContainerKind, ContainerShare, Gpu, GpuShare, Health, Held, Link, MiB, Phase, Pod, PodRequest, Vendor,
-    WholeContainer, WholeKind, WholeRequest, names,
+    ContainerKind, Gpu, Health, Held, Link, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest, names,
 };
 use proptest::prelude::*;
 
-use crate::node::{Node, gpu, key, settings, simple};
+use crate::node::{Node, gpu, gpus_of, holding, key, settings, simple};
 
 const AMD: ResourceSpec = whole_of(Vendor::Amd);
 
@@ -78,7 +77,7 @@ fn plain(uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     plain_of(Vendor::Amd, uid, containers)
 }
 
-fn plain_of(vendor: Vendor, uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
+pub(crate) fn plain_of(vendor: Vendor, uid: &str, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let whole = WholeRequest {
         kind: vendor.into(),
         containers: containers
@@ -107,31 +106,8 @@ fn placed(uid: &str, gpus: &[u32]) -> Pod {
 
 pub(crate) fn placed_of(vendor: Vendor, uid: &str, gpus: &[u32]) -> Pod {
     let uuids: Vec<String> = gpus.iter().map(|index| gpu_of(vendor, *index).uuid).collect();
-    let share = |uuid: &String| GpuShare {
-        uuid: uuid.clone(),
-        memory: MiB(65520),
-        cores: 0,
-        whole: true,
-        enforcement: None,
-    };
-    let of_container = |uuid: &String| ContainerShare {
-        uuid: uuid.clone(),
-        memory: MiB(65520),
-        cores: 0,
-    };
-    Pod {
-        held: Held::Allocation(Allocation {
-            v: 1,
-            gpus: uuids.iter().map(share).collect(),
-            containers: BTreeMap::from([("main".to_owned(), uuids.iter().map(of_container).collect())]),
-        }),
-        ..plain_of(vendor, uid, &[("main", App, gpus.len() as u64)])
-    }
-}
-
-fn gpus_of(node: &Node, uid: &str, container: &str) -> Vec<String> {
-    let record = &node.records[&key(uid, container)];
-    record.container_gpus.iter().map(|share| share.uuid.clone()).collect()
+    let pod = plain_of(vendor, uid, &[("main", App, gpus.len() as u64)]);
+    holding(pod, &uuids, MiB(65520))
 }
 
 #[test]

@@ -10,23 +10,10 @@ use proptest::prelude::*;
 
 use crate::values::*;
 
-/// gpushare's fixture: n1 has 32 units on 2 GPUs, with pods a (10 on GPU 0) and b (4 on GPU 1); n2 has 16 units on 1 GPU and is
-/// full; n3 has no GPUs.
+/// [`gpushare_cluster`] and more pods.
 fn fixture(more: &[divvy_model::Pod]) -> Core {
-    let mut pods = vec![
-        gpushare_pod("a", "n1", 0, 10),
-        gpushare_pod("b", "n1", 1, 4),
-        gpushare_pod("c", "n2", 0, 16),
-    ];
-    pods.extend_from_slice(more);
-    synced(
-        &[
-            gpushare_node("n1", 32, 2),
-            gpushare_node("n2", 16, 1),
-            gpushare_node("n3", 0, 0),
-        ],
-        &pods,
-    )
+    let (nodes, pods) = gpushare_cluster();
+    synced(&nodes, &[&pods[..], more].concat())
 }
 
 #[test]
@@ -73,7 +60,7 @@ fn a_node_with_an_inventory_gets_both_forms_of_the_allocation() {
     let text = |key: &str| binding.annotations[key].as_str();
     assert_eq!(
         text("divvy.dev/allocation"),
-        r#"{"v":1,"gpus":[{"uuid":"GPU-n-1","memMiB":5120,"cores":0,"whole":false}],"containers":{"main":[{"uuid":"GPU-n-1","memMiB":3072,"cores":0}],"warm-up":[{"uuid":"GPU-n-1","memMiB":5120,"cores":0}]}}"#
+        r#"{"v":1,"gpus":[{"uuid":"GPU-n-1","memMiB":5120,"cores":0,"whole":false}],"containers":{"c0":[{"uuid":"GPU-n-1","memMiB":3072,"cores":0}],"warm-up":[{"uuid":"GPU-n-1","memMiB":5120,"cores":0}]}}"#
     );
     assert_eq!(
         ["IDX", "DEV", "POD", "ASSIGNED"].map(|name| text(&format!("ALIYUN_COM_GPU_MEM_{name}"))),
@@ -102,7 +89,7 @@ fn a_pod_on_several_gpus_gets_all_of_them_in_one_binding_and_in_the_form_that_in
     let text = |key: &str| binding.annotations[key].as_str();
     assert_eq!(
         text("divvy.dev/allocation"),
-        r#"{"v":1,"gpus":[{"uuid":"GPU-n-1","memMiB":6144,"cores":0,"whole":false},{"uuid":"GPU-n-2","memMiB":6144,"cores":0,"whole":false}],"containers":{"main":[{"uuid":"GPU-n-1","memMiB":6144,"cores":0},{"uuid":"GPU-n-2","memMiB":6144,"cores":0}]}}"#
+        r#"{"v":1,"gpus":[{"uuid":"GPU-n-1","memMiB":6144,"cores":0,"whole":false},{"uuid":"GPU-n-2","memMiB":6144,"cores":0,"whole":false}],"containers":{"c0":[{"uuid":"GPU-n-1","memMiB":6144,"cores":0},{"uuid":"GPU-n-2","memMiB":6144,"cores":0}]}}"#
     );
     assert_eq!(text("scheduler.framework.gpushare.allocation"), r#"{"0":{"1":6,"2":6}}"#);
     assert_eq!((text("ALIYUN_COM_GPU_MEM_IDX"), text("ALIYUN_COM_GPU_MEM_POD")), ("1", "12"));

@@ -1,11 +1,10 @@
 //! Pods and nodes as values.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
-use divvy_model::{
-    ContainerKind, ContainerRequest, Gpu, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodKey, PodRequest, Vendor,
-};
+use divvy_model::{Held, MemoryUnit, Node, Phase, Pod, PodKey};
+pub(crate) use divvy_testkit::nodes::{divvy_node as node, gpushare_cluster, gpushare_node, gpushare_pod, pending as pod};
 
 pub(crate) const MS: u64 = 1_000_000;
 
@@ -16,82 +15,6 @@ pub(crate) fn at(ms: u64) -> Now {
     }
 }
 
-pub(crate) fn node(name: &str, sizes: &[u64]) -> Node {
-    let gpus = sizes
-        .iter()
-        .enumerate()
-        .map(|(i, units)| Gpu {
-            vendor: Vendor::Nvidia,
-            uuid: format!("GPU-{name}-{i}"),
-            index: i as u32,
-            nodes: vec![format!("nvidia{i}")],
-            partition: None,
-            pci: String::new(),
-            model: String::new(),
-            cc: String::new(),
-            sms: 0,
-            clock_mhz: 0,
-            bandwidth_gbs: 0,
-            enforcement: None,
-            total: MiB(units * 1024),
-            reserve: MiB::ZERO,
-            units: *units,
-            whole: None,
-            held: MiB::ZERO,
-            held_by_pod: None,
-            numa: None,
-            health: Health::Ok,
-            reason: None,
-            test: None,
-            links: Vec::new(),
-        })
-        .collect();
-    Node {
-        uid: format!("uid-{name}"),
-        name: name.to_owned(),
-        capacity_units: sizes.iter().sum(),
-        capacity_gpus: sizes.len() as u64,
-        inventory: Some(Ok(Inventory {
-            agent: String::new(),
-            drivers: BTreeMap::new(),
-            unit: MemoryUnit::GIB,
-            other_units: std::collections::BTreeSet::new(),
-            unschedulable: false,
-            driver_trouble: None,
-            evict: BTreeSet::new(),
-            gpus,
-        })),
-        ..Node::default()
-    }
-}
-
-pub(crate) fn gpushare_node(name: &str, units: u64, gpus: u64) -> Node {
-    Node {
-        name: name.to_owned(),
-        capacity_units: units,
-        capacity_gpus: gpus,
-        ..Node::default()
-    }
-}
-
-pub(crate) fn pod(name: &str, units: u64) -> Pod {
-    Pod {
-        uid: format!("u-{name}"),
-        namespace: "default".to_owned(),
-        name: name.to_owned(),
-        request: PodRequest {
-            containers: vec![ContainerRequest {
-                name: "main".to_owned(),
-                kind: ContainerKind::App,
-                units,
-                gpu_count: 0,
-            }],
-            ..PodRequest::default()
-        },
-        ..Pod::default()
-    }
-}
-
 /// Return the pod that the API server makes from a pod and a Binding.
 pub(crate) fn bound(pod: &Pod, binding: &BindingRequest) -> Pod {
     Pod {
@@ -99,16 +22,6 @@ pub(crate) fn bound(pod: &Pod, binding: &BindingRequest) -> Pod {
         held: Held::from_annotations(&binding.annotations),
         phase: Phase::Running,
         ..pod.clone()
-    }
-}
-
-pub(crate) fn gpushare_pod(name: &str, node: &str, index: u32, units: u64) -> Pod {
-    let annotations: BTreeMap<String, String> = divvy_model::legacy::bind_annotations(index, 16, units, 1);
-    Pod {
-        node: Some(node.to_owned()),
-        phase: Phase::Running,
-        held: Held::from_annotations(&annotations),
-        ..pod(name, units)
     }
 }
 

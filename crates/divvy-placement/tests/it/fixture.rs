@@ -1,21 +1,22 @@
 //! Ledgers that several tests start from.
 
+use divvy_model::{Node, Pod};
 use divvy_placement::{Ask, Ledger};
 pub(crate) use divvy_testkit::nodes::*;
 
-/// The fixture of `docs/compatibility/gpushare.md`: n1 has 32 units on 2 GPUs, with a (10 on GPU 0) and b (4 on GPU 1); n2 has 16
-/// units on 1 GPU, full with c; n3 has no GPUs; n4 has 64 units on 4 GPUs, empty.
+/// Return the ledger of `docs/compatibility/gpushare.md`.
 pub(crate) fn fixture() -> Ledger {
+    let (nodes, pods) = gpushare_cluster();
+    ledger(&nodes, &pods)
+}
+
+pub(crate) fn ledger(nodes: &[Node], pods: &[Pod]) -> Ledger {
     let mut ledger = Ledger::new(GIB);
-    for (name, units, gpus) in [("n1", 32, 2), ("n2", 16, 1), ("n3", 0, 0), ("n4", 64, 4)] {
-        ledger.apply_node(&gpushare_node(name, units, gpus));
+    for node in nodes {
+        ledger.apply_node(node);
     }
-    for pod in [
-        gpushare_pod("a", "n1", 0, 10),
-        gpushare_pod("b", "n1", 1, 4),
-        gpushare_pod("c", "n2", 0, 16),
-    ] {
-        ledger.apply_pod(pod);
+    for pod in pods {
+        ledger.apply_pod(pod.clone());
     }
     ledger
 }

@@ -27,17 +27,6 @@ fn unnamed(name: &str, node: &str, gpus: u64) -> Pod {
     }
 }
 
-fn ledger(nodes: &[Node], pods: &[Pod]) -> Ledger {
-    let mut ledger = Ledger::new(GIB);
-    nodes.iter().for_each(|node| {
-        ledger.apply_node(node);
-    });
-    pods.iter().for_each(|pod| {
-        ledger.apply_pod(pod.clone());
-    });
-    ledger
-}
-
 fn uuids(ledger: &Ledger, node: &str, ask: &Ask) -> Result<Vec<String>, String> {
     let choice = ledger.choose(node, ask).map_err(|refusal| refusal.filter_message(node))?;
     assert_eq!(ledger.fits(node, ask, "u-nobody"), Ok(()));

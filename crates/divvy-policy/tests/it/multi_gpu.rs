@@ -37,17 +37,6 @@ fn on_two(name: &str, node: &str, gpus: [usize; 2], units: u64) -> Pod {
     pod
 }
 
-fn ledger(nodes: &[Node], pods: &[Pod]) -> Ledger {
-    let mut ledger = Ledger::new(GIB);
-    for node in nodes {
-        ledger.apply_node(node);
-    }
-    for pod in pods {
-        ledger.apply_pod(pod.clone());
-    }
-    ledger
-}
-
 fn chosen(ledger: &Ledger, node: &str, pod: &Pod) -> Result<Vec<u32>, Refusal> {
     let ask = Ask::of(&pod.request, GIB);
     let found = ledger

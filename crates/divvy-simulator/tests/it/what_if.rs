@@ -1,62 +1,29 @@
 //! Tests of placing a cluster's pods again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use divvy_model::{
-    Allocation, ContainerKind, ContainerRequest, GpuShare, Health, Held, Inventory, MemoryUnit, MiB, Node, Phase, Pod, PodRequest,
-};
+use divvy_model::{Health, MemoryUnit, MiB, Node, Pod};
 use divvy_policy::Policy;
 use divvy_simulator::what_if::{Change, Cluster, ClusterNode, ClusterPod, Outcome, asking, what_if};
+use divvy_testkit::nodes::{divvy_node, divvy_pod, edit_gpu, pending};
 use proptest::prelude::*;
 
 /// A node whose GPUs have these sizes in MiB and these products.
 fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
-    let gpu = |(index, (model, mib)): (u32, &(&str, u64))| divvy_model::Gpu {
-        vendor: divvy_model::Vendor::Nvidia,
-        uuid: format!("GPU-{name}-{index}"),
-        nodes: vec![format!("nvidia{index}")],
-        partition: None,
-        index,
-        pci: String::new(),
-        model: (*model).to_owned(),
-        cc: String::new(),
-        sms: 0,
-        clock_mhz: 0,
-        bandwidth_gbs: 0,
-        enforcement: None,
-        total: MiB(*mib),
-        reserve: MiB::ZERO,
-        units: mib / 1024,
-        whole: None,
-        held: MiB::ZERO,
-        held_by_pod: None,
-        numa: None,
-        health: Health::Ok,
-        reason: None,
-        test: None,
-        links: Vec::new(),
-    };
-    let inventory = Inventory {
-        agent: "test".to_owned(),
-        drivers: std::collections::BTreeMap::new(),
-        unit: MemoryUnit::GIB,
-        other_units: std::collections::BTreeSet::new(),
-        unschedulable: false,
-        driver_trouble: None,
-        evict: BTreeSet::new(),
-        gpus: (0..).zip(gpus).map(gpu).collect(),
-    };
+    let units: Vec<u64> = gpus.iter().map(|(_, mib)| mib / 1024).collect();
+    let mut node = divvy_node(name, &units);
+    for (index, (model, mib)) in gpus.iter().enumerate() {
+        edit_gpu(&mut node, index, |gpu| {
+            gpu.model = (*model).to_owned();
+            gpu.total = MiB(*mib);
+        });
+    }
     ClusterNode {
         node: Node {
-            uid: name.to_owned(),
-            name: name.to_owned(),
-            capacity_units: inventory.total_units(),
-            capacity_gpus: gpus.len() as u64,
             cpu_milli: 16_000,
             memory_bytes: 1 << 36,
             pods: 110,
-            inventory: Some(Ok(inventory)),
-            ..Node::default()
+            ..node
         },
         labels: BTreeMap::new(),
     }
@@ -66,44 +33,23 @@ fn node(name: &str, gpus: &[(&str, u64)]) -> ClusterNode {
 fn pod(name: &str, units: u64) -> ClusterPod {
     ClusterPod {
         pod: Pod {
-            uid: format!("uid-{name}"),
             namespace: "ns".to_owned(),
-            name: name.to_owned(),
             cpu_milli: 1000,
-            request: PodRequest {
-                containers: vec![ContainerRequest {
-                    name: "main".to_owned(),
-                    kind: ContainerKind::App,
-                    units,
-                    gpu_count: 0,
-                }],
-                ..PodRequest::default()
-            },
-            ..Pod::default()
+            ..pending(name, units)
         },
         ..ClusterPod::default()
     }
 }
 
 /// The same pod, running on this GPU of this node.
-fn on(node: &str, index: u32, pod: ClusterPod) -> ClusterPod {
-    let share = GpuShare {
-        uuid: format!("GPU-{node}-{index}"),
-        memory: MiB(1024 * pod.pod.request.containers[0].units),
-        cores: 0,
-        whole: false,
-        enforcement: None,
-    };
+fn on(node: &str, index: usize, pod: ClusterPod) -> ClusterPod {
+    let bound = divvy_pod(&pod.pod.name, node, index, pod.pod.request.containers[0].units);
     ClusterPod {
         pod: Pod {
-            node: Some(node.to_owned()),
-            phase: Phase::Running,
+            node: bound.node,
+            phase: bound.phase,
             container_running: true,
-            held: Held::Allocation(Allocation {
-                v: 1,
-                gpus: vec![share],
-                containers: BTreeMap::new(),
-            }),
+            held: bound.held,
             ..pod.pod
         },
         ..pod

@@ -6,18 +6,15 @@ use divvy_model::out_of_service::{GpusOutOfService, out_of_service_key};
 use divvy_model::{Gpu, Health, Inventory, MemoryUnit, MiB, Node, Partition, Vendor, WholeKind};
 use divvy_placement::Ledger;
 use divvy_smoke_run::{Ask, Choice, Error, Planned, Verdict, plan};
-use divvy_testkit::nodes::divvy_node;
+use divvy_testkit::nodes::{self, divvy_node};
 use divvy_why::{Site, Snapshot, Tenants};
 
 fn gpu(index: u32) -> Gpu {
-    let Some(Ok(Inventory { mut gpus, .. })) = divvy_node("n", &[16]).inventory else {
-        panic!("a node of Divvy's has an inventory");
-    };
     Gpu {
         uuid: format!("GPU-{index}{index}aa"),
         index,
         model: "NVIDIA T4".to_owned(),
-        ..gpus.remove(0)
+        ..nodes::gpu("n", 0, 16)
     }
 }
 

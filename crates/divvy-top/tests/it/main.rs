@@ -1,9 +1,8 @@
 //! What the screens show, and how keys and events change them.
 
-use std::collections::BTreeMap;
-
 use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
-use divvy_model::{Allocation, ContainerKind, ContainerRequest, GpuShare, Held, Inventory, MiB, Node, Pod, PodRequest};
+use divvy_model::{Health, Inventory, Node, Phase, Pod};
+use divvy_testkit::nodes::{divvy_node, divvy_pod, edit_gpu, pending};
 use divvy_top::{Event, Key, State, Style, draw, lines};
 use divvy_view::{View, Waiting, view};
 use proptest::prelude::*;
@@ -15,62 +14,34 @@ const NOW: u64 = 1_795_835_807;
 const GIB: u64 = 1 << 30;
 
 fn node(name: &str, gpus: usize) -> Node {
-    let gpu = |index: usize| {
-        let reason = if name == "gpu-c" && index == 1 {
-            r#","health":"failed","reason":"XID 79""#
-        } else {
-            r#","health":"ok""#
-        };
-        format!(
-            r#"{{"uuid":"GPU-{name}-{index}","index":{index},"minor":{index},"model":"NVIDIA A100-SXM4-40GB","totalMiB":40960,"units":40{reason}}}"#
-        )
-    };
-    let gpus: Vec<String> = (0..gpus).map(gpu).collect();
-    let text = format!(
-        r#"{{"v":1,"agent":"0.1.0","driver":"550.54.15","unitMiB":1024,"gpus":[{}]}}"#,
-        gpus.join(",")
-    );
+    let mut node = divvy_node(name, &vec![40; gpus]);
+    for index in 0..gpus {
+        edit_gpu(&mut node, index, |gpu| {
+            gpu.model = "NVIDIA A100-SXM4-40GB".to_owned();
+            if name == "gpu-c" && index == 1 {
+                (gpu.health, gpu.reason) = (Health::Failed, Some("XID 79".to_owned()));
+            }
+        });
+    }
     Node {
-        name: name.to_owned(),
-        capacity_units: 40 * gpus.len() as u64,
-        allocatable_units: 40 * gpus.len() as u64,
-        allocatable_gpus: gpus.len() as u64,
-        inventory: Some(Inventory::parse(&text)),
-        ..Node::default()
+        allocatable_units: node.capacity_units,
+        allocatable_gpus: node.capacity_gpus,
+        ..node
     }
 }
 
 fn pod(namespace: &str, name: &str, node: &str, gib: u64, gpu: Option<usize>) -> Pod {
-    let container = ContainerRequest {
-        name: "main".to_owned(),
-        kind: ContainerKind::App,
-        units: gib,
-        gpu_count: 0,
+    let mut pod = match gpu {
+        Some(index) => divvy_pod(name, node, index, gib),
+        None => pending(name, gib),
     };
-    let share = |index: usize| GpuShare {
-        uuid: format!("GPU-{node}-{index}"),
-        memory: MiB(gib * 1024),
-        cores: 0,
-        whole: false,
-        enforcement: None,
-    };
+    pod.request.containers[0].name = "main".to_owned();
     Pod {
         uid: format!("uid-{name}"),
         namespace: namespace.to_owned(),
-        name: name.to_owned(),
         node: Some(node.to_owned()),
-        held: gpu.map_or(Held::Nothing, |index| {
-            Held::Allocation(Allocation {
-                v: 1,
-                gpus: vec![share(index)],
-                containers: BTreeMap::new(),
-            })
-        }),
-        request: PodRequest {
-            containers: vec![container],
-            ..PodRequest::default()
-        },
-        ..Pod::default()
+        phase: Phase::default(),
+        ..pod
     }
 }
 

@@ -1,7 +1,6 @@
 //! Measures the longest time for which one call holds the core's lock, for the worst requests of pods, inventories of nodes, and
 //! earlier events.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use divvy_bench::cluster::scattered;
@@ -10,7 +9,8 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
 use divvy_kube::watch::Change;
 use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
-use divvy_model::{Gpu, Health, Inventory, Link, MemoryUnit, MiB, Node, Vendor};
+use divvy_model::{Gpu, Link, MemoryUnit, MiB, Node};
+use divvy_testkit::nodes::divvy_node;
 use serde_json::{Value, json};
 
 use crate::Outcome;
@@ -51,56 +51,26 @@ fn name(node: usize) -> String {
 
 /// Return a node with this number of GPUs. `each` changes each GPU.
 fn node(number: usize, gpus: usize, each: impl Fn(usize, &mut Gpu)) -> Node {
-    let gpu = |at: usize| {
-        let mut gpu = Gpu {
-            vendor: Vendor::Nvidia,
-            uuid: format!("GPU-{number:08x}-{at:04x}-4000-8000-000000000000"),
-            index: at as u32,
-            nodes: vec![format!("nvidia{at}")],
-            partition: None,
-            pci: format!("0000:{at:02x}:00.0"),
-            model: "NVIDIA A100-SXM4-40GB".to_owned(),
-            cc: "8.0".to_owned(),
-            sms: 108,
-            clock_mhz: 1410,
-            bandwidth_gbs: 1555,
-            enforcement: None,
-            total: MiB(SIZE),
-            reserve: MiB::ZERO,
-            units: SIZE,
-            whole: None,
-            held: MiB::ZERO,
-            held_by_pod: None,
-            numa: None,
-            health: Health::Ok,
-            reason: None,
-            test: None,
-            links: Vec::new(),
-        };
-        each(at, &mut gpu);
-        gpu.total = MiB(gpu.units);
-        gpu
-    };
-    let inventory = Inventory {
-        agent: "0.1.0".to_owned(),
-        drivers: BTreeMap::from([(Vendor::Nvidia, "550.54.15".to_owned())]),
-        unit: MemoryUnit::MIB,
-        other_units: std::collections::BTreeSet::new(),
-        unschedulable: false,
-        driver_trouble: None,
-        evict: BTreeSet::new(),
-        gpus: (0..gpus).map(gpu).collect(),
-    };
+    let mut node = divvy_node(&name(number), &vec![SIZE; gpus]);
+    if let Some(Ok(inventory)) = &mut node.inventory {
+        inventory.unit = MemoryUnit::MIB;
+        for (at, gpu) in inventory.gpus.iter_mut().enumerate() {
+            gpu.uuid = format!("GPU-{number:08x}-{at:04x}-4000-8000-000000000000");
+            gpu.pci = format!("0000:{at:02x}:00.0");
+            gpu.model = "NVIDIA A100-SXM4-40GB".to_owned();
+            gpu.cc = "8.0".to_owned();
+            (gpu.sms, gpu.clock_mhz, gpu.bandwidth_gbs) = (108, 1410, 1555);
+            each(at, gpu);
+            gpu.total = MiB(gpu.units);
+        }
+        node.capacity_units = inventory.total_units();
+    }
     Node {
         uid: format!("node-{number}"),
-        name: name(number),
-        capacity_units: inventory.total_units(),
-        capacity_gpus: gpus as u64,
         cpu_milli: 128_000,
         memory_bytes: 1 << 40,
         pods: 110,
-        inventory: Some(Ok(inventory)),
-        ..Node::default()
+        ..node
     }
 }
 
