@@ -141,16 +141,6 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Error> {
     run_with(listener, connection.client, settings, surroundings, stop).await
 }
 
-/// Run as [`run`] does, with an existing socket and client, in plain HTTP.
-pub async fn run_on(
-    listener: TcpListener,
-    client: kube::Client,
-    settings: Settings,
-    stop: CancellationToken,
-) -> Result<(), Error> {
-    run_with(listener, client, settings, Surroundings::default(), stop).await
-}
-
 /// Run as [`run`] does, with an existing socket and client.
 pub async fn run_with(
     listener: TcpListener,

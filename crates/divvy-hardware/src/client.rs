@@ -120,12 +120,9 @@ pub struct ProbeHandle {
     asks: mpsc::Sender<Ask>,
 }
 
+/// An operation, and where to send its answer.
 #[derive(Debug)]
-enum Ask {
-    /// An operation, and where to send its answer.
-    Op(Op, Reply),
-    Snapshot,
-}
+struct Ask(Op, Reply);
 
 type Reply = oneshot::Sender<Result<Answer, Failure>>;
 
@@ -230,17 +227,11 @@ impl ProbeHandle {
     async fn ask(&self, op: Op) -> Result<Answer, Failure> {
         let gone = |_| Failure::new(Code::ProbeUnreachable, "the probe is not connected");
         let (sender, receiver) = oneshot::channel();
-        self.asks.try_send(Ask::Op(op, sender)).map_err(|error| match error {
+        self.asks.try_send(Ask(op, sender)).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Failure::new(Code::Busy, "too many requests are waiting for the probe"),
             mpsc::error::TrySendError::Closed(_) => Failure::new(Code::ProbeUnreachable, "the probe's client has ended"),
         })?;
         receiver.await.map_err(gone)?
-    }
-
-    /// Request a snapshot ahead of schedule. It arrives as an [`Update`].
-    pub fn refresh(&self) {
-        // A full queue means that requests are already on their way.
-        let _ = self.asks.try_send(Ask::Snapshot);
     }
 }
 
@@ -310,12 +301,11 @@ impl Client {
                 () = sleep_until(until) => return Ok(()),
                 () = self.updates.closed() => return Err(Gone),
                 ask = self.asked.recv() => match ask {
-                    Some(Ask::Op(_, sender)) => {
+                    Some(Ask(_, sender)) => {
                         let failure = Failure::new(Code::ProbeUnreachable, "the probe is not connected");
                         // The caller may have stopped waiting.
                         let _ = sender.send(Err(failure));
                     }
-                    Some(Ask::Snapshot) => {}
                     // All handles are gone, but updates continue.
                     None => sleep(until.saturating_duration_since(Instant::now())).await,
                 },
@@ -461,12 +451,9 @@ impl Client {
                     last_poll = Some(Instant::now());
                     next_poll = Instant::now() + self.timing.poll;
                 }
-                Some(asked) = self.asked.recv() => match asked {
-                    Ask::Op(op, sender) => {
-                        ask(&mut connection, &mut pending, &mut last_id, op, Kind::Asked(sender), limit).await?;
-                    }
-                    Ask::Snapshot => next_poll = soon(last_poll),
-                },
+                Some(Ask(op, sender)) = self.asked.recv() => {
+                    ask(&mut connection, &mut pending, &mut last_id, op, Kind::Asked(sender), limit).await?;
+                }
             }
         }
     }

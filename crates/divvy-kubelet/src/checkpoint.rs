@@ -129,15 +129,6 @@ impl Checkpoint {
     pub fn to_text(&self) -> String {
         json::print(self)
     }
-
-    /// Return the entries of this resource with exactly these ids. There may be more than one entry: an app container may
-    /// receive the ids of its pod's finished init container, and a kubelet with the bug kubernetes#137534 hands ids out twice.
-    pub fn find_by_ids(&self, resource: &str, ids: &BTreeSet<String>) -> Vec<&Entry> {
-        self.entries
-            .iter()
-            .filter(|entry| entry.resource == resource && entry.ids == *ids)
-            .collect()
-    }
 }
 
 fn read_capped(path: &Path) -> Result<Option<Vec<u8>>> {
@@ -224,23 +215,8 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_found_as_a_set_and_only_for_their_resource() {
+    fn the_cdi_names_are_read() {
         let checkpoint = sample();
-        let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
-        let found = |resource: &str, ids: &[&str]| {
-            checkpoint
-                .find_by_ids(resource, &set(ids))
-                .iter()
-                .map(|entry| entry.container.as_str())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(found("vendor.example/memory", &["b::1", "a::2", "a::1"]), ["main"]);
-        assert_eq!(found("vendor.example/memory", &["c::1"]), ["side"]);
-        assert!(
-            found("vendor.example/memory", &["a::1"]).is_empty(),
-            "a subset is not the set"
-        );
-        assert!(found("vendor.example/other", &["c::1"]).is_empty());
         assert_eq!(checkpoint.entries[0].cdi_devices(), ["vendor.example/class=x"]);
     }
 

@@ -334,14 +334,6 @@ impl Ledger {
         }
     }
 
-    /// Explain what each known node answers to a request, ordered by node name.
-    pub fn explain_all(&self, ask: &Ask) -> Vec<NodeReport> {
-        self.nodes()
-            .filter(|view| view.state().is_some())
-            .map(|view| self.explain(view.name(), ask))
-            .collect()
-    }
-
     /// Return where a pod is bound and what it holds there; `None` while the pod is not bound.
     pub fn whereabouts(&self, pod: &Pod) -> Option<PodReport> {
         let node = pod.node.clone()?;

@@ -17,8 +17,6 @@ pub struct Answer {
     pub total_mib: u64,
     /// The part of it that is free.
     pub free_mib: u64,
-    /// What the program has allocated, in MiB.
-    pub allocated_mib: u64,
     /// The allocation that failed, if that ended the request.
     pub refused: Option<Refused>,
 }

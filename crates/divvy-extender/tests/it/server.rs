@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
-use divvy_extender::{Limits, Served, Settings, serve};
+use divvy_extender::{Limits, Served, Settings, Surroundings, run_with, serve};
 use divvy_model::MemoryUnit;
 use divvy_testbed::api::{ApiServer, DeleteOptions, Effect, Match, Options, PatchKind, Rule, RuleId};
 use http_body_util::BodyExt;
@@ -589,7 +589,8 @@ async fn the_program_listens_serves_and_stops() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("bound");
     let stop = CancellationToken::new();
-    let program = tokio::spawn(divvy_extender::run_on(listener, api.client(), settings(), stop.clone()));
+    let plain = Surroundings::default();
+    let program = tokio::spawn(run_with(listener, api.client(), settings(), plain, stop.clone()));
     let get = |path: &'static str| async move {
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("listens");
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
