@@ -15,7 +15,8 @@
 //!
 //! Simplifications, which make these subjects untestable here: users are in no groups, and rights are not read from Roles. There is no
 //! admission beyond namespaces. Any token names its user. Server-side apply has no field managers. Lists are never split into pages.
-//! Objects of kinds other than pods, nodes, and leases are not checked against a schema. There is no garbage collection by owner.
+//! Objects of kinds other than pods, nodes, and leases are not checked against a schema. There is no garbage collection by owner, and
+//! finalizers hold nothing back.
 //! `metadata.generation` and managed fields are not kept. The modules describe further simplifications.
 
 mod checks;

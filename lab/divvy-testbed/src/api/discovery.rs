@@ -73,20 +73,16 @@ fn api_group(group: &str, versions: &[String]) -> Value {
 fn resource_list(resources: &Resources, group: &str, version: &str) -> Option<Value> {
     let mut list = Vec::new();
     for resource in resources.all().iter().filter(|r| r.group == group && r.version == version) {
-        let verbs: &[&str] = if resource.is_core("bindings") {
-            &["create"]
-        } else {
-            &[
-                "create",
-                "delete",
-                "deletecollection",
-                "get",
-                "list",
-                "patch",
-                "update",
-                "watch",
-            ]
-        };
+        let verbs = [
+            "create",
+            "delete",
+            "deletecollection",
+            "get",
+            "list",
+            "patch",
+            "update",
+            "watch",
+        ];
         list.push(json!({
             "name": resource.plural, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced,
             "kind": resource.kind, "verbs": verbs, "shortNames": resource.short_names,

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::error::ApiError;
 use super::registry::Registry;
-use super::store::{Inner, Snapshot};
+use super::store::Inner;
 
 /// The requests that a rule matches. Unset fields match everything. Patterns may contain `*`.
 #[derive(Debug, Clone, Default)]
@@ -84,8 +84,6 @@ pub enum Effect {
     LoseAnswer,
     /// Break the connection before the request is carried out.
     LoseRequest,
-    /// Let reads (get, list, and the initial events of a watch) see the state from when the rule was added.
-    StaleReads,
     /// Neither carry out nor answer the request until the rule is removed; then break the connection.
     Hang,
 }
@@ -147,8 +145,6 @@ pub(crate) struct Facts {
     pub(crate) user_agent: String,
 }
 
-pub(crate) type Frozen = Arc<BTreeMap<String, Snapshot>>;
-
 /// The combined effect of all rules on one request.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
@@ -156,7 +152,6 @@ pub(crate) struct Plan {
     pub(crate) refuse: Option<ApiError>,
     pub(crate) lose_answer: bool,
     pub(crate) lose_request: bool,
-    pub(crate) stale: Option<Frozen>,
     /// The receiver that learns when the rule with [`Effect::Hang`] is removed.
     pub(crate) hang: Option<watch::Receiver<()>>,
 }
@@ -166,7 +161,6 @@ struct Active {
     rule: Rule,
     fired: u64,
     seen: u64,
-    frozen: Option<Frozen>,
     removed: watch::Sender<()>,
 }
 
@@ -197,7 +191,6 @@ impl Faults {
 
     /// Add a rule. It applies to requests from now on. All rules that match a request take effect together.
     pub fn add(&self, rule: Rule) -> RuleId {
-        let frozen = (rule.effect == Effect::StaleReads).then(|| Arc::new(self.registry.store.read(Inner::all_snapshots)));
         let mut rules = self.rules();
         rules.0 += 1;
         let id = RuleId(rules.0);
@@ -205,7 +198,6 @@ impl Faults {
             rule,
             fired: 0,
             seen: 0,
-            frozen,
             removed: watch::Sender::new(()),
         };
         rules.1.insert(id, active);
@@ -256,8 +248,7 @@ impl Faults {
         let mut plan = Plan::default();
         for active in self.rules().1.values_mut() {
             let Active { rule, .. } = active;
-            let concerns = rule.effect != Effect::StaleReads || matches!(facts.verb, "get" | "list" | "watch");
-            if !concerns || !rule.matching.covers(facts) || rule.times.is_some_and(|times| active.fired >= times) {
+            if !rule.matching.covers(facts) || rule.times.is_some_and(|times| active.fired >= times) {
                 continue;
             }
             active.seen += 1;
@@ -275,7 +266,6 @@ impl Faults {
                 Effect::Refuse { code, retry_after_s } => plan.refuse = Some(refusal(*code, *retry_after_s)),
                 Effect::LoseAnswer => plan.lose_answer = true,
                 Effect::LoseRequest => plan.lose_request = true,
-                Effect::StaleReads => plan.stale = active.frozen.clone(),
                 Effect::Hang => plan.hang = Some(active.removed.subscribe()),
             }
         }

@@ -10,7 +10,7 @@ use http::{HeaderMap, Method, Request, StatusCode, header};
 use serde_json::{Value, json};
 
 use super::error::{ApiError, FieldError};
-use super::faults::{Facts, Frozen};
+use super::faults::Facts;
 use super::proxy::Proxied;
 use super::registry::{DeleteOptions, Deleted, PatchKind, WriteOptions};
 use super::render::Rendering;
@@ -38,7 +38,6 @@ struct Call {
     content_type: String,
     user_agent: String,
     body: Vec<u8>,
-    stale: Option<Frozen>,
 }
 
 /// The decoded query parameters.
@@ -199,7 +198,6 @@ async fn answer(api: &ApiServer, request: Request<Body>) -> Result<Response, Ref
         content_type,
         user_agent: facts.user_agent,
         body,
-        stale: plan.stale,
     };
     let result = call.perform(api);
     if plan.lose_answer {
@@ -260,9 +258,6 @@ fn verb_of(method: &Method, target: &Target, query: &Query) -> Result<&'static s
         ("DELETE", "") => "deletecollection",
         _ => return Err(ApiError::method_not_allowed()),
     };
-    if target.resource.is_core("bindings") && verb != "create" {
-        return Err(ApiError::method_not_allowed());
-    }
     Ok(verb)
 }
 
@@ -402,38 +397,26 @@ impl Call {
         Selector::parse(&self.target.resource, self.query.get("labelSelector").unwrap_or(""), &fields)
     }
 
-    /// Return the objects that a read sees: the current ones, or earlier ones if a fault requires it.
     fn snapshot(&self, api: &ApiServer) -> Snapshot {
         let storage = self.target.resource.storage();
-        match &self.stale {
-            Some(frozen) => frozen.get(&storage).cloned().unwrap_or_else(|| Snapshot {
-                revision: frozen.values().next().map_or(1, |s| s.revision),
-                ..Snapshot::default()
-            }),
-            None => api.registry().store.read(|inner| inner.snapshot(&storage)),
-        }
+        api.registry().store.read(|inner| inner.snapshot(&storage))
     }
 
     fn get(&self, api: &ApiServer) -> Result<Arc<Value>, ApiError> {
         let storage = self.target.resource.storage();
         let key = (self.target.namespace.clone(), self.target.name.clone());
-        let (found, revision) = if self.stale.is_some() {
-            let snapshot = self.snapshot(api);
-            (snapshot.objects.get(&key).cloned(), snapshot.revision)
-        } else {
-            let store = &api.registry().store;
-            store.read(|inner| (inner.get(&storage, &key), inner.revision()))
-        };
+        let store = &api.registry().store;
+        let (found, revision) = store.read(|inner| (inner.get(&storage, &key), inner.revision()));
         self.not_in_future(revision)?;
         found.ok_or_else(|| ApiError::not_found(&self.target.resource.qualified(), &self.target.name))
     }
 
-    fn not_in_future(&self, current: u64) -> Result<u64, ApiError> {
+    fn not_in_future(&self, current: u64) -> Result<(), ApiError> {
         let asked: u64 = self.query.number("resourceVersion")?.unwrap_or(0);
         if asked > current {
             return Err(ApiError::revision_too_large(asked, current));
         }
-        Ok(asked)
+        Ok(())
     }
 
     fn list(&self, api: &ApiServer) -> Result<Response, ApiError> {
@@ -444,20 +427,12 @@ impl Call {
             ));
         }
         let registry = api.registry();
-        let mut snapshot = self.snapshot(api);
-        let asked = self.not_in_future(snapshot.revision)?;
-        match self.query.get("resourceVersionMatch") {
-            None | Some("" | "NotOlderThan") => {}
-            Some("Exact") if asked > 0 => {
-                let storage = self.target.resource.storage();
-                snapshot = registry
-                    .store
-                    .read(|inner| inner.snapshot_at(&storage, asked))
-                    .map_err(|gone| ApiError::expired(format!("The provided resource version is too old: {}", gone.asked)))?;
-            }
-            Some(other) => {
-                return Err(self.invalid_options("resourceVersionMatch", other, "is not legal with this resourceVersion"));
-            }
+        let snapshot = self.snapshot(api);
+        self.not_in_future(snapshot.revision)?;
+        if let Some(other) = self.query.get("resourceVersionMatch")
+            && !matches!(other, "" | "NotOlderThan")
+        {
+            return Err(self.invalid_options("resourceVersionMatch", other, "this server knows NotOlderThan only"));
         }
         let namespace = &self.target.namespace;
         let items: Vec<Arc<Value>> = snapshot
@@ -537,15 +512,6 @@ impl Call {
                     resource_version: text("resourceVersion"),
                 };
                 registry.delete(&self.target, &options, dry_run)?;
-            }
-            _ if resource.is_core("bindings") => {
-                let pods = registry.resources.by_name("pods").ok_or_else(ApiError::no_such_path)?;
-                let target = Target {
-                    resource: pods.clone(),
-                    name: body["metadata"]["name"].as_str().unwrap_or("").to_owned(),
-                    ..self.target.clone()
-                };
-                registry.bind(&target, &body, dry_run)?;
             }
             _ => {
                 let stored = registry.create(&self.target, body, &self.write_options()?)?;

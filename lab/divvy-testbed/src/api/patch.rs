@@ -3,7 +3,7 @@
 //!
 //! Simplifications: strategic merge chooses the merge key by the name of the list field alone, and knows only the keys of the
 //! core types used here (see [`merge_key`]). `$retainKeys` is dropped (it matters only for volume sources and Deployment
-//! strategies), and `$setElementOrder` moves the listed elements to the front. Server-side apply is a strategic merge; `ownership`
+//! strategies), and so is `$deleteFromPrimitiveList` (only finalizers are such a list); `$setElementOrder` moves the listed elements to the front. Server-side apply is a strategic merge; `ownership`
 //! adds the managers of labels.
 
 use json_patch::Patch;
@@ -33,11 +33,6 @@ fn merge_key(field: &str) -> Option<&'static str> {
         "ownerReferences" => "uid",
         _ => return None,
     })
-}
-
-/// Report whether a list of plain values is merged as a set.
-fn is_primitive_merge(field: &str) -> bool {
-    field == "finalizers"
 }
 
 /// Apply a strategic merge patch (apimachinery `pkg/util/strategicpatch`).
@@ -74,13 +69,7 @@ fn strategic_map(target: &mut Value, patch: &Value, path: &str) -> Result<(), Ap
         return Ok(());
     };
     for (name, value) in patch {
-        if name == "$patch" || name == "$retainKeys" || name.starts_with("$setElementOrder/") {
-            continue;
-        }
-        if let Some(field) = name.strip_prefix("$deleteFromPrimitiveList/") {
-            if let (Some(Value::Array(list)), Value::Array(gone)) = (map.get_mut(field), value) {
-                list.retain(|item| !gone.contains(item));
-            }
+        if name.starts_with('$') {
             continue;
         }
         match value {
@@ -95,9 +84,8 @@ fn strategic_map(target: &mut Value, patch: &Value, path: &str) -> Result<(), Ap
                 )?;
             }
             Value::Array(items) => {
-                let order = patch.get(&format!("$setElementOrder/{name}"));
                 let list = map.entry(name.clone()).or_insert(Value::Null);
-                strategic_list(list, items, name, order, &format!("{path}.{name}"))?;
+                strategic_list(list, items, name, &format!("{path}.{name}"))?;
             }
             plain => {
                 map.insert(name.clone(), plain.clone());
@@ -115,28 +103,16 @@ fn strategic_map(target: &mut Value, patch: &Value, path: &str) -> Result<(), Ap
     Ok(())
 }
 
-fn strategic_list(target: &mut Value, items: &[Value], field: &str, order: Option<&Value>, path: &str) -> Result<(), ApiError> {
+fn strategic_list(target: &mut Value, items: &[Value], field: &str, path: &str) -> Result<(), ApiError> {
     let have = match target {
         Value::Array(list) => std::mem::take(list),
         _ => Vec::new(),
     };
-    let list = if is_primitive_merge(field) {
-        let mut list = have;
-        for item in items {
-            if !list.contains(item) {
-                list.push(item.clone());
-            }
-        }
-        list
-    } else if let Some(key) = keyed(field, items) {
-        merge_keyed(have, items, key, path)?
-    } else {
-        items.iter().map(without_directives).collect()
+    let list = match keyed(field, items) {
+        Some(key) => merge_keyed(have, items, key, path)?,
+        None => items.iter().map(without_directives).collect(),
     };
     *target = Value::Array(list);
-    if let (Value::Array(list), Some(order)) = (target, order) {
-        reorder(list, field, order);
-    }
     Ok(())
 }
 
@@ -243,7 +219,7 @@ mod tests {
             "containers": [{"name": "a", "image": "x", "env": [{"name": "E", "value": "1"}]}, {"name": "b", "image": "y"}],
             "tolerations": [{"key": "k"}]},
             "status": {"conditions": [{"type": "Ready", "status": "False", "reason": "R"}, {"type": "PodScheduled", "status": "True"}]},
-            "metadata": {"finalizers": ["f"], "annotations": {"k": "v", "gone": "1"}}});
+            "metadata": {"annotations": {"k": "v", "gone": "1"}}});
         for (patch, pointer, expected) in [
             (
                 json!({"spec": {"containers": [{"name": "a", "env": [{"name": "F", "value": "2"}]}]}}),
@@ -282,16 +258,6 @@ mod tests {
                 json!({"metadata": {"annotations": {"$patch": "replace", "only": "1"}}}),
                 "/metadata/annotations",
                 json!({"only": "1"}),
-            ),
-            (
-                json!({"metadata": {"finalizers": ["g", "f"]}}),
-                "/metadata/finalizers",
-                json!(["f", "g"]),
-            ),
-            (
-                json!({"metadata": {"$deleteFromPrimitiveList/finalizers": ["f"]}}),
-                "/metadata/finalizers",
-                json!([]),
             ),
         ] {
             let mut target = pod.clone();

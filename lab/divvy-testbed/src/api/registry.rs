@@ -10,7 +10,7 @@ use super::ownership::{self, Writer};
 use super::resources::{Resource, Resources, Target};
 use super::selector::Selector;
 use super::set_or_remove::set_or_remove;
-use super::store::{Inner, Key, Store, key_of};
+use super::store::{Inner, Key, Store};
 use super::{checks, events, patch, pods};
 
 /// The store behind the API's rules.
@@ -279,7 +279,7 @@ impl Registry {
             return Err(ApiError::conflict(&resource.qualified(), name, STALE));
         }
         if target.subresource == "status" {
-            // Outside the status, only metadata changes (labels, annotations, finalizers), as in the built-in status strategies.
+            // Outside the status, only metadata changes (labels, annotations), as in the built-in status strategies.
             let mut whole = (**existing).clone();
             let owners = existing["metadata"]["ownerReferences"].clone();
             whole["metadata"] = new["metadata"].take();
@@ -328,15 +328,7 @@ impl Registry {
         if new == **existing {
             return Ok(existing.clone());
         }
-        let stored = commit(inner, resource, new, options.dry_run);
-        let ends = !stored["metadata"]["deletionTimestamp"].is_null()
-            && no_finalizers(&stored)
-            && stored["metadata"]["deletionGracePeriodSeconds"].as_i64().unwrap_or(0) == 0
-            && !resource.is_core("namespaces");
-        if ends && !options.dry_run {
-            return Ok(forget(inner, resource, &key_of(&stored)).unwrap_or(stored));
-        }
-        Ok(stored)
+        Ok(commit(inner, resource, new, options.dry_run))
     }
 
     pub(crate) fn delete(&self, target: &Target, options: &DeleteOptions, dry_run: bool) -> Result<Deleted, ApiError> {
@@ -384,8 +376,7 @@ impl Registry {
         } else {
             0
         };
-        let keeps = !no_finalizers(&existing);
-        if !resource.is_core("pods") && !keeps {
+        if !resource.is_core("pods") {
             return Ok(Deleted::Gone(if dry_run {
                 existing
             } else {
@@ -403,12 +394,8 @@ impl Registry {
         };
         marked["metadata"]["deletionTimestamp"] = stamp.into();
         marked["metadata"]["deletionGracePeriodSeconds"] = grace.into();
-        let marked = if marked == *existing {
-            existing
-        } else {
-            commit(inner, resource, marked, dry_run)
-        };
-        if grace > 0 || keeps {
+        let marked = commit(inner, resource, marked, dry_run);
+        if grace > 0 {
             return Ok(Deleted::Pending(marked));
         }
         Ok(Deleted::Gone(if dry_run {
@@ -573,10 +560,6 @@ fn end_namespace(inner: &mut Inner, name: &str) {
     if terminating && !inner.any_in_namespace(name) {
         inner.remove("namespaces", &key);
     }
-}
-
-fn no_finalizers(object: &Value) -> bool {
-    object["metadata"]["finalizers"].as_array().is_none_or(Vec::is_empty)
 }
 
 fn precondition_failed(resource: &Resource, target: &Target, what: &str, wanted: &str, have: &Value) -> ApiError {

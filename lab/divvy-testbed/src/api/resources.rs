@@ -120,7 +120,6 @@ type Row = (
 );
 
 const TABLE: &[Row] = &[
-    ("", "v1", "bindings", "Binding", true, &[], false, false),
     ("", "v1", "configmaps", "ConfigMap", true, &["cm"], false, false),
     ("", "v1", "endpoints", "Endpoints", true, &["ep"], false, true),
     ("", "v1", "events", "Event", true, &["ev"], false, true),

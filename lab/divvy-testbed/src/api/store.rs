@@ -158,25 +158,6 @@ impl Inner {
             .any(|table| table.objects.keys().any(|(have, _)| have == namespace))
     }
 
-    /// Return all current objects by resource, for reads that a fault freezes at this moment.
-    pub(crate) fn all_snapshots(&self) -> BTreeMap<String, Snapshot> {
-        self.tables.keys().map(|name| (name.clone(), self.snapshot(name))).collect()
-    }
-
-    /// Return the objects at an earlier revision, by undoing the later changes one by one.
-    pub(crate) fn snapshot_at(&self, storage: &str, revision: u64) -> Result<Snapshot, Compacted> {
-        let mut snapshot = self.snapshot(storage);
-        for event in self.events_after(storage, revision)?.iter().rev() {
-            let key = key_of(&event.object);
-            match &event.previous {
-                Some(previous) => snapshot.objects.insert(key, previous.clone()),
-                None => snapshot.objects.remove(&key),
-            };
-        }
-        snapshot.revision = revision;
-        Ok(snapshot)
-    }
-
     pub(crate) fn events_after(&self, storage: &str, revision: u64) -> Result<Vec<Event>, Compacted> {
         let Some(table) = self.tables.get(storage) else {
             return Ok(Vec::new());
@@ -302,30 +283,6 @@ mod tests {
 
     fn named(name: &str, value: u64) -> Value {
         json!({"metadata": {"name": name}, "value": value})
-    }
-
-    #[test]
-    fn a_snapshot_at_an_earlier_revision_undoes_what_came_after() {
-        let store = Store::new(1, 100, true);
-        let states: Vec<Snapshot> = store.write(|inner| {
-            let mut states = vec![inner.snapshot("nodes")];
-            inner.put("nodes", named("a", 1));
-            states.push(inner.snapshot("nodes"));
-            inner.put("nodes", named("b", 1));
-            states.push(inner.snapshot("nodes"));
-            inner.put("nodes", named("a", 2));
-            states.push(inner.snapshot("nodes"));
-            inner.remove("nodes", &(String::new(), "b".into()));
-            states.push(inner.snapshot("nodes"));
-            states
-        });
-        for state in &states {
-            let again = store
-                .read(|inner| inner.snapshot_at("nodes", state.revision))
-                .expect("in the ring");
-            assert_eq!(again.objects, state.objects, "revision {}", state.revision);
-        }
-        assert_eq!(store.read(Inner::history).len(), 4);
     }
 
     #[test]

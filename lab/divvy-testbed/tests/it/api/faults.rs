@@ -125,23 +125,6 @@ async fn latency_and_hanging_take_the_time_of_the_clock() {
 }
 
 #[tokio::test]
-async fn stale_reads_see_the_past_until_the_rule_goes() {
-    let api = server();
-    api.create("pods", pod("a")).unwrap();
-    let then = api.revision().to_string();
-    let rule = api.faults().add(Rule::new(Match::any().resource("pods"), Effect::StaleReads));
-    api.create("pods", pod("b")).unwrap();
-    pods(&api).delete("a", &DeleteParams::default()).await.unwrap();
-    let list = pods(&api).list(&ListParams::default()).await.unwrap();
-    assert_eq!(list.items.len(), 1);
-    assert_eq!(list.metadata.resource_version, Some(then));
-    assert!(pods(&api).get("a").await.is_ok());
-    assert_eq!(refusal(pods(&api).get("b").await).0, 404);
-    assert_eq!(api.faults().remove(rule), 3);
-    assert!(pods(&api).get("b").await.is_ok());
-}
-
-#[tokio::test]
 async fn chances_repeat_with_their_seed() {
     let run = |seed: u64| async move {
         let api = server();

@@ -164,21 +164,6 @@ async fn a_binding_is_refused_when_the_pod_is_not_what_it_was() {
 }
 
 #[tokio::test]
-async fn the_legacy_bindings_path_binds_too() {
-    let api = server();
-    api.create("pods", pod("p")).unwrap();
-    let (code, _) = request(&api, "POST", "/api/v1/namespaces/default/bindings", &[], &binding("p", "n1")).await;
-    assert_eq!(code, 201);
-    assert_eq!(api.get("pods", "default", "p").unwrap()["spec"]["nodeName"], "n1");
-    assert_eq!(
-        request(&api, "GET", "/api/v1/namespaces/default/bindings", &[], &json!(null))
-            .await
-            .0,
-        405
-    );
-}
-
-#[tokio::test]
 async fn a_bound_pod_stays_until_its_kubelet_lets_it_go() {
     let api = server();
     let made = api.create("pods", pod("p")).unwrap();
