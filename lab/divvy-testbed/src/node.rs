@@ -136,8 +136,6 @@ pub struct Timings {
     pub restart_backoff: Backoff,
     /// The grace period of a pod that does not set one.
     pub default_grace: Duration,
-    /// The upper limit of every grace period, if any.
-    pub max_grace: Option<Duration>,
     /// The grace period of containers whose pod's object is gone because of a forced deletion. It replaces the pod's own grace
     /// period (measured on kubelet 1.36.3: 2 s in 17 of 17 cases; containers that ignore SIGTERM end 2.2 to 2.9 s after the
     /// object is gone).
@@ -175,7 +173,6 @@ impl Default for Timings {
             start_retry: backoff,
             restart_backoff: backoff,
             default_grace: Duration::from_secs(30),
-            max_grace: None,
             forced_grace: Duration::from_secs(2),
             forced_after: Duration::from_millis(300),
             orphan_grace: Duration::from_secs(1),

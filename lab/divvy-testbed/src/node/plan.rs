@@ -165,10 +165,11 @@ impl PodPlan {
             Some("Never") => Restart::Never,
             _ => Restart::Always,
         };
-        let (qos, parent) = match qos_class(pod) {
-            "Guaranteed" => ("Guaranteed", "kubepods".to_owned()),
-            "Burstable" => ("Burstable", "kubepods/burstable".to_owned()),
-            _ => ("BestEffort", "kubepods/besteffort".to_owned()),
+        // The API server has computed the class.
+        let (qos, parent) = match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
+            Some("Guaranteed") => ("Guaranteed", "kubepods"),
+            Some("Burstable") => ("Burstable", "kubepods/burstable"),
+            _ => ("BestEffort", "kubepods/besteffort"),
         };
         let of_spec = spec.and_then(|spec| spec.termination_grace_period_seconds);
         // A forced deletion sets 0, which the kubelet treats as "not set" (`calculateEffectiveGracePeriod`).
@@ -239,29 +240,6 @@ fn field(pod: &Pod, path: &str) -> Option<String> {
     }
 }
 
-/// Return the QoS class. Guaranteed: every container has cpu and memory limits equal to its requests. BestEffort: no container has any.
-fn qos_class(pod: &Pod) -> &'static str {
-    let (mut any, mut all) = (false, true);
-    for (_, container) in containers(pod) {
-        let resources = container.resources.as_ref();
-        let limit = |name: &str| resources.and_then(|resources| resources.limits.as_ref()?.get(name));
-        let request = |name: &str| resources.and_then(|resources| resources.requests.as_ref()?.get(name));
-        for name in ["cpu", "memory"] {
-            any |= limit(name).is_some() || request(name).is_some();
-            all &= match (limit(name), request(name)) {
-                (Some(limit), Some(request)) => quantity_milli(&limit.0).ok() == quantity_milli(&request.0).ok(),
-                (Some(_), None) => true,
-                (None, _) => false,
-            };
-        }
-    }
-    match (any, all) {
-        (false, _) => "BestEffort",
-        (true, true) => "Guaranteed",
-        (true, false) => "Burstable",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,17 +269,14 @@ mod tests {
 
     #[test]
     fn the_cgroup_follows_the_quality_of_service() {
-        let container = |resources: serde_json::Value| serde_json::json!({"containers": [{"name": "a", "resources": resources}]});
-        for (resources, path) in [
-            (serde_json::json!({}), "kubepods/besteffort/podu"),
-            (
-                serde_json::json!({"limits": {"aliyun.com/gpu-mem": "3"}}),
-                "kubepods/besteffort/podu",
-            ),
-            (serde_json::json!({"requests": {"cpu": "1"}}), "kubepods/burstable/podu"),
-            (serde_json::json!({"limits": {"cpu": "1", "memory": "1Gi"}}), "kubepods/podu"),
+        for (class, path) in [
+            ("BestEffort", "kubepods/besteffort/podu"),
+            ("Burstable", "kubepods/burstable/podu"),
+            ("Guaranteed", "kubepods/podu"),
         ] {
-            assert_eq!(PodPlan::of(&pod(container(resources))).cgroup, path);
+            let mut pod = pod(serde_json::json!({"containers": [{"name": "a"}]}));
+            pod.status.get_or_insert_default().qos_class = Some(class.to_owned());
+            assert_eq!(PodPlan::of(&pod).cgroup, path);
         }
     }
 

@@ -178,7 +178,7 @@ impl Worker {
                 let ids: Vec<String> = running.map(|row| row.view.id.clone()).collect();
                 self.terminate(plan, &ids);
                 let since = *self.ending.get_or_insert_with(Instant::now);
-                return Some(self.kill_late(plan, since + self.capped(self.grace(plan))));
+                return Some(self.kill_late(plan, since + self.grace(plan)));
             }
             Step::Start(names) => {
                 for name in names {
@@ -300,10 +300,6 @@ impl Worker {
         plan.grace.unwrap_or(self.shared.timings.default_grace)
     }
 
-    fn capped(&self, grace: Duration) -> Duration {
-        self.shared.timings.max_grace.map_or(grace, |max| grace.min(max))
-    }
-
     /// Return the time at which the containers of a pod without an object receive SIGTERM, if it is still to come. Return `None`
     /// if there is no reason to wait.
     fn not_yet_told(&mut self, plan: &PodPlan, update: &Update) -> Option<Instant> {
@@ -321,12 +317,12 @@ impl Worker {
     fn deadline(&mut self, plan: &PodPlan, update: &Update) -> Instant {
         let now = Instant::now();
         let since = *self.ending.get_or_insert(now);
-        let own = since + self.capped(self.grace(plan));
+        let own = since + self.grace(plan);
         if !update.gone {
             return own;
         }
         let gone = *self.gone.get_or_insert(now);
-        let forced = gone.max(since) + self.capped(self.shared.timings.forced_grace);
+        let forced = gone.max(since) + self.shared.timings.forced_grace;
         // The grace period of a pod that was already being deleted may end earlier.
         if since < gone { forced.min(own) } else { forced }
     }
