@@ -6,15 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 /// For each protocol: the crate, the file below its `proto/`, the package, and the generated file below its `src/gen/`.
-const PROTOCOLS: [(&str, &str, &str, &str); 2] = [
-    (
-        "crates/divvy-kubelet",
-        "deviceplugin/v1beta1.proto",
-        "v1beta1",
-        "deviceplugin_v1beta1.rs",
-    ),
-    ("lab/divvy-testbed", "podresources/v1.proto", "v1", "podresources_v1.rs"),
-];
+const PROTOCOLS: [(&str, &str, &str, &str); 1] = [(
+    "crates/divvy-kubelet",
+    "deviceplugin/v1beta1.proto",
+    "v1beta1",
+    "deviceplugin_v1beta1.rs",
+)];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

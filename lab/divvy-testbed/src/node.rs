@@ -27,7 +27,6 @@ pub(crate) mod lifecycle;
 pub(crate) mod manager;
 pub(crate) mod node_status;
 pub(crate) mod plan;
-pub mod podresources;
 pub mod runtime;
 pub(crate) mod shared;
 pub(crate) mod status;
@@ -291,7 +290,7 @@ impl NodePaths {
         self.device_plugins().join("kubelet.sock")
     }
 
-    /// Return the socket of the podresources service.
+    /// Return the socket of the podresources service, at which nothing answers.
     pub fn pod_resources_socket(&self) -> PathBuf {
         self.kubelet_dir.join("pod-resources/kubelet.sock")
     }
@@ -451,6 +450,14 @@ impl Node {
             holders.map(|(holder, held)| (holder.clone(), held.ids.clone())).collect()
         });
         DeviceManagerView { holders, resources }
+    }
+
+    /// Let the kubelet forget the ids of pods that have ended, as it does when a client lists the pod resources. Do this during an Allocate call to
+    /// provoke [`Bugs::double_hand_out`]. The service itself is not simulated: Divvy does not call it.
+    pub fn list_pod_resources(&self) {
+        if let Some(kubelet) = lock(&self.kubelet).as_ref() {
+            kubelet.shared.manager.collect();
+        }
     }
 
     /// Set the kubelet bugs to imitate from now on.

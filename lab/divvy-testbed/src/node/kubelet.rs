@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use divvy_kubelet::api::v1beta1::registration_server::RegistrationServer;
@@ -22,16 +22,16 @@ use tokio_stream::wrappers::UnixListenerStream;
 use super::events::{Note, Recorder};
 use super::manager::{DeviceManager, DeviceTimings, RegistrationService};
 use super::plan::{PodPlan, effective_requests};
-use super::podresources::PodResourcesService;
-use super::podresources::api::pod_resources_lister_server::PodResourcesListerServer;
 use super::runtime::Runtime;
-use super::shared::{KnownPod, KnownPods, Shared};
+use super::shared::{KnownPod, Shared};
 use super::tasks::Tasks;
 use super::worker::{Begin, Update, Worker};
 use super::{AdmissionOrder, Bugs, Error, NodeEvent, NodePaths, NodeSpec, node_status};
 
 pub(crate) struct Kubelet {
     pub(crate) shared: Arc<Shared>,
+    /// A socket that listens, as checks expect it.
+    _pod_resources: UnixListener,
 }
 
 /// The parts from which a kubelet is built, in addition to the node's description.
@@ -62,7 +62,6 @@ impl Kubelet {
         };
         let manager = DeviceManager::start(directory, parts.bugs, timings, parts.seed.fork(), tasks.clone());
         let (recorder, write_events) = Recorder::new(parts.client.clone(), "kubelet", Some(spec.name.clone()), parts.seed.fork());
-        let known = KnownPods::default();
         let shared = Arc::new(Shared {
             client: parts.client,
             name: spec.name.clone(),
@@ -73,19 +72,17 @@ impl Kubelet {
             recorder,
             tasks: tasks.clone(),
             busy: Arc::default(),
-            known: known.clone(),
+            known: Mutex::default(),
             events: parts.events,
             pod_net: spec
                 .name
                 .bytes()
                 .fold(0u8, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte)),
         });
-        let registration = RegistrationServer::new(RegistrationService(manager.clone()));
+        let registration = RegistrationServer::new(RegistrationService(manager));
         let listener = bind(&parts.paths.kubelet_socket())?;
         serve(&tasks, listener, registration);
-        let service = PodResourcesListerServer::new(PodResourcesService::new(known, manager));
-        let listener = bind(&pod_resources)?;
-        serve(&tasks, listener, service);
+        let pod_resources = bind(&pod_resources)?;
         tasks.spawn(write_events);
         tasks.spawn(node_status::keep(shared.clone(), spec.clone()));
         tasks.spawn(
@@ -97,7 +94,10 @@ impl Kubelet {
             }
             .run(),
         );
-        Ok(Kubelet { shared })
+        Ok(Kubelet {
+            shared,
+            _pod_resources: pod_resources,
+        })
     }
 
     /// Stop everything. A soft stop waits at most 2 s for calls to plugins that are in progress. The socket files remain, as
@@ -302,7 +302,6 @@ impl SyncLoop {
             let known = KnownPod {
                 requests: effective_requests(&pod),
                 active: !is_terminal(&pod),
-                plan: plan.clone(),
             };
             self.shared.with_known(|all| all.insert(uid.clone(), known));
             let begin = if is_terminal(&pod) {

@@ -164,8 +164,8 @@ impl DeviceManager {
         self.lock().removed.extend(resources);
     }
 
-    /// Forget pods that have ended, so that their ids are free again. A podresources `List` triggers this as well, which is how
-    /// bug B1 happens.
+    /// Forget pods that have ended, so that their ids are free again. A client that lists the pod resources triggers this as well
+    /// ([`Node::list_pod_resources`](super::Node::list_pod_resources)), which is how bug B1 happens.
     pub(crate) fn collect(&self) {
         let mut inner = self.lock();
         if inner.starting {

@@ -8,7 +8,6 @@ use tokio::sync::{RwLock, broadcast};
 
 use super::events::Recorder;
 use super::manager::DeviceManager;
-use super::plan::PodPlan;
 use super::runtime::Runtime;
 use super::tasks::Tasks;
 use super::{NodeEvent, Timings};
@@ -16,15 +15,11 @@ use super::{NodeEvent, Timings};
 /// A pod whose admission has begun.
 #[derive(Debug, Clone)]
 pub(crate) struct KnownPod {
-    pub(crate) plan: PodPlan,
     /// The pod's effective requests.
     pub(crate) requests: BTreeMap<String, u64>,
     /// Whether the pod is not yet terminal.
     pub(crate) active: bool,
 }
-
-/// The kubelet's pods, keyed by UID.
-pub(crate) type KnownPods = Arc<Mutex<BTreeMap<String, KnownPod>>>;
 
 /// The state that the workers and loops of one kubelet share.
 pub(crate) struct Shared {
@@ -38,7 +33,8 @@ pub(crate) struct Shared {
     pub(crate) tasks: Tasks,
     /// Held for reading during calls to plugins. A soft stop of the kubelet waits for these calls.
     pub(crate) busy: Arc<RwLock<()>>,
-    pub(super) known: KnownPods,
+    /// The kubelet's pods, keyed by UID.
+    pub(super) known: Mutex<BTreeMap<String, KnownPod>>,
     pub(super) events: broadcast::Sender<NodeEvent>,
     /// The second byte of the addresses of this node's pods.
     pub(super) pod_net: u8,

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::Bugs;
-use divvy_testbed::node::podresources::api::ListPodResourcesRequest;
-use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
 
 use crate::bed::Bed;
 
@@ -154,16 +152,6 @@ async fn r17_a_kubelet_that_restarts_while_a_start_waits_starts_it_once() {
     bed.end().await;
 }
 
-/// List the pod resources from the kubelet, as every monitoring tool does.
-async fn list_pod_resources(bed: &Bed) {
-    let socket = bed.node("n1").paths().pod_resources_socket();
-    let channel = divvy_kubelet::api::connect(&socket, Duration::from_secs(5))
-        .await
-        .expect("the kubelet listens");
-    let mut client = PodResourcesListerClient::new(channel);
-    client.list(ListPodResourcesRequest {}).await.expect("a list");
-}
-
 /// Make a node whose kubelet has bug B1. Its calls are slow, which makes the bug more likely.
 async fn with_double_hand_out(gpus: &[u64]) -> Bed {
     Bed::with(&[gpus], |spec| {
@@ -187,7 +175,8 @@ async fn admit_and_forget(bed: &Bed, name: &str, short: u64) -> String {
     bed.running(&ending).await;
     let uid = bed.create(&pod(name).gpu_mem(3));
     bed.phase(&ending, "Succeeded").await;
-    list_pod_resources(bed).await;
+    // As every monitoring tool does.
+    bed.node("n1").list_pod_resources();
     bed.running(name).await;
     uid
 }

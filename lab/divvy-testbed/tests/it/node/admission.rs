@@ -5,42 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
-use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
-use divvy_testbed::node::podresources::api::{GetPodResourcesRequest, ListPodResourcesRequest};
 use divvy_testbed::node::{AdmissionOrder, Node, NodeEvent, NodeSpec};
 use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
-use tonic::transport::Channel;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::plugin::{Call, TestPlugin, healthy, ids};
 use super::{Bed, RESOURCE, container, eventually, plain};
 
 fn set(ids: &[String]) -> BTreeSet<String> {
     ids.iter().cloned().collect()
-}
-
-async fn pod_resources(node: &Node) -> PodResourcesListerClient<Channel> {
-    let socket = node.paths().pod_resources_socket();
-    PodResourcesListerClient::new(divvy_kubelet::api::connect(&socket, Duration::from_secs(5)).await.unwrap())
-}
-
-async fn get(client: &mut PodResourcesListerClient<Channel>, name: &str) -> Result<Vec<(String, Vec<String>)>, Status> {
-    let request = GetPodResourcesRequest {
-        pod_name: name.to_owned(),
-        pod_namespace: "default".to_owned(),
-    };
-    let pod = client.get(request).await?.into_inner().pod_resources.unwrap();
-    let containers = pod.containers.into_iter().map(|container| {
-        let ids = container
-            .devices
-            .iter()
-            .flat_map(|devices| devices.device_ids.clone())
-            .collect();
-        (container.name, ids)
-    });
-    Ok(containers.collect())
 }
 
 #[tokio::test]
@@ -166,11 +141,9 @@ async fn init_containers_leave_their_ids_to_those_that_follow() {
     assert!(left.is_subset(&set(available)) && left.is_subset(&set(a)));
     assert!(set(b).is_disjoint(&set(a)) && set(b).is_disjoint(&set(i)));
 
-    let mut client = pod_resources(&bed.node).await;
-    let listed = get(&mut client, "p").await.unwrap();
-    let names: Vec<&str> = listed.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(names, ["s", "a", "b"], "ordinary init containers are not listed");
-    assert_eq!(set(&listed[1].1), set(a));
+    let holders = bed.node.device_manager().holders;
+    let (_, of_a) = holders.iter().find(|(holder, _)| holder.container == "a").unwrap();
+    assert_eq!(*of_a, set(a));
 
     let checkpoint = std::fs::read_to_string(bed.node.paths().checkpoint()).unwrap();
     let checkpoint: Value = serde_json::from_str(&checkpoint).unwrap();
@@ -192,7 +165,7 @@ async fn init_containers_leave_their_ids_to_those_that_follow() {
 }
 
 #[tokio::test]
-async fn during_allocate_the_pod_is_known_without_ids_and_later_pods_are_not() {
+async fn during_allocate_the_pod_has_no_ids_and_later_pods_wait() {
     let (bed, plugin) = Bed::with_plugin(4).await;
     let hold = Arc::new(Notify::new());
     plugin.change(|state| state.hold_allocate = Some(hold.clone()));
@@ -202,35 +175,13 @@ async fn during_allocate_the_pod_is_known_without_ids_and_later_pods_are_not() {
     })
     .await;
     bed.create("second", json!({"containers": [container("a", 1)]}));
-    let mut client = pod_resources(&bed.node).await;
-    assert_eq!(get(&mut client, "first").await.unwrap(), [("a".to_owned(), vec![])]);
-    let error = get(&mut client, "second").await.unwrap_err();
-    assert_eq!(
-        (error.code(), error.message()),
-        (Code::Unknown, "pod second in namespace default not found")
-    );
+    assert!(bed.node.device_manager().holders.is_empty());
     // Admission is serial, so no call has been made for the second pod yet.
     assert_eq!(plugin.count(|call| matches!(call, Call::Preferred { .. })), 1);
     plugin.change(|state| state.hold_allocate = None);
     hold.notify_one();
     bed.ready("second").await;
-    assert_eq!(get(&mut client, "first").await.unwrap()[0].1.len(), 1);
-    let list = client.list(ListPodResourcesRequest {}).await.unwrap().into_inner();
-    assert_eq!(list.pod_resources.len(), 2);
-}
-
-#[tokio::test]
-async fn podresources_limits_its_callers() {
-    let bed = Bed::new().await;
-    let mut client = pod_resources(&bed.node).await;
-    let mut refused = None;
-    for _ in 0..200 {
-        if let Err(error) = client.list(ListPodResourcesRequest {}).await {
-            refused = Some(error);
-            break;
-        }
-    }
-    assert_eq!(refused.unwrap().code(), Code::ResourceExhausted);
+    assert_eq!(bed.node.device_manager().holders.len(), 2);
 }
 
 #[tokio::test]

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
-use divvy_testbed::node::podresources::api::ListPodResourcesRequest;
-use divvy_testbed::node::podresources::api::pod_resources_lister_client::PodResourcesListerClient;
 use divvy_testbed::node::{Bugs, ContainerState};
 use serde_json::json;
 use tokio::sync::Notify;
@@ -201,7 +198,7 @@ async fn the_plugin_directory_can_be_replaced() {
     assert_eq!(bed.node.device_manager().holders.len(), 1);
 }
 
-/// B1: if a pod has just ended, a podresources List during Allocate makes the kubelet allocate ids twice.
+/// B1: if a pod has just ended, a list of the pod resources during Allocate makes the kubelet allocate ids twice.
 #[tokio::test]
 async fn ids_are_handed_out_twice_only_with_the_bug() {
     for bug in [false, true] {
@@ -222,10 +219,7 @@ async fn ids_are_handed_out_twice_only_with_the_bug() {
         eventually("Allocate", || plugin.count(|call| matches!(call, Call::Allocate(_))) == 2).await;
         // The kubelet's main loop is blocked, but its pod workers are not.
         bed.phase("ends", "Succeeded").await;
-        let socket = bed.node.paths().pod_resources_socket();
-        let channel = divvy_kubelet::api::connect(&socket, Duration::from_secs(5)).await.unwrap();
-        let mut client = PodResourcesListerClient::new(channel);
-        client.list(ListPodResourcesRequest {}).await.unwrap();
+        bed.node.list_pod_resources();
         plugin.change(|state| state.hold_allocate = None);
         hold.notify_one();
         bed.ready("one").await;
