@@ -14,6 +14,7 @@
 //! Simplifications:
 //!
 //! - Scoring is LeastAllocated over cpu and memory. Preferred affinity, `ScheduleAnyway`, and `PreferNoSchedule` have no effect.
+//!   A term of node affinity with `matchFields` matches no node.
 //! - There are no volumes, resource claims, or gang scheduling. NodeName is not applied, because a pod with a node is not scheduled. There is
 //!   one profile and one extender.
 //! - There is no node controller. A node whose condition Ready is not True counts as tainted with `node.kubernetes.io/not-ready:NoSchedule`,

@@ -5,12 +5,11 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 
-use super::node_affinity::{self, Names};
 use super::pod_affinity::{self, Between};
 use super::selector::Labels;
 use super::spread::{self, Spread};
 use super::view::{Cluster, NodeView, PodView, Taken};
-use super::{fit, node_ports, taints};
+use super::{fit, node_affinity, node_ports, taints};
 
 /// A filter, with its name in the profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,7 +18,7 @@ pub enum Plugin {
     NodeUnschedulable,
     /// Checks taints.
     TaintToleration,
-    /// Checks `nodeSelector` and node affinity, including the part that PreFilter applies.
+    /// Checks `nodeSelector` and node affinity.
     NodeAffinity,
     /// Checks host ports.
     NodePorts,
@@ -75,40 +74,17 @@ impl<'a> Cycle<'a> {
     }
 
     /// Count a pod that is added to a node (1) or removed from it (-1).
-    pub fn count(&mut self, name: &str, node: &'a NodeView, other: &'a PodView, by: i64) {
-        self.spread.count(name, node, other, by);
+    pub fn count(&mut self, node: &'a NodeView, other: &'a PodView, by: i64) {
+        self.spread.count(node, other, by);
         self.between.count(node, other, by);
     }
 
-    /// Return the reason why no node can have the pod, if PreFilter finds one before the filters run.
-    pub fn rejection(&self) -> Option<&'static str> {
-        (self.names() == &Names::Conflict).then_some(node_affinity::CONFLICT)
-    }
-
-    fn names(&self) -> &Names {
-        self.pod
-            .node_affinity
-            .as_ref()
-            .map_or(&Names::Any, |affinity| affinity.names())
-    }
-
     /// Return why the pod does not fit on the node, given what is already taken there, or `None` if it fits.
-    pub fn refusal(&self, name: &str, node: &NodeView, taken: &Taken) -> Option<Refusal> {
-        self.left_out(name)
-            .or_else(|| self.closed(node))
-            .or_else(|| self.elsewhere(name, node))
+    pub fn refusal(&self, node: &NodeView, taken: &Taken) -> Option<Refusal> {
+        self.closed(node)
+            .or_else(|| self.elsewhere(node))
             .or_else(|| self.full(node, taken))
             .or_else(|| self.crowded(node))
-    }
-
-    fn left_out(&self, name: &str) -> Option<Refusal> {
-        let refuse = |reason| Some(Refusal::new(Plugin::NodeAffinity, reason, false));
-        match self.names() {
-            Names::Any => None,
-            Names::Only(names) if names.contains(name) => None,
-            Names::Only(_) => refuse(node_affinity::NOT_NAMED),
-            Names::Conflict => refuse(node_affinity::CONFLICT),
-        }
     }
 
     fn closed(&self, node: &NodeView) -> Option<Refusal> {
@@ -120,8 +96,8 @@ impl<'a> Cycle<'a> {
         refused.then(|| Refusal::new(Plugin::TaintToleration, taints::UNTOLERATED, false))
     }
 
-    fn elsewhere(&self, name: &str, node: &NodeView) -> Option<Refusal> {
-        let refused = !self.pod.selects(name, &node.labels);
+    fn elsewhere(&self, node: &NodeView) -> Option<Refusal> {
+        let refused = !self.pod.selects(&node.labels);
         refused.then(|| Refusal::new(Plugin::NodeAffinity, node_affinity::MISMATCH, false))
     }
 
@@ -179,7 +155,7 @@ pub fn feasible(pod: &Pod, nodes: &[Node], bound: &[Pod], namespaces: &[Namespac
     let pod = PodView::of(pod);
     let (cycle, taken, none) = (Cycle::new(&pod, &cluster), cluster.taken(), Taken::default());
     let look = |(name, node): (&String, &NodeView)| {
-        let refusal = cycle.refusal(name, node, taken.get(name).unwrap_or(&none));
+        let refusal = cycle.refusal(node, taken.get(name).unwrap_or(&none));
         (name.clone(), refusal.map(|refusal| refusal.reasons).unwrap_or_default())
     };
     nodes.iter().map(look).collect()

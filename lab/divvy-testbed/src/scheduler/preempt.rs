@@ -27,16 +27,12 @@ pub type Preemptor<'a, 'c> = (&'c Cycle<'a>, i32);
 
 /// Return the UIDs of the pods of lower priority that must leave a node, or `None` if their eviction does not help or is not needed.
 /// `running` are all pods on the node and on their way to it.
-pub fn victims<'a>(
-    (cycle, priority): Preemptor<'a, '_>,
-    (name, node): (&str, &'a NodeView),
-    running: &[Running<'a>],
-) -> Option<Vec<String>> {
+pub fn victims<'a>((cycle, priority): Preemptor<'a, '_>, node: &'a NodeView, running: &[Running<'a>]) -> Option<Vec<String>> {
     let taken = |pods: &[Running<'_>]| Taken::by(pods.iter().map(|other| other.pod));
     let (mut lower, mut stay): (Vec<Running<'a>>, Vec<Running<'a>>) = running.iter().partition(|other| other.priority < priority);
     let hopeless = || {
         cycle
-            .refusal(name, node, &taken(running))
+            .refusal(node, &taken(running))
             .is_some_and(|refusal| !refusal.resolvable)
     };
     if lower.is_empty() || hopeless() {
@@ -44,9 +40,9 @@ pub fn victims<'a>(
     }
     let mut cycle = cycle.clone();
     for other in &lower {
-        cycle.count(name, node, other.pod, -1);
+        cycle.count(node, other.pod, -1);
     }
-    if cycle.refusal(name, node, &taken(&stay)).is_some() {
+    if cycle.refusal(node, &taken(&stay)).is_some() {
         return None;
     }
     // The pods of the highest priority are spared first.
@@ -54,10 +50,10 @@ pub fn victims<'a>(
     let mut victims = Vec::new();
     for other in lower {
         stay.push(other);
-        cycle.count(name, node, other.pod, 1);
-        if cycle.refusal(name, node, &taken(&stay)).is_some() {
+        cycle.count(node, other.pod, 1);
+        if cycle.refusal(node, &taken(&stay)).is_some() {
             stay.pop();
-            cycle.count(name, node, other.pod, -1);
+            cycle.count(node, other.pod, -1);
             victims.push(other.uid.to_owned());
         }
     }
@@ -116,11 +112,7 @@ mod tests {
             priority: *priority,
             pod,
         });
-        victims(
-            (&Cycle::new(pod, &cluster), 50),
-            (name, &nodes[name]),
-            &running.collect::<Vec<_>>(),
-        )
+        victims((&Cycle::new(pod, &cluster), 50), &nodes[name], &running.collect::<Vec<_>>())
     }
 
     /// Do the same as [`lost`] for a node with this many units, and pods given as UID, units, and priority.

@@ -245,9 +245,6 @@ impl Loop {
     fn candidates(&self, pod: &Pod, priority: i32) -> BTreeMap<String, Vec<String>> {
         let (view, cluster) = (PodView::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);
-        if cycle.rejection().is_some() {
-            return BTreeMap::new();
-        }
         let mut running: BTreeMap<&str, Vec<Running<'_>>> = BTreeMap::new();
         for (uid, placed) in self.bound.iter().chain(&self.assumed) {
             running.entry(&placed.node).or_default().push(Running {
@@ -257,29 +254,21 @@ impl Loop {
             });
         }
         let found = self.nodes.iter().filter_map(|(name, node)| {
-            let victims = preempt::victims((&cycle, priority), (name, node), running.get(name.as_str())?)?;
+            let victims = preempt::victims((&cycle, priority), node, running.get(name.as_str())?)?;
             Some((name.clone(), victims))
         });
         found.collect()
     }
 
-    /// Return the nodes that pass the filters, with their scores without the extender's. The error is PreFilter's reason why no
-    /// node can have the pod.
-    fn filter(&self, pod: &Pod) -> Result<Filtered, Failure> {
+    /// Return the nodes that pass the filters, with their scores without the extender's.
+    fn filter(&self, pod: &Pod) -> Filtered {
         let (view, cluster) = (PodView::of(pod), self.cluster());
         let cycle = Cycle::new(&view, &cluster);
         let (taken, none) = (cluster.taken(), Taken::default());
         let mut filtered = Filtered::default();
-        if let Some(reason) = cycle.rejection().filter(|_| !self.nodes.is_empty()) {
-            let message = format!("0/{} nodes are available: {reason}.", self.nodes.len());
-            return Err(Failure::Unschedulable {
-                message,
-                minds_pods: false,
-            });
-        }
         for (name, node) in &self.nodes {
             let taken = taken.get(name).unwrap_or(&none);
-            match cycle.refusal(name, node, taken) {
+            match cycle.refusal(node, taken) {
                 None => {
                     let score = least_allocated(&view, node, &taken.requests);
                     filtered.fits.insert(name.clone(), score);
@@ -290,7 +279,7 @@ impl Loop {
                 }
             }
         }
-        Ok(filtered)
+        filtered
     }
 
     async fn choose(&mut self, pod: &Arc<Pod>) -> Result<String, Failure> {
@@ -298,7 +287,7 @@ impl Loop {
             fits: mut scores,
             mut refusals,
             minds_pods,
-        } = self.filter(pod)?;
+        } = self.filter(pod);
         let extender = self.extender.clone().filter(|extender| extender.is_interested(pod));
         let mut fits: Vec<String> = scores.keys().cloned().collect();
         if let Some(extender) = extender.as_ref().filter(|_| !fits.is_empty()) {

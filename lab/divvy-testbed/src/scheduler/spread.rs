@@ -13,8 +13,8 @@ pub const SKEW: &str = "node(s) didn't match pod topology spread constraints";
 pub const NO_LABEL: &str = "node(s) didn't match pod topology spread constraints (missing required label)";
 
 /// Report whether the node's domain counts for the pod (`matchNodeInclusionPolicies`).
-fn includes(constraint: &Constraint, pod: &PodView, name: &str, node: &NodeView) -> bool {
-    (!constraint.honor_affinity || pod.selects(name, &node.labels))
+fn includes(constraint: &Constraint, pod: &PodView, node: &NodeView) -> bool {
+    (!constraint.honor_affinity || pod.selects(&node.labels))
         && (!constraint.honor_taints || taints::all_tolerated(node.every_taint(), &pod.tolerations))
 }
 
@@ -36,25 +36,25 @@ impl<'a> Spread<'a> {
         if pod.spread.is_empty() {
             return spread;
         }
-        for (name, node) in cluster.nodes {
-            for index in spread.counting(name, node) {
+        for node in cluster.nodes.values() {
+            for index in spread.counting(node) {
                 spread.add(index, node, 0);
             }
         }
         for (name, other) in &cluster.pods {
             if let Some(node) = cluster.nodes.get(*name) {
-                spread.count(name, node, other, 1);
+                spread.count(node, other, 1);
             }
         }
         spread
     }
 
     /// Count a pod that is added to a node (1) or removed from it (-1). Pods that are being deleted or in another namespace do not count.
-    pub fn count(&mut self, name: &str, node: &'a NodeView, other: &PodView, by: i64) {
+    pub fn count(&mut self, node: &'a NodeView, other: &PodView, by: i64) {
         if self.pod.spread.is_empty() || other.terminating || other.namespace != self.pod.namespace {
             return;
         }
-        for index in self.counting(name, node) {
+        for index in self.counting(node) {
             let matches = |constraint: &Constraint| constraint.selector.matches(&other.labels);
             if self.pod.spread.get(index).is_some_and(matches) {
                 self.add(index, node, by);
@@ -63,14 +63,12 @@ impl<'a> Spread<'a> {
     }
 
     /// Return the constraints for which a node counts; none if it lacks the topology key of any of them.
-    fn counting(&self, name: &str, node: &NodeView) -> Vec<usize> {
+    fn counting(&self, node: &NodeView) -> Vec<usize> {
         let constraints = &self.pod.spread;
         if !constraints.iter().all(|constraint| node.labels.contains_key(&constraint.key)) {
             return Vec::new();
         }
-        let included = constraints
-            .iter()
-            .map(|constraint| includes(constraint, self.pod, name, node));
+        let included = constraints.iter().map(|constraint| includes(constraint, self.pod, node));
         included
             .enumerate()
             .filter_map(|(index, included)| included.then_some(index))

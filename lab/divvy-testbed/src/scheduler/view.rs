@@ -125,14 +125,10 @@ impl PodView {
         (self.affinity, self.anti_affinity) = (read(near), read(away));
     }
 
-    /// Report whether `nodeSelector` and required node affinity allow a node with this name and these labels.
-    pub fn selects(&self, name: &str, labels: &Labels) -> bool {
+    /// Report whether `nodeSelector` and required node affinity allow a node with these labels.
+    pub fn selects(&self, labels: &Labels) -> bool {
         let equal = |(key, value): (&String, &String)| labels.get(key) == Some(value);
-        self.node_selector.iter().all(equal)
-            && self
-                .node_affinity
-                .as_ref()
-                .is_none_or(|affinity| affinity.matches(name, labels))
+        self.node_selector.iter().all(equal) && self.node_affinity.as_ref().is_none_or(|affinity| affinity.matches(labels))
     }
 }
 

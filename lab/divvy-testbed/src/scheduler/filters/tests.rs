@@ -18,7 +18,7 @@ fn reasons(pod: &PodView, node: &NodeView, used: &BTreeMap<String, u64>) -> Vec<
         requests: used.clone(),
         ports: Vec::new(),
     };
-    let refusal = Cycle::new(pod, &cluster).refusal("n", node, &taken);
+    let refusal = Cycle::new(pod, &cluster).refusal(node, &taken);
     refusal.map(|refusal| refusal.reasons).unwrap_or_default()
 }
 
@@ -128,37 +128,6 @@ fn the_filters_are_asked_in_the_order_of_the_default_profile_and_the_first_that_
 }
 
 #[test]
-fn nodes_that_the_pod_does_not_name_are_left_out_before_the_filters() {
-    let named = |names: &[&str]| {
-        let fields: Vec<Value> = names
-            .iter()
-            .map(|name| json!({"key": "metadata.name", "operator": "In", "values": [name]}))
-            .collect();
-        let terms = json!([{"matchFields": fields}]);
-        json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}})
-    };
-    let cordon = |node: &mut Node| node.spec = Some(serde_json::from_value(json!({"unschedulable": true})).expect("spec"));
-    let cluster = cases::Cluster::default()
-        .node("n1", "")
-        .node("n2", "")
-        .with(cordon)
-        .node("n3", "")
-        .with(cordon);
-    let left_out = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
-    cluster.check(&cases::pod("p", "", named(&["n1"])), &["", left_out, left_out], "one name");
-    cluster.check(
-        &cases::pod("p", "", named(&["n2"])),
-        &[left_out, "node(s) were unschedulable", left_out],
-        "a cordoned one",
-    );
-    cluster.check(
-        &cases::pod("p", "", named(&["n1", "n2"])),
-        &["pod affinity terms conflict"; 3],
-        "two names at once",
-    );
-}
-
-#[test]
 fn a_cordon_is_a_taint_that_can_be_tolerated() {
     let cordon = |node: &mut Node| node.spec = Some(serde_json::from_value(json!({"unschedulable": true})).expect("spec"));
     let cluster = cases::Cluster::default().node("n", "").with(cordon);
@@ -203,7 +172,7 @@ fn only_what_other_pods_may_give_back_is_resolvable() {
             pods: vec![("n", &holder)],
             namespaces: &namespaces,
         };
-        let refusal = Cycle::new(&pod, &cluster).refusal("n", &nodes["n"], &Taken::by([&holder]));
+        let refusal = Cycle::new(&pod, &cluster).refusal(&nodes["n"], &Taken::by([&holder]));
         refusal.map(|refusal| (refusal.by, refusal.resolvable))
     };
     for (spec, expected) in [
