@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use divvy_testbed::api::{ApiServer, Listening, Options};
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
 
 pub(crate) fn command(args: &[&str], env: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_divvy"));
@@ -28,6 +30,41 @@ pub(crate) async fn beside(args: &[&str], env: &[(&str, &str)]) -> Output {
         .output()
         .await
         .expect("it runs")
+}
+
+/// Serve an API that answers a request with what `answer` returns for its path: a status and a body. Return the path of a kubeconfig for it.
+pub(crate) async fn serve<A>(directory: &Path, answer: A) -> String
+where
+    A: Fn(&str) -> (&'static str, Value) + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let path = directory.join("kubeconfig");
+    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
+        "users": [{"name": "u", "user": {}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
+    std::fs::write(&path, config.to_string()).expect("written");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                match stream.read_u8().await {
+                    Ok(byte) => head.push(byte),
+                    Err(_) => break,
+                }
+            }
+            let head = String::from_utf8_lossy(&head).into_owned();
+            let (status, body) = answer(head.split([' ', '?']).nth(1).unwrap_or_default());
+            let body = body.to_string();
+            let text = format!(
+                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
+            // The command may close the connection before the end of the response.
+            let _ = stream.write_all(text.as_bytes()).await;
+        }
+    });
+    path.display().to_string()
 }
 
 pub(crate) fn stdout(output: &Output) -> String {

@@ -5,10 +5,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
 
-use crate::cli::{beside, divvy, stderr, stdout};
+use crate::cli::{self, beside, divvy, stderr, stdout};
 use divvy_testkit::machine::{Machine, kinds};
 
 fn copy_of(machine: &Machine) -> tempfile::TempDir {
@@ -115,44 +113,18 @@ fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
 /// Serve an API that forbids listing these kinds, or, for `proxy`, access to a pod's proxy. Return the path of a kubeconfig for
 /// it.
 async fn serve(directory: &Path, pods: Vec<Value>, forbidden: &'static [&'static str]) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let path = directory.join("kubeconfig");
-    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
-        "users": [{"name": "u", "user": {}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
-    std::fs::write(&path, config.to_string()).expect("written");
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                match stream.read_u8().await {
-                    Ok(byte) => head.push(byte),
-                    Err(_) => break,
-                }
-            }
-            let head = String::from_utf8_lossy(&head).into_owned();
-            let path = head.split([' ', '?']).nth(1).unwrap_or_default();
-            let kind = path.rsplit('/').next().unwrap_or_default();
-            let kind = if path.contains("/proxy/") { "proxy" } else { kind };
-            let (status, body) = if forbidden.contains(&kind) {
-                let words = format!("{kind} is forbidden: User \"guest\" cannot list resource \"{kind}\" at the cluster scope");
-                let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": words, "reason": "Forbidden", "code": 403});
-                ("403 Forbidden", status)
-            } else {
-                let items = if kind == "pods" { &pods[..] } else { &[] };
-                ("200 OK", json!({"items": items, "metadata": {"resourceVersion": "9"}}))
-            };
-            let body = body.to_string();
-            let answer = format!(
-                "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
-                body.len()
-            );
-            // The command may close the connection before the end of the response.
-            let _ = stream.write_all(answer.as_bytes()).await;
+    let answer = move |path: &str| {
+        let kind = path.rsplit('/').next().unwrap_or_default();
+        let kind = if path.contains("/proxy/") { "proxy" } else { kind };
+        if forbidden.contains(&kind) {
+            let words = format!("{kind} is forbidden: User \"guest\" cannot list resource \"{kind}\" at the cluster scope");
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": words, "reason": "Forbidden", "code": 403});
+            return ("403 Forbidden", status);
         }
-    });
-    path.display().to_string()
+        let items = if kind == "pods" { &pods[..] } else { &[] };
+        ("200 OK", json!({"items": items, "metadata": {"resourceVersion": "9"}}))
+    };
+    cli::serve(directory, answer).await
 }
 
 #[tokio::test]

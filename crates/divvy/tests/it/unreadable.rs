@@ -1,46 +1,20 @@
 //! Objects that cannot be read, for every command that lists the objects of a cluster.
 
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpListener;
 
-use crate::cli::{beside, stderr, stdout};
+use crate::cli::{self, beside, stderr, stdout};
 
 /// Serve an API that returns each list as a whole and ignores `limit`. Return the path of a kubeconfig for it.
 async fn serve(directory: &std::path::Path, nodes: Vec<Value>, pods: Vec<Value>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let address = listener.local_addr().expect("an address");
-    let path = directory.join("kubeconfig");
-    let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": format!("http://{address}")}}],
-        "users": [{"name": "u", "user": {}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}]});
-    std::fs::write(&path, config.to_string()).expect("written");
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                match stream.read_u8().await {
-                    Ok(byte) => head.push(byte),
-                    Err(_) => break,
-                }
-            }
-            let head = String::from_utf8_lossy(&head).into_owned();
-            let path = head.split([' ', '?']).nth(1).unwrap_or_default();
-            let items = match path {
-                "/api/v1/nodes" => &nodes[..],
-                "/api/v1/pods" => &pods[..],
-                _ => &[],
-            };
-            let body = json!({"items": items, "metadata": {"resourceVersion": "9"}}).to_string();
-            let head = format!(
-                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-                body.len()
-            );
-            // The command may close the connection before the end of the response.
-            let _ = stream.write_all((head + &body).as_bytes()).await;
-        }
-    });
-    path.display().to_string()
+    let answer = move |path: &str| {
+        let items = match path {
+            "/api/v1/nodes" => &nodes[..],
+            "/api/v1/pods" => &pods[..],
+            _ => &[],
+        };
+        ("200 OK", json!({"items": items, "metadata": {"resourceVersion": "9"}}))
+    };
+    cli::serve(directory, answer).await
 }
 
 #[tokio::test]
