@@ -324,16 +324,6 @@ impl ApiServer {
         Ok(events::to_view(&target.resource, &stored).into_owned())
     }
 
-    /// Replace an object, or with `pods/status` its status.
-    ///
-    /// # Errors
-    /// The API's errors: 404, 409 if `metadata.resourceVersion` is not the current one, 422, …
-    pub fn update(&self, resource: &str, namespace: &str, name: &str, object: Value) -> Result<Value, ApiError> {
-        let target = self.target(resource, namespace, name)?;
-        let (stored, _) = self.registry().update(&target, object, &direct())?;
-        Ok(events::to_view(&target.resource, &stored).into_owned())
-    }
-
     /// Delete an object, gracefully where the API does so.
     ///
     /// # Errors

@@ -356,10 +356,7 @@ async fn once_writes_the_link_of_the_label_without_a_signal_as_soon_as_the_api_s
     let bed = Bed::new(&["default", "fast"]).await;
     bed.label(json!("fast"));
     let receiver = bed.receiver("signals").await;
-    let refuse = Effect::Refuse {
-        code: 503,
-        retry_after_s: None,
-    };
+    let refuse = Effect::Refuse(503);
     let away = bed
         .api
         .faults()

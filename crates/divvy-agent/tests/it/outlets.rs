@@ -153,10 +153,7 @@ async fn a_missing_right_to_create_events_is_logged_once_and_ends_the_attempts()
     let (bed, address) = bed(2);
     let plugin = PluginBed::new(&bed, &[]).await;
     page_is(address, "/readyz", "200", "ok").await;
-    let refuse = Effect::Refuse {
-        code: 403,
-        retry_after_s: None,
-    };
+    let refuse = Effect::Refuse(403);
     let events = Match::any().resource("events.events.k8s.io").client(USER);
     let id = plugin.api.faults().add(Rule::new(events, refuse));
     let told = || log.text().matches("allow this service account to create events").count();

@@ -187,10 +187,7 @@ async fn no_container_starts_on_a_gpu_that_may_be_out_of_service() {
     let out = out_of_service_key("GPU-0");
     annotate(&bed, &json!({ &out: "fan is broken" }));
     let rules = ["get", "list"].map(|verb| {
-        let away = Effect::Refuse {
-            code: 503,
-            retry_after_s: None,
-        };
+        let away = Effect::Refuse(503);
         bed.api
             .faults()
             .add(Rule::new(Match::any().verb(verb).resource("nodes"), away))
@@ -698,10 +695,7 @@ async fn a_pod_of_which_the_watch_did_not_tell_yet_gets_ids_of_its_gpu() {
 async fn an_agent_that_may_not_watch_its_node_is_not_ready_and_says_so() {
     let mut bed = Bed::new(&[4096]).await;
     bed.stop_agent().await;
-    let forbidden = Effect::Refuse {
-        code: 403,
-        retry_after_s: None,
-    };
+    let forbidden = Effect::Refuse(403);
     let rule = Rule::new(Match::any().verb("list").resource("nodes"), forbidden);
     let rule = bed.api.faults().add(rule);
     bed.start_agent();

@@ -243,10 +243,7 @@ async fn a_question_that_cannot_be_answered_is_refused_in_words() {
 async fn a_cluster_that_cannot_be_read_is_said_to_be_so_and_is_not_read_again_for_every_question() {
     let explainer = explainer().await;
     let api = &explainer.api;
-    let refused = Effect::Refuse {
-        code: 500,
-        retry_after_s: None,
-    };
+    let refused = Effect::Refuse(500);
     let rule = api
         .faults()
         .add(Rule::new(Match::any().verb("list").resource("nodes"), refused));

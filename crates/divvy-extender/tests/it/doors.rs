@@ -294,13 +294,8 @@ async fn large_headers_are_refused_with_and_without_a_certificate() {
 async fn readyz_shows_errors_of_the_api_server_to_known_callers_only() {
     use divvy_testbed::api::{Effect, Match, Rule};
     let api = cluster();
-    api.faults().add(Rule::new(
-        Match::any().resource("nodes"),
-        Effect::Refuse {
-            code: 403,
-            retry_after_s: None,
-        },
-    ));
+    api.faults()
+        .add(Rule::new(Match::any().resource("nodes"), Effect::Refuse(403)));
     let surroundings = Surroundings {
         tls: Some(secret_source(3_600)),
         ..Surroundings::default()

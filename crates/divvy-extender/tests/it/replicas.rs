@@ -245,10 +245,7 @@ async fn a_replica_whose_watch_is_broken_learns_at_its_election_what_was_bound()
     let broken = ["watch", "list"].map(|verb| {
         api.faults().add(Rule::new(
             Match::any().verb(verb).resource("pods").client("b"),
-            Effect::Refuse {
-                code: 500,
-                retry_after_s: None,
-            },
+            Effect::Refuse(500),
         ))
     });
     api.faults().cut_watches();
@@ -286,10 +283,7 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it()
             .verb("get")
             .resource("leases.coordination.k8s.io")
             .client("a"),
-        Effect::Refuse {
-            code: 500,
-            retry_after_s: None,
-        },
+        Effect::Refuse(500),
     );
     let rule = api.faults().add(rule);
     until("it no longer leads", async || (!a.leads(&api).await).then_some(())).await;
@@ -311,13 +305,7 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it()
 #[tokio::test]
 async fn a_replica_that_may_not_have_the_lease_is_not_ready_and_says_why() {
     let api = cluster();
-    let rule = Rule::new(
-        Match::any().resource("leases.coordination.k8s.io"),
-        Effect::Refuse {
-            code: 403,
-            retry_after_s: None,
-        },
-    );
+    let rule = Rule::new(Match::any().resource("leases.coordination.k8s.io"), Effect::Refuse(403));
     let rule = api.faults().add(rule);
     let a = replica(&api, "a").await;
     let ready = async || get(&a.running, as_nobody(&stored(&api)), "/readyz").await.ok();

@@ -142,13 +142,10 @@ impl Cluster {
 
     /// End the watch of pods. It cannot be resumed until the rule is removed.
     async fn break_watch_of_pods(&self) -> RuleId {
-        let broken = self.api.faults().add(Rule::new(
-            Match::any().verb("watch").resource("pods"),
-            Effect::Refuse {
-                code: 500,
-                retry_after_s: None,
-            },
-        ));
+        let broken = self
+            .api
+            .faults()
+            .add(Rule::new(Match::any().verb("watch").resource("pods"), Effect::Refuse(500)));
         self.api.faults().cut_watches();
         self.eventually("/readyz", |_, text| text.contains("pods: listed; the watch is broken"))
             .await;
@@ -326,27 +323,9 @@ async fn an_answer_that_is_lost_is_found_out() {
     for (effect, first) in [
         (Effect::LoseAnswer, ""),
         (Effect::LoseRequest, "gave no usable answer"),
-        (
-            Effect::Refuse {
-                code: 500,
-                retry_after_s: None,
-            },
-            "gave no usable answer",
-        ),
-        (
-            Effect::Refuse {
-                code: 403,
-                retry_after_s: None,
-            },
-            "refused to bind",
-        ),
-        (
-            Effect::Refuse {
-                code: 409,
-                retry_after_s: None,
-            },
-            "refused to bind",
-        ),
+        (Effect::Refuse(500), "gave no usable answer"),
+        (Effect::Refuse(403), "refused to bind"),
+        (Effect::Refuse(409), "refused to bind"),
         (Effect::Latency(Duration::from_millis(300)), "gave no usable answer"),
     ] {
         let cluster = Cluster::fixture().await;

@@ -355,10 +355,7 @@ async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (
         "message": "0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem."}]}});
     api.patch("pods/status", "default", "mine", PatchKind::Merge, &refused)
         .expect("it waits");
-    let forbidden = || Effect::Refuse {
-        code: 403,
-        retry_after_s: None,
-    };
+    let forbidden = || Effect::Refuse(403);
     for matching in [
         Match::any().verb("list").resource("nodes"),
         Match::any().verb("list").resource("pods").namespace(""),

@@ -142,21 +142,9 @@ async fn a_pod_that_was_refused_is_not_said_to_be_there() {
     let faults = bed.api().faults();
     let pods = |verb: &str| Match::any().verb(verb).resource("pods").name("divvy-scheduler-check-*");
     let created = || Match::any().verb("create").resource("pods");
-    let no_deletion = faults.add(Rule::new(
-        pods("delete"),
-        Effect::Refuse {
-            code: 403,
-            retry_after_s: None,
-        },
-    ));
+    let no_deletion = faults.add(Rule::new(pods("delete"), Effect::Refuse(403)));
     for code in [403, 409, 422] {
-        let refused = faults.add(Rule::new(
-            created(),
-            Effect::Refuse {
-                code,
-                retry_after_s: None,
-            },
-        ));
+        let refused = faults.add(Rule::new(created(), Effect::Refuse(code)));
         let output = check(&config, &[]).await;
         faults.remove(refused);
         let said = text(&output.stderr);

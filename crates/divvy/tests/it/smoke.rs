@@ -531,10 +531,7 @@ async fn nodes_that_take_no_pods_are_skipped_and_no_pod_is_made() {
 async fn a_refused_pod_is_shown_with_what_was_tried() {
     let bed = Bed::new(&[&[16, 16]]).await;
     install(bed.api());
-    let refuse = Effect::Refuse {
-        code: 403,
-        retry_after_s: None,
-    };
+    let refuse = Effect::Refuse(403);
     bed.api()
         .faults()
         .add(Rule::new(Match::any().verb("create").resource("pods"), refuse));

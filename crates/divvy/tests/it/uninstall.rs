@@ -104,10 +104,7 @@ async fn what_divvy_made_is_shown_then_removed_and_pods_that_hold_memory_are_in_
         ),
         ("patch", "nodes/status", "kubectl auth can-i patch nodes --subresource=status"),
     ] {
-        let refuse = Effect::Refuse {
-            code: 403,
-            retry_after_s: None,
-        };
+        let refuse = Effect::Refuse(403);
         let rule = faults.add(Rule::new(Match::any().verb(verb).resource(of), refuse));
         let (status, _, errors) = uninstall(&["--yes", "--force"]).await;
         assert_eq!(status, Some(1), "{verb} {of}");

@@ -16,7 +16,6 @@ pub struct ApiError {
     pub message: String,
     /// Boxed to keep results small.
     details: Option<Box<Value>>,
-    retry_after_s: Option<u32>,
 }
 
 /// An error in one field, formatted as apimachinery's `field.Error`.
@@ -81,7 +80,6 @@ impl ApiError {
             reason,
             message: message.into(),
             details: None,
-            retry_after_s: None,
         }
     }
 
@@ -216,19 +214,6 @@ impl ApiError {
             "retryAfterSeconds": 1
         })));
         error
-    }
-
-    /// Set the time after which clients should retry (`Retry-After` and `details.retryAfterSeconds`).
-    pub(crate) fn retry_after(mut self, seconds: u32) -> ApiError {
-        self.retry_after_s = Some(seconds);
-        let details = self.details.get_or_insert_with(|| Box::new(json!({})));
-        details["retryAfterSeconds"] = seconds.into();
-        self
-    }
-
-    /// Return the seconds for the `Retry-After` header.
-    pub(crate) fn retry_after_s(&self) -> Option<u32> {
-        self.retry_after_s
     }
 
     /// Return the `Status` object as it is sent.

@@ -73,13 +73,8 @@ impl Match {
 pub enum Effect {
     /// Delay the request by this time.
     Latency(Duration),
-    /// Refuse the request with this HTTP code without carrying it out.
-    Refuse {
-        /// The HTTP code: 409, 429, 500, 503, 504, …
-        code: u16,
-        /// The seconds in the `Retry-After` header.
-        retry_after_s: Option<u32>,
-    },
+    /// Refuse the request with this HTTP code (409, 429, 500, 503, 504, …) without carrying it out.
+    Refuse(u16),
     /// Carry out the request, then break the connection before the response.
     LoseAnswer,
     /// Break the connection before the request is carried out.
@@ -96,7 +91,6 @@ pub struct Rule {
     times: Option<u64>,
     /// The chance in percent, and what decides.
     chance: Option<(u32, Dice)>,
-    skip: u64,
 }
 
 impl Rule {
@@ -107,19 +101,12 @@ impl Rule {
             effect,
             times: None,
             chance: None,
-            skip: 0,
         }
     }
 
     /// Apply the rule only to the first `count` matching requests.
     pub fn times(mut self, count: u64) -> Rule {
         self.times = Some(count);
-        self
-    }
-
-    /// Let the first `count` matching requests pass.
-    pub fn after(mut self, count: u64) -> Rule {
-        self.skip = count;
         self
     }
 
@@ -160,7 +147,6 @@ pub(crate) struct Plan {
 struct Active {
     rule: Rule,
     fired: u64,
-    seen: u64,
     removed: watch::Sender<()>,
 }
 
@@ -197,7 +183,6 @@ impl Faults {
         let active = Active {
             rule,
             fired: 0,
-            seen: 0,
             removed: watch::Sender::new(()),
         };
         rules.1.insert(id, active);
@@ -251,10 +236,6 @@ impl Faults {
             if !rule.matching.covers(facts) || rule.times.is_some_and(|times| active.fired >= times) {
                 continue;
             }
-            active.seen += 1;
-            if active.seen <= rule.skip {
-                continue;
-            }
             if let Some((percent, dice)) = &mut rule.chance
                 && !dice.percent(u64::from(*percent))
             {
@@ -263,7 +244,7 @@ impl Faults {
             active.fired += 1;
             match &rule.effect {
                 Effect::Latency(time) => plan.latency += *time,
-                Effect::Refuse { code, retry_after_s } => plan.refuse = Some(refusal(*code, *retry_after_s)),
+                Effect::Refuse(code) => plan.refuse = Some(refusal(*code)),
                 Effect::LoseAnswer => plan.lose_answer = true,
                 Effect::LoseRequest => plan.lose_request = true,
                 Effect::Hang => plan.hang = Some(active.removed.subscribe()),
@@ -273,7 +254,7 @@ impl Faults {
     }
 }
 
-fn refusal(code: u16, retry_after_s: Option<u32>) -> ApiError {
+fn refusal(code: u16) -> ApiError {
     let (reason, message) = match code {
         403 => ("Forbidden", "forbidden"),
         409 => (
@@ -292,11 +273,7 @@ fn refusal(code: u16, retry_after_s: Option<u32>) -> ApiError {
         ),
         _ => ("Unknown", "unknown"),
     };
-    let error = ApiError::new(code, reason, format!("{message} (a fault on request)"));
-    match retry_after_s {
-        Some(seconds) => error.retry_after(seconds),
-        None => error,
-    }
+    ApiError::new(code, reason, format!("{message} (a fault on request)"))
 }
 
 /// Report whether a text matches a pattern in which `*` stands for any text.

@@ -542,11 +542,7 @@ fn json_response(code: StatusCode, value: &Value) -> Response {
 
 fn status_response(error: &ApiError) -> Response {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json_response(code, &error.to_status());
-    if let Some(seconds) = error.retry_after_s() {
-        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
-    }
-    response
+    json_response(code, &error.to_status())
 }
 
 /// Split a path into percent-decoded segments, and omit empty ones.

@@ -392,10 +392,7 @@ async fn a_watch_that_fails_is_tried_again_less_and_less_often() {
     let _scheduler = Scheduler::start(api.client(), config(&extender));
     pod(&api, "before", 1);
     bound(&api, "before").await;
-    let refuse = Effect::Refuse {
-        code: 503,
-        retry_after_s: None,
-    };
+    let refuse = Effect::Refuse(503);
     let rule = api
         .faults()
         .add(Rule::new(Match::any().verb("list").verb("watch").resource("pods"), refuse));

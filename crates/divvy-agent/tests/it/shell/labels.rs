@@ -140,10 +140,7 @@ async fn a_failed_write_of_labels_is_told_and_tried_again() {
     bed.ready_is(200, "ok").await;
     bed.stop_agent().await;
     let reads = Match::any().verb("get").resource("nodes").client("agent");
-    let refuse = Effect::Refuse {
-        code: 500,
-        retry_after_s: None,
-    };
+    let refuse = Effect::Refuse(500);
     let id = bed.api.faults().add(Rule::new(reads, refuse));
     bed.config.labels = LabelsMode::Node;
     bed.start_agent();

@@ -454,10 +454,7 @@ impl Chaos {
                     Who::Agents => ("agent-*", "refused: agents"),
                     Who::InProcess => ("", "refused: kubelets and scheduler"),
                 };
-                let effect = Effect::Refuse {
-                    code,
-                    retry_after_s: None,
-                };
+                let effect = Effect::Refuse(code);
                 let rule = Rule::new(Match::any().client(client), effect).chance(percent, self.seed + at as u64);
                 self.add_rule(at + steps, rule, what);
                 if cut {

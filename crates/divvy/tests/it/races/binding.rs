@@ -18,10 +18,7 @@ fn bindings() -> Match {
 }
 
 fn refuse(code: u16) -> Effect {
-    Effect::Refuse {
-        code,
-        retry_after_s: None,
-    }
+    Effect::Refuse(code)
 }
 
 #[tokio::test]

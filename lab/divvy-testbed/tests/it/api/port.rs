@@ -57,10 +57,7 @@ async fn users_are_told_apart_by_their_kubeconfig() {
         ..Options::default()
     });
     let listening = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let refuse = Effect::Refuse {
-        code: 500,
-        retry_after_s: None,
-    };
+    let refuse = Effect::Refuse(500);
     api.faults().add(Rule::new(Match::any().client("agent-n1"), refuse));
     let list = async |user: &str| {
         let client = client(&api.kubeconfig_for(listening.addr(), user)).await;

@@ -206,10 +206,7 @@ async fn a_deletion_ends_the_retries_of_a_start() {
 async fn status_writes_that_fail_are_written_later() {
     use divvy_testbed::api::{Effect, Match, Rule};
     let bed = Bed::new().await;
-    let refuse = Effect::Refuse {
-        code: 500,
-        retry_after_s: None,
-    };
+    let refuse = Effect::Refuse(500);
     let rule = Rule::new(Match::any().resource("pods*"), refuse).times(3);
     bed.api.faults().add(rule);
     bed.create(
