@@ -13,6 +13,7 @@ use divvy_testbed::node::{ContainerView, Node, NodeSpec};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::scheduler;
 use plugin::TestPlugin;
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(5);
@@ -94,19 +95,7 @@ impl Bed {
 
     /// Wait until `look` accepts the pod's object.
     pub(crate) async fn pod_until(&self, name: &str, look: impl Fn(&Value) -> bool) -> Value {
-        let found = self
-            .api
-            .until(LIMIT, |api| api.get("pods", "default", name).ok().filter(|pod| look(pod)))
-            .await;
-        found.unwrap_or_else(|| {
-            panic!(
-                "pod {name}: {:#}",
-                self.api
-                    .get("pods", "default", name)
-                    .map(|p| p["status"].clone())
-                    .unwrap_or(Value::Null)
-            )
-        })
+        scheduler::pod_until(&self.api, name, look).await
     }
 
     pub(crate) async fn phase(&self, name: &str, phase: &str) -> Value {
@@ -129,18 +118,7 @@ impl Bed {
 
     /// Wait for an event with this reason about the pod. Return its message.
     pub(crate) async fn event(&self, pod: &str, reason: &str) -> String {
-        let found = self
-            .api
-            .until(LIMIT, |api| {
-                let events = api.list("events", "default").ok()?;
-                let mut of = events
-                    .into_iter()
-                    .filter(|event| event["involvedObject"]["name"] == *pod && event["reason"] == *reason);
-                of.next()
-                    .map(|event| event["message"].as_str().unwrap_or_default().to_owned())
-            })
-            .await;
-        found.unwrap_or_else(|| panic!("no event {reason} about {pod}: {:#?}", self.api.list("events", "default")))
+        scheduler::event(&self.api, pod, reason).await
     }
 
     /// Return the newest run of a container.

@@ -160,7 +160,7 @@ fn delete(api: &ApiServer, name: &str) {
     api.delete("pods", "default", name, &options).unwrap();
 }
 
-async fn pod_until(api: &ApiServer, name: &str, look: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn pod_until(api: &ApiServer, name: &str, look: impl Fn(&Value) -> bool) -> Value {
     let found = api
         .until(LIMIT, |api| api.get("pods", "default", name).ok().filter(|pod| look(pod)))
         .await;
@@ -184,7 +184,7 @@ async fn refused(api: &ApiServer, name: &str, reason: &str) -> String {
     of(&pod).unwrap()
 }
 
-async fn event(api: &ApiServer, pod: &str, reason: &str) -> String {
+pub(crate) async fn event(api: &ApiServer, pod: &str, reason: &str) -> String {
     let found = api
         .until(LIMIT, |api| {
             let events = api.list("events", "default").ok()?;
@@ -195,7 +195,7 @@ async fn event(api: &ApiServer, pod: &str, reason: &str) -> String {
                 .map(|event| event["message"].as_str().unwrap_or_default().to_owned())
         })
         .await;
-    found.unwrap_or_else(|| panic!("no event {reason} about {pod}"))
+    found.unwrap_or_else(|| panic!("no event {reason} about {pod}: {:#?}", api.list("events", "default")))
 }
 
 fn config(extender: &Extender) -> SchedulerConfig {
