@@ -1,31 +1,17 @@
 //! Building the workspace and running its programs.
 
-use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::cargo::{cargo, program, run_cargo};
+use crate::cargo::{build_workspace, cargo, program, run_cargo};
 use crate::machine::Machine;
 use crate::skips;
-use crate::target_directory::target;
-
-/// The environment variable that says, with the value `1`, that the programs have been built. `.ci/run` builds them together with the tests and
-/// then sets it. Building the programs without the tests would select other features of many dependencies, such as kube and k8s-openapi, and
-/// compile these and all crates of this workspace a second time.
-const BUILT: &str = "DIVVY_BUILT";
-
-/// Build all programs of the workspace.
-pub(crate) fn programs() -> Result<()> {
-    if std::env::var_os(BUILT).is_some_and(|value| value == "1") {
-        return Ok(());
-    }
-    cargo(&["build", "--quiet", "--workspace"])
-}
+use crate::target_directory::{debug_directory, target};
 
 /// Build all programs, which the tests run, and then run all tests. At the end print the skips.
 pub(crate) fn test(args: &[&str]) -> Result<()> {
-    // Build the programs together with the tests, so that nothing is compiled twice (see BUILT).
+    // Build the programs together with the tests, so that nothing is compiled twice (see `BUILT` in cargo.rs).
     cargo(&["build", "--quiet", "--workspace", "--all-targets"])?;
     // If a tool for these programs is missing, their test records a skip.
     if crate::image::missing().is_none() {
@@ -42,14 +28,9 @@ pub(crate) fn test(args: &[&str]) -> Result<()> {
     result
 }
 
-/// Return the directory of cargo's debug builds.
-pub(crate) fn debug_directory() -> PathBuf {
-    target().join("debug")
-}
-
 /// Build all programs, then replace this process with the demo. Only the scenario with the guard needs the guard's libraries as they ship.
 pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
-    programs()?;
+    build_workspace()?;
     if args.iter().any(|arg| ["isolation", "--scenario=isolation"].contains(arg)) {
         guard()?;
     }
@@ -73,7 +54,7 @@ pub(crate) fn guard() -> Result<()> {
 
 /// Build all programs, then replace this process with `divvy-torture`.
 pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
-    programs()?;
+    build_workspace()?;
     let program = debug_directory().join("divvy-torture");
     let error = std::os::unix::process::CommandExt::exec(Command::new(&program).args(args));
     Err(error).with_context(|| format!("{} could not be run", program.display()))
@@ -81,7 +62,7 @@ pub(crate) fn torture(args: &[&str]) -> Result<ExitCode> {
 
 /// Build all programs, and write the references that are generated from them.
 pub(crate) fn reference() -> Result<()> {
-    programs()?;
+    build_workspace()?;
     let program = debug_directory().join("divvy-reference");
     let status = Command::new(&program)
         .arg(target().join("man"))
@@ -94,7 +75,7 @@ pub(crate) fn reference() -> Result<()> {
 /// Play the scenarios for NVIDIA's device plugin and GPU feature discovery to Divvy. Compare the results with the recorded ones
 /// of NVIDIA's programs, or with `theirs`.
 pub(crate) fn compare(theirs: Option<&str>) -> Result<ExitCode> {
-    programs()?;
+    build_workspace()?;
     let built = |name: &str| debug_directory().join(name);
     let recorded = "lab/divvy-compare/data/nvidia-device-plugin-v0.19.3.json";
     let status = Command::new(built("divvy-compare"))

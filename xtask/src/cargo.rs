@@ -22,3 +22,16 @@ pub(crate) fn run_cargo(command: &mut Command) -> Result<()> {
 pub(crate) fn program() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
+
+/// The environment variable that says, with the value `1`, that the programs have been built. `.ci/run` builds them together with the tests and
+/// then sets it. Building the programs without the tests would select other features of many dependencies, such as kube and k8s-openapi, and
+/// compile these and all crates of this workspace a second time.
+const BUILT: &str = "DIVVY_BUILT";
+
+/// Build all programs of the workspace.
+pub(crate) fn build_workspace() -> Result<()> {
+    if std::env::var_os(BUILT).is_some_and(|value| value == "1") {
+        return Ok(());
+    }
+    cargo(&["build", "--quiet", "--workspace"])
+}

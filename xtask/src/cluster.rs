@@ -5,7 +5,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::build;
+use crate::cargo::build_workspace;
+use crate::target_directory::debug_directory;
 
 const HELP: &str = "\
 Run a real Kubernetes with Divvy on this machine
@@ -97,7 +98,7 @@ fn kubectl(args: &[&str]) -> Result<ExitCode> {
     let status = Command::new("bash")
         .arg(e2e().join("kubectl.sh"))
         .args(args)
-        .env("DIVVY_BIN", std::path::absolute(build::debug_directory())?)
+        .env("DIVVY_BIN", std::path::absolute(debug_directory())?)
         .status()
         .context("bash could not be run")?;
     Ok(ExitCode::from(
@@ -109,8 +110,8 @@ fn kubectl(args: &[&str]) -> Result<ExitCode> {
 pub(crate) fn script(args: &[&str]) -> Result<u8> {
     let mut plan = plan(args)?;
     if plan.needs_divvy {
-        build::programs()?;
-        let directory = std::path::absolute(build::debug_directory()).context("the directory of cargo's builds is unknown")?;
+        build_workspace()?;
+        let directory = std::path::absolute(debug_directory()).context("the directory of cargo's builds is unknown")?;
         plan.env.push(("DIVVY_BIN", directory.display().to_string()));
     }
     if plan.needs_image {

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result};
 
 use crate::build;
+use crate::target_directory::debug_directory;
 
 const HELP: &str = "\
 Run programs with the simulated driver alone and with Divvy's guard in its place, and compare what they find
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
     }
     crate::cargo::cargo(&["build", "--quiet", "-p", "divvy-compat", "-p", "divvy-contain"])?;
     build::guard()?;
-    let program = build::debug_directory().join("divvy-compat");
+    let program = debug_directory().join("divvy-compat");
     // Replace this process, so that Ctrl-C and the exit status are the program's own.
     let error = Command::new(&program).args(args).exec();
     Err(error).with_context(|| format!("{} could not be run", program.display()))

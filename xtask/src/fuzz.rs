@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::build::debug_directory;
 use crate::cargo::cargo;
+use crate::target_directory::debug_directory;
 
 /// The environment variable that is set while cargo calls this program in place of rustc.
 const AS_RUSTC: &str = "DIVVY_XTASK_AS_RUSTC";

@@ -20,10 +20,10 @@ use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::build;
-use crate::cargo::run_cargo;
+use crate::cargo::{build_workspace, run_cargo};
 use crate::machine::{self, Machine, needed};
 use crate::ptx::output;
+use crate::target_directory::debug_directory;
 
 pub(crate) const USAGE: &str = "usage: cargo xtask image [--name NAME] [--out FILE] [--arch ARCH] [--fast]
 
@@ -250,17 +250,12 @@ pub(crate) fn guard(machine: &Machine) -> Result<BTreeMap<&'static str, PathBuf>
 
 /// Take the debug builds of this machine, without their tables of lines. They are linked to glibc, whose parts are in the image for the probe.
 fn take_debug_builds(machine: &Machine) -> Result<Programs> {
-    build::programs()?;
+    build_workspace()?;
     let directory = directory()?.join("debug");
     std::fs::create_dir_all(&directory).with_context(|| format!("{} could not be made", directory.display()))?;
     let stripped = |name: &str| {
         let to = directory.join(name);
-        output(
-            Command::new("strip")
-                .arg("-o")
-                .arg(&to)
-                .arg(build::debug_directory().join(name)),
-        )?;
+        output(Command::new("strip").arg("-o").arg(&to).arg(debug_directory().join(name)))?;
         Ok::<_, anyhow::Error>(to)
     };
     let agent = stripped("divvy-agent")?;

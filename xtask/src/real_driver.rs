@@ -17,8 +17,9 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use self::packages::{BRANCHES, Driver};
 use crate::build;
+use crate::cargo::build_workspace;
 use crate::ptx::{SKIPPED, say};
-use crate::target_directory::target;
+use crate::target_directory::{debug_directory, target};
 
 const HELP: &str = "\
 usage: cargo xtask real-driver [CHECK]...
@@ -98,9 +99,9 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
     }
     let packages = std::path::absolute(target().join("real-driver"))?;
     let drivers: Result<Vec<Driver>> = BRANCHES.iter().map(|branch| Driver::download(branch, &packages)).collect();
-    build::programs()?;
+    build_workspace()?;
     build::guard()?;
-    let built = std::path::absolute(build::debug_directory())?;
+    let built = std::path::absolute(debug_directory())?;
     let drivers = match drivers.and_then(|drivers| container::possible(&built.join("divvy-contain")).map(|()| drivers)) {
         Ok(drivers) => drivers,
         Err(error) => {

@@ -4,6 +4,8 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result};
 
+use crate::cargo::build_workspace;
+use crate::target_directory::debug_directory;
 use crate::{build, cluster};
 
 const HELP: &str = "\
@@ -42,7 +44,7 @@ pub(crate) fn run(args: &[&str]) -> Result<ExitCode> {
         .find(|pair| pair[0] == "--on")
         .map(|pair| pair[1])
         .or_else(|| args.iter().find_map(|arg| arg.strip_prefix("--on=")));
-    build::programs()?;
+    build_workspace()?;
     build::guard()?;
     if args.contains(&"--list") {
         return Ok(ExitCode::from(play(args, Stdio::inherit())?));
@@ -77,7 +79,7 @@ fn play_on(kind: &str, on: Option<&str>, args: &[&str]) -> Result<u8> {
 }
 
 fn play(args: &[&str], output: Stdio) -> Result<u8> {
-    let program = build::debug_directory().join("divvy-e2e");
+    let program = debug_directory().join("divvy-e2e");
     let status = Command::new(&program).args(args).stdout(output).status();
     let status = status.with_context(|| format!("{} could not be run", program.display()))?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))

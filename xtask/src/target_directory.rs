@@ -6,3 +6,8 @@ use std::path::PathBuf;
 pub(crate) fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()).into()
 }
+
+/// Return the directory of cargo's debug builds.
+pub(crate) fn debug_directory() -> PathBuf {
+    target().join("debug")
+}

@@ -6,8 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::build;
-use crate::target_directory::target;
+use crate::target_directory::{debug_directory, target};
 
 const HELP: &str = "\
 Open the web pages of a made-up cluster in Chromium, and check them
@@ -69,7 +68,7 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
         .current_dir(&directory);
     let status = npm.status().context("npm could not be run")?;
     ensure!(status.success(), "npm ci failed in {}", directory.display());
-    let program = std::path::absolute(build::debug_directory().join("divvy-web-check"))?;
+    let program = std::path::absolute(debug_directory().join("divvy-web-check"))?;
     let mut node = Command::new("node");
     node.arg("check.mjs")
         .arg(program)

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use divvy_testbed::api::{Effect, Match, Rule};
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{ListParams, PostParams};
 
 use super::*;
 
