@@ -4,7 +4,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::cargo::{build_workspace, cargo, program, run_cargo};
+use crate::cargo::{build_workspace, cargo, is_built, program, run_cargo};
 use crate::machine::Machine;
 use crate::skips;
 use crate::target_directory::{debug_directory, target};
@@ -28,11 +28,15 @@ pub(crate) fn test(args: &[&str]) -> Result<()> {
     result
 }
 
-/// Build all programs, then replace this process with the demo. Only the scenario with the guard needs the guard's libraries as they ship.
+/// Build what the demo starts, then replace this process with the demo. Only the scenario with the guard needs other programs, and the guard's libraries as they
+/// ship.
 pub(crate) fn demo(args: &[&str]) -> Result<ExitCode> {
-    build_workspace()?;
     if args.iter().any(|arg| ["isolation", "--scenario=isolation"].contains(arg)) {
+        build_workspace()?;
         guard()?;
+    } else if !is_built() {
+        // Only the default members of the workspace, with cargo's progress bar: a new user waits for it.
+        cargo(&["build"])?;
     }
     let program = debug_directory().join("divvy");
     // Replace this process, so that Ctrl-C and the exit status are the demo's own.

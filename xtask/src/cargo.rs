@@ -30,8 +30,13 @@ const BUILT: &str = "DIVVY_BUILT";
 
 /// Build all programs of the workspace.
 pub(crate) fn build_workspace() -> Result<()> {
-    if std::env::var_os(BUILT).is_some_and(|value| value == "1") {
+    if is_built() {
         return Ok(());
     }
     cargo(&["build", "--quiet", "--workspace"])
+}
+
+/// Report whether all programs have been built with the tests.
+pub(crate) fn is_built() -> bool {
+    std::env::var_os(BUILT).is_some_and(|value| value == "1")
 }

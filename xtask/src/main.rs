@@ -36,7 +36,7 @@ use anyhow::Result;
 
 const USAGE: &str = "usage: cargo xtask COMMAND
 
-  demo [ARGS]       build everything and run `divvy demo`
+  demo [ARGS]       build what `divvy demo` starts, and run it
   test [ARGS]       build everything, run all tests, and print the skipped tests with their reasons
   skips FILE        print the skips in FILE; fail if .ci/skips does not list one of them
   fuzz [ARGS]       feed broken input to everything that parses foreign data, guided by code coverage; `cargo xtask fuzz --help`
