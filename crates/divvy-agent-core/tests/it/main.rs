@@ -3,7 +3,6 @@
 mod amounts;
 mod both_ways;
 mod both_ways_cases;
-mod bounds;
 mod calls;
 mod devices;
 mod driver_spec;

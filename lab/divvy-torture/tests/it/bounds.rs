@@ -3,9 +3,10 @@
 
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
+use divvy_model::MiB;
+use divvy_testkit::nodes::t4;
+use divvy_torture::agent::{Agent, Disk, Sight};
 use serde_json::json;
-
-use crate::node::Node;
 
 #[test]
 fn pods_with_long_annotations_do_not_make_the_agent_grow() {
@@ -17,8 +18,13 @@ fn pods_with_long_annotations_do_not_make_the_agent_grow() {
         "scheduler.framework.gpushare.allocation",
         "ALIYUN_COM_GPU_MEM_IDX",
     ] {
-        let mut node = Node::new(&[16384]);
-        let before = format!("{:?}", node.core).len();
+        let sight = Sight {
+            gpus: &[t4("GPU-0".to_owned(), 0, 16384)],
+            handouts: &[],
+            populated: None,
+        };
+        let mut core = Agent::new("n1", 1, MiB::ZERO, false, &Disk::default(), sight).core;
+        let before = format!("{core:?}").len();
         for number in 0..12 {
             let object = json!({
                 "metadata": {"name": format!("p{number}"), "namespace": "default", "uid": format!("u{number}"), "annotations": {key: long}},
@@ -28,10 +34,10 @@ fn pods_with_long_annotations_do_not_make_the_agent_grow() {
             let object: PodObject = serde_json::from_value(object).expect("a pod");
             let (pod, trouble) = ReadPod::from(object).into_parts();
             assert_eq!(trouble, None);
-            let actions = node.core.apply_pod(pod);
+            let actions = core.apply_pod(pod);
             assert!(format!("{actions:?}").len() < 1_000);
         }
-        let grown = format!("{:?}", node.core).len() - before;
+        let grown = format!("{core:?}").len() - before;
         assert!(grown < 12 * 2_500, "{key}: {grown} bytes");
     }
 }
