@@ -25,6 +25,7 @@ mod labels;
 mod observe;
 mod outside;
 mod races;
+mod record;
 mod replicas;
 mod scheduler_config;
 mod simulate;

@@ -7,21 +7,18 @@ use divvy_model::{Allocation, Health, Inventory, names};
 use divvy_testbed::embedded::Embedded;
 use serde_json::Value;
 
-use super::audit::{Audit, effective_units, ended};
-
-const UNIT: u64 = 1024;
+use super::audit::{Gpu, Gpus, UNIT, effective_units, ended};
 
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
 /// For each node and index of a GPU: the number of units, and the pods that hold them.
-pub(crate) type Count = BTreeMap<(String, u64), (u64, BTreeSet<String>)>;
+type Count = BTreeMap<(String, u64), (u64, BTreeSet<String>)>;
 
 /// Return the held memory according to the objects in the API server: the allocations of all bound pods that have not ended.
-pub(crate) fn recount(cluster: &Embedded, audit: &Audit) -> Count {
-    let mut count: Count = audit
-        .gpus()
+fn recount(cluster: &Embedded, gpus: &Gpus) -> Count {
+    let mut count: Count = gpus
         .values()
         .map(|gpu| ((gpu.node.clone(), gpu.index as u64), (0, BTreeSet::new())))
         .collect();
@@ -33,7 +30,7 @@ pub(crate) fn recount(cluster: &Embedded, audit: &Audit) -> Count {
             continue;
         };
         for share in &allocation.gpus {
-            let Some(gpu) = audit.gpus().get(&share.uuid) else { continue };
+            let Some(gpu) = gpus.get(&share.uuid) else { continue };
             let entry = count.entry((gpu.node.clone(), gpu.index as u64)).or_default();
             entry.0 += share.memory.0 / UNIT;
             entry.1.insert(text(&pod["metadata"]["name"]));
@@ -43,7 +40,7 @@ pub(crate) fn recount(cluster: &Embedded, audit: &Audit) -> Count {
 }
 
 /// Return the held memory according to the extender.
-pub(crate) async fn inspected(cluster: &Embedded) -> Result<Count, String> {
+async fn inspected(cluster: &Embedded) -> Result<Count, String> {
     let answer = cluster.ask_extender("GET", "/gpushare-scheduler/inspect", "").await;
     let (_, body) = answer.map_err(|error| format!("the extender does not answer: {error}"))?;
     let report: Value = serde_json::from_str(&body).map_err(|error| format!("inspect answers {body:?}: {error}"))?;
@@ -80,14 +77,13 @@ async fn extenders_metrics(cluster: &Embedded) -> Result<(), String> {
 }
 
 /// Check that every node offers every unit, every GPU is healthy, and no memory is held without a pod.
-fn nodes_are_well(cluster: &Embedded, audit: &Audit) -> Result<(), String> {
+fn nodes_are_well(cluster: &Embedded, gpus: &Gpus) -> Result<(), String> {
     for machine in &cluster.machines().nodes {
         let node = cluster
             .api()
             .get("nodes", "", &machine.name)
             .map_err(|error| format!("{error:?}"))?;
-        let units: u64 = audit
-            .gpus()
+        let units: u64 = gpus
             .values()
             .filter(|gpu| gpu.node == machine.name)
             .map(|gpu| gpu.units)
@@ -116,7 +112,7 @@ fn nodes_are_well(cluster: &Embedded, audit: &Audit) -> Result<(), String> {
 }
 
 /// Return the files of grants on a node: the records as pairs of pod UID and container, and the names of the CDI specs.
-pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(String, String)>, BTreeSet<String>) {
+fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(String, String)>, BTreeSet<String>) {
     let names = |directory: PathBuf| -> Vec<String> {
         let entries = std::fs::read_dir(&directory).into_iter().flatten();
         entries
@@ -139,13 +135,12 @@ pub(crate) fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(Strin
 
 /// Check that the pods that never end are running, and that waiting pods fit on no GPU. `failing` are the pods that fail again
 /// and again on purpose.
-fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) -> Result<(), String> {
-    let taken = audit.allocated();
-    let free: BTreeMap<&String, u64> = audit
-        .gpus()
-        .iter()
-        .map(|(uuid, gpu)| (uuid, gpu.units - taken.get(uuid).copied().unwrap_or(0) / UNIT))
-        .collect();
+fn pods_are_well(cluster: &Embedded, gpus: &Gpus, held: &Count, failing: &BTreeSet<String>) -> Result<(), String> {
+    let free = |gpu: &Gpu| {
+        let taken = held.get(&(gpu.node.clone(), gpu.index as u64)).map_or(0, |(units, _)| *units);
+        gpu.units.saturating_sub(taken)
+    };
+    let free: BTreeMap<&String, u64> = gpus.iter().map(|(uuid, gpu)| (uuid, free(gpu))).collect();
     let mut granted: BTreeSet<(String, String)> = BTreeSet::new();
     for pod in cluster.api().list("pods", "").expect("pods are a resource") {
         let (name, uid) = (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]));
@@ -203,14 +198,10 @@ fn pods_are_well(cluster: &Embedded, audit: &Audit, failing: &BTreeSet<String>) 
 }
 
 /// Return an error with the first problem that is found while pods exist.
-pub(crate) async fn amiss(cluster: &Embedded, audit: &super::audit::Shared, failing: &BTreeSet<String>) -> Result<(), String> {
-    let recount = {
-        let mut audit = super::audit::lock(audit);
-        audit.catch_up();
-        nodes_are_well(cluster, &audit)?;
-        pods_are_well(cluster, &audit, failing)?;
-        recount(cluster, &audit)
-    };
+pub(super) async fn amiss(cluster: &Embedded, gpus: &Gpus, failing: &BTreeSet<String>) -> Result<(), String> {
+    let recount = recount(cluster, gpus);
+    nodes_are_well(cluster, gpus)?;
+    pods_are_well(cluster, gpus, &recount, failing)?;
     extenders_metrics(cluster).await?;
     let inspected = inspected(cluster).await?;
     if inspected != recount {
@@ -220,7 +211,7 @@ pub(crate) async fn amiss(cluster: &Embedded, audit: &super::audit::Shared, fail
 }
 
 /// Return an error with what is left after all pods were deleted.
-pub(crate) async fn left_behind(cluster: &Embedded, audit: &super::audit::Shared) -> Result<(), String> {
+pub(super) async fn left_behind(cluster: &Embedded, gpus: &Gpus) -> Result<(), String> {
     let pods = cluster.api().list("pods", "").expect("pods are a resource");
     if let Some(pod) = pods.first() {
         return Err(format!("{} is still there: {}", pod["metadata"]["name"], pod["status"]));
@@ -238,7 +229,7 @@ pub(crate) async fn left_behind(cluster: &Embedded, audit: &super::audit::Shared
             ));
         }
     }
-    amiss(cluster, audit, &BTreeSet::new()).await?;
+    amiss(cluster, gpus, &BTreeSet::new()).await?;
     let used = inspected(cluster).await?;
     if let Some(entry) = used.iter().find(|(_, (units, pods))| *units != 0 || !pods.is_empty()) {
         return Err(format!("inspect says {entry:?}"));

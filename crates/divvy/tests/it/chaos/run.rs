@@ -10,9 +10,10 @@ use divvy_testbed::node::AdmissionOrder;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::audit::{self, Audit};
+use super::audit::{self, Gpus};
 use super::plan::{Op, Plan, Shape, Who};
 use super::quiet;
+use crate::record::Recorder;
 
 /// The time limit for the recovery after the last fault.
 const QUIET: Duration = Duration::from_secs(15);
@@ -54,7 +55,8 @@ struct Chaos {
     seed: u64,
     plan: Plan,
     cluster: Embedded,
-    audit: audit::Shared,
+    gpus: Gpus,
+    recorder: Recorder,
     began: Instant,
     log: Vec<String>,
     counts: BTreeMap<&'static str, u64>,
@@ -80,9 +82,16 @@ pub(super) async fn sequence(seed: u64) -> Result<BTreeMap<&'static str, u64>, S
         Ok(chaos) => chaos,
         Err(error) => return Err(format!("seed {seed}: the cluster did not come up: {error}")),
     };
-    let outcome = match chaos.play().await {
-        Ok(()) => Ok(std::mem::take(&mut chaos.counts)),
-        Err(what) => Err(chaos.report(&what).await),
+    let played = chaos.play().await;
+    let mut wrong = audit::faults(
+        &chaos.cluster.api().history(),
+        &chaos.recorder.record(),
+        chaos.cluster.machines(),
+    );
+    wrong.extend(played.err());
+    let outcome = match wrong.is_empty() {
+        true => Ok(std::mem::take(&mut chaos.counts)),
+        false => Err(chaos.report(&wrong.join("\n")).await),
     };
     chaos.cluster.shutdown().await;
     outcome
@@ -97,7 +106,8 @@ impl Chaos {
         let mut settings = Settings::new(plan.machines(), programs());
         settings.seed = seed;
         let mut cluster = Embedded::start(settings).await?;
-        let audit = Audit::new(cluster.api().clone(), cluster.machines());
+        let gpus = audit::gpus(cluster.machines());
+        let mut recorder = Recorder::default();
         for position in 0..plan.nodes.len() {
             cluster
                 .join_as(&node_name(position), |spec| {
@@ -110,14 +120,15 @@ impl Chaos {
                     }
                 })
                 .await?;
-            audit::follow(&audit, cluster.node(&node_name(position))?);
+            recorder.listen(cluster.node(&node_name(position))?);
         }
         let nodes = plan.nodes.len();
         Ok(Chaos {
             seed,
             plan,
             cluster,
-            audit,
+            gpus,
+            recorder,
             began: Instant::now(),
             log: Vec::new(),
             counts: BTreeMap::new(),
@@ -132,7 +143,7 @@ impl Chaos {
 
     async fn play(&mut self) -> Result<(), String> {
         self.until(PATIENCE, "the nodes to be ready", async |chaos| {
-            quiet::amiss(&chaos.cluster, &chaos.audit, &BTreeSet::new()).await
+            quiet::amiss(&chaos.cluster, &chaos.gpus, &BTreeSet::new()).await
         })
         .await?;
         for (at, step) in self.plan.steps.clone().into_iter().enumerate() {
@@ -142,13 +153,13 @@ impl Chaos {
             if let Err(error) = self.perform(at, &step.op).await {
                 return Err(format!("step {at}, {:?}: {error}", step.op));
             }
-            self.check().await?;
+            self.check()?;
             tokio::time::sleep(Duration::from_millis(step.pause_ms)).await;
-            self.check().await?;
+            self.check()?;
         }
         self.heal().await?;
         self.until(QUIET, "everything that fits to run", async |chaos| {
-            quiet::amiss(&chaos.cluster, &chaos.audit, &chaos.failing).await
+            quiet::amiss(&chaos.cluster, &chaos.gpus, &chaos.failing).await
         })
         .await?;
         self.tell("quiet".to_owned());
@@ -156,17 +167,15 @@ impl Chaos {
         if self.pods().iter().any(waits) {
             self.count("pod waited at quiet");
         }
-        let containers = audit::lock(&self.audit).started;
+        let containers = self.recorder.record().runs.len() as u64;
         for pod in self.pods() {
             self.delete(pod["metadata"]["name"].as_str().unwrap_or_default(), None);
         }
         self.until(QUIET, "everything to be given back", async |chaos| {
-            quiet::left_behind(&chaos.cluster, &chaos.audit).await
+            quiet::left_behind(&chaos.cluster, &chaos.gpus).await
         })
         .await?;
-        self.check().await?;
-        audit::lock(&self.audit).check_lives();
-        self.check().await?;
+        self.check()?;
         self.look_for_panics()?;
         // A run without events is meaningless.
         let faults: u64 = self.counts.values().sum();
@@ -179,11 +188,7 @@ impl Chaos {
             ("start refused: GPU unavailable", "is allocated on GPU"),
             ("pod refused for good", "UnexpectedAdmissionError"),
         ] {
-            let refusals = audit::lock(&self.audit)
-                .refusals
-                .iter()
-                .filter(|text| text.contains(part))
-                .count();
+            let refusals = self.refusals().iter().filter(|text| text.contains(part)).count();
             if refusals > 0 {
                 self.counts.insert(what, refusals as u64);
             }
@@ -215,7 +220,7 @@ impl Chaos {
     ) -> Result<(), String> {
         let began = Instant::now();
         loop {
-            self.check().await?;
+            self.check()?;
             self.create_wanted();
             match look(self).await {
                 Ok(()) => return Ok(()),
@@ -225,23 +230,18 @@ impl Chaos {
         }
     }
 
-    /// Check what must always hold: the audit has found nothing, and no program ended on its own.
-    async fn check(&mut self) -> Result<(), String> {
-        let mut audit = audit::lock(&self.audit);
-        audit.catch_up();
-        for position in 0..self.plan.nodes.len() {
-            let containers = self
-                .cluster
-                .node(&node_name(position))
-                .map_err(|error| error.to_string())?
-                .containers();
-            // The commits of their pods precede the containers.
-            audit.catch_up();
-            audit.check_running(&containers);
-        }
-        if !audit.violations.is_empty() {
-            return Err(audit.violations.join("\n"));
-        }
+    /// Return the messages of refused PreStartContainer calls, and of permanently refused pods.
+    fn refusals(&self) -> Vec<String> {
+        let record = self.recorder.record();
+        let starts = record.refused_starts.iter();
+        let starts = starts.map(|(pod, container, message)| format!("{pod}/{container}: {message}"));
+        let pods = record.refused_pods.iter();
+        let pods = pods.map(|(pod, reason, message)| format!("{pod}: {reason}: {message}"));
+        starts.chain(pods).collect()
+    }
+
+    /// Check that no program ended on its own.
+    fn check(&self) -> Result<(), String> {
         for (position, up) in self.agents_up.iter().enumerate() {
             let name = node_name(position);
             if up.is_some() && !self.cluster.agent_pid(&name).is_some_and(is_alive) {
@@ -598,7 +598,7 @@ impl Chaos {
             let pods = serde_json::to_string_pretty(&self.pods())?;
             std::fs::write(kept.join("pods.json"), pods)?;
             std::fs::write(kept.join("extender.txt"), said)?;
-            std::fs::write(kept.join("refusals.txt"), audit::lock(&self.audit).refusals.join("\n"))
+            std::fs::write(kept.join("refusals.txt"), self.refusals().join("\n"))
         });
         let kept = copied.map_or_else(|error| format!("not kept: {error}"), |()| kept.display().to_string());
         format!(
