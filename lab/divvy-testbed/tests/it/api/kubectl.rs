@@ -1,4 +1,4 @@
-//! Replay the requests of a real kubectl (recorded by `src/bin/record_kubectl.rs`) and compare the answers with the recorded ones.
+//! Replay the recorded requests of a real kubectl, and compare the answers with the recorded ones.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
