@@ -13,9 +13,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tonic::Code;
 
-use crate::DEADLINE;
 use crate::fake_kubelet::Kubelet;
 use crate::test_plugin::{Running, TestPlugin, devices};
+use crate::{DEADLINE, registered, registered_with};
 
 fn allocation(containers: &[&[String]]) -> AllocateRequest {
     AllocateRequest {
@@ -68,12 +68,9 @@ async fn k04_one_list_at_first_then_one_for_each_real_change() {
 
 #[tokio::test]
 async fn k19_each_container_request_has_its_answer_also_with_four_thousand_ids() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
     let plugin = TestPlugin::default();
     plugin.devices.send_replace(Arc::new(devices(4096)));
-    let running = Running::with(plugin, Settings::new(dir.path(), "test-memory"));
-    kubelet.wait_registered(1).await;
+    let (_dir, kubelet, running) = registered_with(plugin).await;
     let mut client = kubelet.dial().await;
     let ids: Vec<String> = devices(4096).into_iter().map(|device| device.id).collect();
     for containers in [&[][..], &[&ids[..]], &[&ids[..3], &ids[3..]], &[&[][..]]] {
@@ -94,10 +91,7 @@ async fn k19_each_container_request_has_its_answer_also_with_four_thousand_ids()
 
 #[tokio::test]
 async fn k19_a_refused_allocation_says_why_in_the_plugins_words() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let running = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (_dir, kubelet, running) = registered().await;
     let mut client = kubelet.dial().await;
     let good = devices(1)[0].id.clone();
     let status = client
@@ -128,10 +122,7 @@ async fn k19_a_refused_allocation_says_why_in_the_plugins_words() {
 
 #[tokio::test]
 async fn k18_a_preference_is_always_answered_whatever_is_asked() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let running = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (_dir, kubelet, running) = registered().await;
     let mut client = kubelet.dial().await;
     // More than the 4 MiB that gRPC libraries accept by default.
     let many: Vec<String> = devices(100_000).into_iter().map(|device| device.id).collect();

@@ -8,14 +8,16 @@ use std::time::{Duration, Instant};
 
 use divvy_kubelet::api::connect;
 use divvy_kubelet::api::v1beta1::device_plugin_client::DevicePluginClient;
-use divvy_kubelet::api::v1beta1::{Empty, PreStartContainerRequest};
+use divvy_kubelet::api::v1beta1::{Empty, PreStartContainerRequest, PreStartContainerResponse};
 use divvy_kubelet::plugin::{Settings, Timing};
 use tempfile::tempdir;
 use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+use tonic::{Response, Status};
 
-use crate::DEADLINE;
 use crate::fake_kubelet::{Kubelet, Next};
 use crate::test_plugin::{RESOURCE, Running, TestPlugin};
+use crate::{DEADLINE, registered, registered_with};
 
 /// Return the names of the plugin's files in the directory.
 fn plugin_files(directory: &Path) -> Vec<String> {
@@ -27,6 +29,26 @@ fn plugin_files(directory: &Path) -> Vec<String> {
         .collect();
     names.sort();
     names
+}
+
+/// Return a plugin that lets no container start.
+fn no_starts() -> TestPlugin {
+    TestPlugin {
+        starts: Semaphore::new(0),
+        ..TestPlugin::default()
+    }
+}
+
+/// Ask a plugin to prepare a container's start, and return when it does.
+async fn call_under_way(kubelet: &Kubelet, running: &Running) -> JoinHandle<Result<Response<PreStartContainerResponse>, Status>> {
+    let mut client = kubelet.dial().await;
+    let call = tokio::spawn(async move {
+        let devices_ids = vec!["x".into()];
+        client.pre_start_container(PreStartContainerRequest { devices_ids }).await
+    });
+    let mut starting = running.plugin.starting.subscribe();
+    starting.wait_for(|count| *count == 1).await.expect("started");
+    call
 }
 
 #[tokio::test]
@@ -127,10 +149,7 @@ async fn a_plugin_waits_for_a_kubelet_that_is_not_there_and_says_so() {
 
 #[tokio::test]
 async fn k05_a_dropped_stream_is_replaced_and_never_doubled() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let mut running = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (_dir, kubelet, mut running) = registered().await;
     for times in 2..=4 {
         let dropped = Instant::now();
         kubelet.drop_streams();
@@ -145,13 +164,9 @@ async fn k05_a_dropped_stream_is_replaced_and_never_doubled() {
 
 #[tokio::test]
 async fn a_restarted_kubelet_has_its_plugin_back_within_a_second() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let running = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (_dir, kubelet, mut running) = registered().await;
     // The kubelet is killed and stays away for a while: its socket's file stays, but no process listens.
     kubelet.kill();
-    let mut running = running;
     running.wait("the stream's end", |status| status.open_streams == 0).await;
     kubelet.start();
     let restarted = Instant::now();
@@ -163,10 +178,7 @@ async fn a_restarted_kubelet_has_its_plugin_back_within_a_second() {
 
 #[tokio::test]
 async fn a_plugin_whose_socket_is_removed_listens_and_registers_again() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let running = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (_dir, kubelet, running) = registered().await;
     let first = kubelet.plugin_socket();
     fs::remove_file(&first).expect("removed");
     let removed = Instant::now();
@@ -249,10 +261,7 @@ fn k06_fifty_new_kubelet_sockets_leak_nothing() {
         .build()
         .expect("a runtime");
     runtime.block_on(async {
-        let dir = tempdir().expect("a temporary directory");
-        let kubelet = Kubelet::started(dir.path());
-        let mut running = Running::start(dir.path());
-        kubelet.wait_registered(1).await;
+        let (_dir, kubelet, mut running) = registered().await;
         let mut before = (0, 0);
         for times in 2..=51 {
             match times % 3 {
@@ -296,10 +305,7 @@ fn resources() -> (usize, usize) {
 
 #[tokio::test]
 async fn k08_a_second_process_waits_for_the_end_of_the_first() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let first = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (dir, kubelet, first) = registered().await;
     let mut second = Running::start(dir.path());
     let waiting = |status: &divvy_kubelet::plugin::Status| {
         status
@@ -318,10 +324,7 @@ async fn k08_a_second_process_waits_for_the_end_of_the_first() {
 
 #[tokio::test]
 async fn events_that_change_nothing_do_not_register_again() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let mut running = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (dir, kubelet, mut running) = registered().await;
     for number in 0..50 {
         let file = dir.path().join(format!("file{number}"));
         fs::write(&file, "x").expect("written");
@@ -342,31 +345,8 @@ async fn events_that_change_nothing_do_not_register_again() {
 
 #[tokio::test]
 async fn k28_a_stop_lets_short_calls_finish() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let running = Running::with(
-        TestPlugin {
-            starts: Semaphore::new(0),
-            ..TestPlugin::default()
-        },
-        Settings::new(dir.path(), "test-memory"),
-    );
-    kubelet.wait_registered(1).await;
-    let mut client = kubelet.dial().await;
-    let call = tokio::spawn(async move {
-        client
-            .pre_start_container(PreStartContainerRequest {
-                devices_ids: vec!["x".into()],
-            })
-            .await
-    });
-    running
-        .plugin
-        .starting
-        .subscribe()
-        .wait_for(|count| *count == 1)
-        .await
-        .expect("started");
+    let (dir, kubelet, running) = registered_with(no_starts()).await;
+    let call = call_under_way(&kubelet, &running).await;
     let plugin = std::sync::Arc::clone(&running.plugin);
     let stopped = tokio::spawn(running.stop());
     // Streams end first, while the call continues.
@@ -381,35 +361,12 @@ async fn k28_a_stop_lets_short_calls_finish() {
 
 #[tokio::test]
 async fn k28_a_stop_ends_long_calls_with_a_sentence_and_cuts_silent_connections() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let running = Running::with(
-        TestPlugin {
-            starts: Semaphore::new(0),
-            ..TestPlugin::default()
-        },
-        Settings::new(dir.path(), "test-memory"),
-    );
-    kubelet.wait_registered(1).await;
+    let (dir, kubelet, running) = registered_with(no_starts()).await;
     // This client connects and never sends anything.
     let silent = tokio::net::UnixStream::connect(kubelet.plugin_socket())
         .await
         .expect("connected");
-    let mut client = kubelet.dial().await;
-    let call = tokio::spawn(async move {
-        client
-            .pre_start_container(PreStartContainerRequest {
-                devices_ids: vec!["x".into()],
-            })
-            .await
-    });
-    running
-        .plugin
-        .starting
-        .subscribe()
-        .wait_for(|count| *count == 1)
-        .await
-        .expect("started");
+    let call = call_under_way(&kubelet, &running).await;
     let took = running.stop().await;
     assert!(took < Duration::from_millis(2500), "{took:?}");
     let status = call.await.expect("no panic").expect_err("it could not finish");
@@ -420,10 +377,7 @@ async fn k28_a_stop_ends_long_calls_with_a_sentence_and_cuts_silent_connections(
 
 #[tokio::test]
 async fn a_second_stream_is_refused_and_leaves_the_first_alone() {
-    let dir = tempdir().expect("a temporary directory");
-    let kubelet = Kubelet::started(dir.path());
-    let mut running = Running::start(dir.path());
-    kubelet.wait_registered(1).await;
+    let (_dir, kubelet, mut running) = registered().await;
     let refused = kubelet.dial().await.list_and_watch(Empty {}).await.expect_err("refused");
     assert_eq!(refused.code(), tonic::Code::AlreadyExists);
     assert_eq!(running.wait_ready().await.open_streams, 1);
