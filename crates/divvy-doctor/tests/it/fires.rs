@@ -6,27 +6,69 @@ mod machine;
 
 use std::collections::BTreeSet;
 
-use divvy_doctor::{Facts, Severity, Status, checks};
+use divvy_doctor::facts::cluster::Cluster;
+use divvy_doctor::{Asked, Facts, Severity, Status, checks};
 
 use crate::host::{Host, debian, facts, none, one};
 
-/// A case: a check, a machine on which the check passes, and a change to files or answers that makes the check report a finding.
+/// A change to a machine.
+enum Change {
+    /// This file has this content.
+    File(&'static str, &'static str),
+    /// There is no such file.
+    Remove(&'static str),
+    /// In containerd's configuration, the first text is replaced by the second.
+    Containerd(&'static str, &'static str),
+    /// The same in kube-scheduler's configuration.
+    Scheduler(&'static str, &'static str),
+    /// The same in kube-scheduler's manifest.
+    Manifest(&'static str, &'static str),
+    By(fn(&mut Host)),
+}
+
+impl Change {
+    fn apply(&self, host: &mut Host) {
+        match *self {
+            Change::File(path, text) => {
+                host.files.file(path, text);
+            }
+            Change::Remove(path) => {
+                host.files.remove(path);
+            }
+            Change::Containerd(from, to) => {
+                host.containerd(from, to);
+            }
+            Change::Scheduler(from, to) => {
+                host.scheduler(from, to);
+            }
+            Change::Manifest(from, to) => {
+                host.manifest(from, to);
+            }
+            Change::By(change) => change(host),
+        }
+    }
+}
+
+/// A case: a check, a machine on which the check passes, and changes that make the check report a finding.
 struct Case {
     id: &'static str,
     base: fn() -> Host,
-    files: fn(&mut Host),
+    files: Change,
     answers: fn(&mut Facts<'_>),
-    /// A substring of the finding's text after the change.
+    /// A change to the healthy cluster, which the facts contain if there is one.
+    cluster: Option<fn(&mut Cluster)>,
+    /// A substring of the finding's text after the changes.
     found: &'static str,
     status: Status,
 }
 
-const fn files(id: &'static str, base: fn() -> Host, files: fn(&mut Host), found: &'static str) -> Case {
+const fn files(id: &'static str, base: fn() -> Host, files: Change, found: &'static str) -> Case {
     Case {
         id,
         base,
         files,
         answers: |_| {},
+        cluster: None,
         found,
         status: Status::Fail,
     }
@@ -34,17 +76,30 @@ const fn files(id: &'static str, base: fn() -> Host, files: fn(&mut Host), found
 
 const fn answers(id: &'static str, answers: fn(&mut Facts<'_>), found: &'static str) -> Case {
     Case {
-        id,
-        base: debian,
-        files: |_| {},
         answers,
-        found,
-        status: Status::Fail,
+        ..files(id, debian, Change::By(|_| {}), found)
     }
 }
 
-const fn with(status: Status, case: Case) -> Case {
-    Case { status, ..case }
+const fn in_cluster(id: &'static str, cluster: fn(&mut Cluster), found: &'static str) -> Case {
+    Case {
+        cluster: Some(cluster),
+        ..files(id, debian, Change::By(|_| {}), found)
+    }
+}
+
+const fn warns(case: Case) -> Case {
+    Case {
+        status: Status::Warn,
+        ..case
+    }
+}
+
+const fn notes(case: Case) -> Case {
+    Case {
+        status: Status::Note,
+        ..case
+    }
 }
 
 /// Return all cases.
@@ -61,9 +116,12 @@ fn every_check_passes_where_all_is_well_and_fires_where_it_is_not() {
         let well = one(case.id, &facts(&host));
         assert_eq!(well.status, Status::Pass, "{}: {}", case.id, well.found);
         let mut broken = host.clone();
-        (case.files)(&mut broken);
+        case.files.apply(&mut broken);
         let mut facts = facts(&broken);
         (case.answers)(&mut facts);
+        if let Some(change) = case.cluster {
+            facts.cluster = Asked::Answer(cluster::changed(change));
+        }
         let line = one(case.id, &facts);
         assert_eq!(line.status, case.status, "{}: {}", case.id, line.found);
         assert!(

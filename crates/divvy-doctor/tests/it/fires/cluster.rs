@@ -2,19 +2,20 @@
 
 use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
 use divvy_doctor::facts::programs::{Extender, RuntimeTest};
-use divvy_doctor::{Asked, Facts, Status};
+use divvy_doctor::{Asked, Facts};
 
-use super::{Case, answers, files, with};
+use super::Change::{By, File, Manifest, Remove, Scheduler};
+use super::{Case, answers, files, in_cluster, notes, warns};
 use crate::host::{cluster, debian, map, plugin, pod};
 
-/// Set the cluster in the facts to the healthy cluster with a change applied. The objects are reduced with [`Pod::slim`] and
-/// [`Node::slim`], so the cases also show that no finding needs a dropped field.
-fn change(facts: &mut Facts<'_>, change: impl FnOnce(&mut Cluster)) {
+/// Return the healthy cluster with a change applied. The objects are reduced with [`Pod::slim`] and [`Node::slim`], so the cases also
+/// show that no finding needs a dropped field.
+pub(super) fn changed(change: fn(&mut Cluster)) -> Cluster {
     let mut cluster = cluster();
     change(&mut cluster);
     cluster.pods = cluster.pods.into_iter().map(Pod::slim).collect();
     cluster.nodes = cluster.nodes.into_iter().map(Node::slim).collect();
-    facts.cluster = Asked::Answer(cluster);
+    cluster
 }
 
 fn alone(facts: &mut Facts<'_>) {
@@ -76,9 +77,7 @@ pub(super) const CASES: &[Case] = &[
     files(
         "K02",
         debian,
-        |host| {
-            host.files.remove("/var/lib/kubelet/device-plugins/kubelet.sock");
-        },
+        Remove("/var/lib/kubelet/device-plugins/kubelet.sock"),
         "there is no /var/lib/kubelet/device-plugins/kubelet.sock",
     ),
     answers(
@@ -91,11 +90,10 @@ pub(super) const CASES: &[Case] = &[
         ..files(
             "K03",
             debian,
-            |host| {
-                let text = r#"{"Data":{"RegisteredDevices":{"aliyun.com/gpu-mem":[]}},"Checksum":1}"#;
-                host.files
-                    .file("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", text);
-            },
+            File(
+                "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+                r#"{"Data":{"RegisteredDevices":{"aliyun.com/gpu-mem":[]}},"Checksum":1}"#,
+            ),
             "no device plugin for GPUs is registered",
         )
     },
@@ -107,265 +105,193 @@ pub(super) const CASES: &[Case] = &[
         },
         "the kubelet knows aliyun.com/gpu-mem (2 ids), but no device plugin listens at",
     ),
-    answers(
+    in_cluster(
         "K03",
-        |facts| {
-            change(facts, |cluster| {
-                cluster.nodes.truncate(1);
-                cluster.nodes[0].status.capacity = map(&[("aliyun.com/gpu-mem", "0")]);
-            })
+        |cluster| {
+            cluster.nodes.truncate(1);
+            cluster.nodes[0].status.capacity = map(&[("aliyun.com/gpu-mem", "0")]);
         },
         "gpu-1 has aliyun.com/gpu-mem: 0",
     ),
-    with(
-        Status::Warn,
-        answers(
-            "K03",
-            |facts| change(facts, |cluster| capacity(cluster, "aliyun.com/gpu-mem", "80", "40")),
-            "gpu-1 aliyun.com/gpu-mem: 40 of 80 healthy",
-        ),
-    ),
-    answers(
+    warns(in_cluster(
+        "K03",
+        |cluster| capacity(cluster, "aliyun.com/gpu-mem", "80", "40"),
+        "gpu-1 aliyun.com/gpu-mem: 40 of 80 healthy",
+    )),
+    in_cluster(
         "K06",
-        |facts| change(facts, |cluster| capacity(cluster, "aliyun.com/gpu-mem", "81920", "81920")),
+        |cluster| capacity(cluster, "aliyun.com/gpu-mem", "81920", "81920"),
         "aliyun.com/gpu-mem of gpu-1 has 81920 device ids",
     ),
-    with(
-        Status::Warn,
-        answers(
-            "K19",
-            |facts| {
-                change(facts, |cluster| {
-                    let text = r#"{"v":1,"agent":"","driver":"","unitMiB":1024,"driverTrouble":"no CDI spec","gpus":[]}"#;
-                    cluster.nodes[1]
-                        .metadata
-                        .annotations
-                        .insert("divvy.dev/inventory", text.to_owned());
-                })
-            },
-            "node gpu-2: no CDI spec",
-        ),
-    ),
-    with(
-        Status::Note,
-        files(
-            "K17",
-            debian,
-            |host| {
-                host.files.remove("/var/lib/kubelet/pod-resources/kubelet.sock");
-            },
-            "there is no /var/lib/kubelet/pod-resources/kubelet.sock",
-        ),
-    ),
-    with(
-        Status::Note,
-        answers("K17", |facts| silent(facts, "pod-resources"), "Connection refused"),
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "K01",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster.nodes[1].status.node_info.kubelet_version = "v1.25.9".to_owned()
-                })
-            },
-            "gpu-2 (v1.25.9)",
-        ),
-    ),
-    with(
-        Status::Note,
-        answers(
-            "K01",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster.nodes[1].status.node_info.kubelet_version = "v1.28.15+k3s1".to_owned()
-                })
-            },
-            "gpu-2 (v1.28.15+k3s1)",
-        ),
-    ),
-    answers(
+    warns(in_cluster(
+        "K19",
+        |cluster| {
+            let text = r#"{"v":1,"agent":"","driver":"","unitMiB":1024,"driverTrouble":"no CDI spec","gpus":[]}"#;
+            cluster.nodes[1]
+                .metadata
+                .annotations
+                .insert("divvy.dev/inventory", text.to_owned());
+        },
+        "node gpu-2: no CDI spec",
+    )),
+    notes(files(
+        "K17",
+        debian,
+        Remove("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        "there is no /var/lib/kubelet/pod-resources/kubelet.sock",
+    )),
+    notes(answers("K17", |facts| silent(facts, "pod-resources"), "Connection refused")),
+    warns(in_cluster(
+        "K01",
+        |cluster| cluster.nodes[1].status.node_info.kubelet_version = "v1.25.9".to_owned(),
+        "gpu-2 (v1.25.9)",
+    )),
+    notes(in_cluster(
+        "K01",
+        |cluster| cluster.nodes[1].status.node_info.kubelet_version = "v1.28.15+k3s1".to_owned(),
+        "gpu-2 (v1.28.15+k3s1)",
+    )),
+    in_cluster(
         "K04",
-        |facts| {
-            change(facts, |cluster| {
-                capacity(cluster, "nvidia.com/gpu", "2", "2");
-                cluster.daemon_sets.push(plugin(
-                    "nvidia-device-plugin-daemonset",
-                    "nvcr.io/nvidia/k8s-device-plugin:v0.17.1",
-                ));
-            })
+        |cluster| {
+            capacity(cluster, "nvidia.com/gpu", "2", "2");
+            cluster.daemon_sets.push(plugin(
+                "nvidia-device-plugin-daemonset",
+                "nvcr.io/nvidia/k8s-device-plugin:v0.17.1",
+            ));
         },
         "node gpu-1 offers aliyun.com/gpu-mem and nvidia.com/gpu; DaemonSet divvy-system/nvidia-device-plugin-daemonset",
     ),
-    with(
-        Status::Warn,
-        answers(
-            "K04",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster
-                        .daemon_sets
-                        .push(plugin("hami-device-plugin", "docker.io/projecthami/hami:v2.5"));
-                })
-            },
-            "DaemonSet divvy-system/hami-device-plugin runs in addition to Divvy's",
-        ),
-    ),
+    warns(in_cluster(
+        "K04",
+        |cluster| {
+            cluster
+                .daemon_sets
+                .push(plugin("hami-device-plugin", "docker.io/projecthami/hami:v2.5"));
+        },
+        "DaemonSet divvy-system/hami-device-plugin runs in addition to Divvy's",
+    )),
     Case {
         answers: alone,
         ..files(
             "K04",
             debian,
-            |host| {
+            By(|host| {
                 host.files.node("/var/lib/kubelet/device-plugins/nvidia-gpu.sock");
-            },
+            }),
             "divvy-gpu-mem-a1b2c3.sock and nvidia-gpu.sock",
         )
     },
-    with(
-        Status::Warn,
-        answers(
-            "K05",
-            |facts| change(facts, |cluster| capacity(cluster, "nvidia.com/gpu", "0", "0")),
-            "gpu-1 has nvidia.com/gpu: 0",
-        ),
-    ),
-    answers(
+    warns(in_cluster(
+        "K05",
+        |cluster| capacity(cluster, "nvidia.com/gpu", "0", "0"),
+        "gpu-1 has nvidia.com/gpu: 0",
+    )),
+    in_cluster(
         "K07",
-        |facts| {
-            change(facts, |cluster| {
-                for node in &mut cluster.nodes {
-                    node.metadata.labels = map(&[("kubernetes.io/os", "linux")]);
-                }
-            })
+        |cluster| {
+            for node in &mut cluster.nodes {
+                node.metadata.labels = map(&[("kubernetes.io/os", "linux")]);
+            }
         },
         "DaemonSet divvy-system/divvy-agent selects nodes with divvy.dev/gpu=true, but there is none",
     ),
-    answers(
+    in_cluster(
         "K08",
-        |facts| {
-            change(facts, |cluster| {
-                let mut extender = pod("gpushare-schd-extender-5f", "gpushare:1");
-                extender.spec.node_name = None;
-                extender.spec.node_selector = map(&[("node-role.kubernetes.io/master", "")]);
-                extender.status.phase = "Pending".to_owned();
-                cluster.pods.push(extender);
-            })
+        |cluster| {
+            let mut extender = pod("gpushare-schd-extender-5f", "gpushare:1");
+            extender.spec.node_name = None;
+            extender.spec.node_selector = map(&[("node-role.kubernetes.io/master", "")]);
+            extender.status.phase = "Pending".to_owned();
+            cluster.pods.push(extender);
         },
         "pod gpushare-schd-extender-5f selects a node with node-role.kubernetes.io/master=",
     ),
-    answers(
+    in_cluster(
         "K09",
-        |facts| change(facts, |cluster| taint(cluster, "nvidia.com/gpu")),
+        |cluster| taint(cluster, "nvidia.com/gpu"),
         "node gpu-1 has the taint nvidia.com/gpu:NoSchedule, but DaemonSet divvy-system/divvy-agent",
     ),
-    answers(
+    in_cluster(
         "K09",
-        |facts| {
-            change(facts, |cluster| {
-                taint(cluster, "team");
-                cluster.daemon_sets[0].spec.template.spec.tolerations = vec![Toleration {
-                    operator: "Exists".to_owned(),
-                    ..Toleration::default()
-                }];
-                cluster.pods[1].spec.node_name = None;
-                cluster.pods[1].status.phase = "Pending".to_owned();
-            })
+        |cluster| {
+            taint(cluster, "team");
+            cluster.daemon_sets[0].spec.template.spec.tolerations = vec![Toleration {
+                operator: "Exists".to_owned(),
+                ..Toleration::default()
+            }];
+            cluster.pods[1].spec.node_name = None;
+            cluster.pods[1].status.phase = "Pending".to_owned();
         },
         "pod ml/train requests a GPU but does not tolerate the taint of any node that has one: gpu-1 (team:NoSchedule), gpu-2 (team:NoSchedule)",
     ),
     files(
         "K10",
         debian,
-        |host| {
-            host.scheduler("config.k8s.io/v1", "config.k8s.io/v1beta2");
-        },
+        Scheduler("config.k8s.io/v1", "config.k8s.io/v1beta2"),
         "kubescheduler.config.k8s.io/v1beta2, which Kubernetes 1.28 removed; kube-scheduler here is v1.33.2",
     ),
     files(
         "K10",
         debian,
-        |host| {
-            host.manifest("--leader-elect=true", "--policy-config-file=/x");
-        },
+        Manifest("--leader-elect=true", "--policy-config-file=/x"),
         "--policy-config-file, which Kubernetes 1.23 removed",
     ),
     files(
         "K10",
         debian,
-        |host| {
-            host.manifest(":v1.33.2", ":v1.22.1");
-        },
+        Manifest(":v1.33.2", ":v1.22.1"),
         "which needs Kubernetes 1.25; kube-scheduler here is v1.22.1",
     ),
-    with(
-        Status::Warn,
-        files(
-            "K10",
-            debian,
-            |host| {
-                host.scheduler("config.k8s.io/v1", "config.k8s.io/v1beta3")
-                    .manifest(":v1.33.2", ":v1.26.1");
-            },
-            "which Kubernetes 1.29 removes",
-        ),
-    ),
+    warns(files(
+        "K10",
+        debian,
+        By(|host| {
+            host.scheduler("config.k8s.io/v1", "config.k8s.io/v1beta3")
+                .manifest(":v1.33.2", ":v1.26.1");
+        }),
+        "which Kubernetes 1.29 removes",
+    )),
     files(
         "K11",
         debian,
-        |host| {
-            host.files.file("/etc/divvy-scheduler/config.yaml", "\n");
-        },
+        File("/etc/divvy-scheduler/config.yaml", "\n"),
         "/etc/divvy-scheduler/config.yaml is empty",
     ),
     files(
         "K11",
         debian,
-        |host| {
-            host.files.remove("/etc/divvy-scheduler/config.yaml");
-        },
+        Remove("/etc/divvy-scheduler/config.yaml"),
         "there is no /etc/divvy-scheduler/config.yaml",
     ),
     files(
         "K11",
         debian,
-        |host| {
-            host.manifest("mountPath: /etc/kubernetes/scheduler", "mountPath: /somewhere");
-        },
+        Manifest("mountPath: /etc/kubernetes/scheduler", "mountPath: /somewhere"),
         "no volume of the pod contains --config=",
     ),
     files(
         "K11",
         debian,
-        |host| {
-            host.manifest("--config=/etc/kubernetes/scheduler/config.yaml, ", "");
-        },
+        Manifest("--config=/etc/kubernetes/scheduler/config.yaml, ", ""),
         "without --config",
     ),
     files(
         "K12",
         debian,
-        |host| {
-            host.scheduler("name: aliyun.com/gpu-mem", "name: example.com/other");
-        },
+        Scheduler("name: aliyun.com/gpu-mem", "name: example.com/other"),
         "only for example.com/other (managedResources)",
     ),
     files(
         "K12",
         debian,
-        |host| {
-            host.scheduler("ignorable: false", "ignorable: true");
-        },
+        Scheduler("ignorable: false", "ignorable: true"),
         "is ignorable",
     ),
     files(
         "K12",
         debian,
-        |host| {
-            host.files
-                .file("/etc/divvy-scheduler/config.yaml", "kind: KubeSchedulerConfiguration\n");
-        },
+        File("/etc/divvy-scheduler/config.yaml", "kind: KubeSchedulerConfiguration\n"),
         "has no extender for aliyun.com/gpu-mem",
     ),
     answers(
@@ -380,84 +306,54 @@ pub(super) const CASES: &[Case] = &[
         },
         "http://127.0.0.1:32766 does not answer: Connection refused",
     ),
-    with(
-        Status::Warn,
-        answers(
-            "K12",
-            |facts| {
-                facts.extender = Asked::Answer(Extender {
-                    url: "http://127.0.0.1:32766".to_owned(),
-                    version: Ok("0.1.0".to_owned()),
-                    filter_calls: Some(0),
-                    left_out: Vec::new(),
-                })
-            },
-            "has never called its filter, although 1 pod requests a GPU and has no allocation",
-        ),
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "K13",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster.pods[2].spec.containers[0].resources.limits = map(&[("aliyun.com/gpu-count", "2")]);
-                })
-            },
-            "ml/web requests only aliyun.com/gpu-count",
-        ),
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "K13",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster.pods[2].spec.containers[0].resources.requests = map(&[("nvidia.com/gpu", "1")]);
-                })
-            },
-            "ml/web has the request nvidia.com/gpu: 1, which differs from the limit",
-        ),
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "K14",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster.pods[1].spec.containers[0].env = vec![Variable {
-                        name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
-                        value: Some("all".to_owned()),
-                        ..Variable::default()
-                    }];
-                })
-            },
-            "ml/train (all)",
-        ),
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "K15",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster.pods.push(pod("sneaky", "docker.io/nvidia/cuda:12.4.0-base"))
-                })
-            },
-            "ml/sneaky",
-        ),
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "K16",
-            |facts| {
-                change(facts, |cluster| {
-                    cluster.pods[1].status.phase = "Failed".to_owned();
-                    cluster.pods[1].status.reason = "UnexpectedAdmissionError".to_owned();
-                })
-            },
-            "ml/train",
-        ),
-    ),
+    warns(answers(
+        "K12",
+        |facts| {
+            facts.extender = Asked::Answer(Extender {
+                url: "http://127.0.0.1:32766".to_owned(),
+                version: Ok("0.1.0".to_owned()),
+                filter_calls: Some(0),
+                left_out: Vec::new(),
+            })
+        },
+        "has never called its filter, although 1 pod requests a GPU and has no allocation",
+    )),
+    warns(in_cluster(
+        "K13",
+        |cluster| {
+            cluster.pods[2].spec.containers[0].resources.limits = map(&[("aliyun.com/gpu-count", "2")]);
+        },
+        "ml/web requests only aliyun.com/gpu-count",
+    )),
+    warns(in_cluster(
+        "K13",
+        |cluster| {
+            cluster.pods[2].spec.containers[0].resources.requests = map(&[("nvidia.com/gpu", "1")]);
+        },
+        "ml/web has the request nvidia.com/gpu: 1, which differs from the limit",
+    )),
+    warns(in_cluster(
+        "K14",
+        |cluster| {
+            cluster.pods[1].spec.containers[0].env = vec![Variable {
+                name: "NVIDIA_VISIBLE_DEVICES".to_owned(),
+                value: Some("all".to_owned()),
+                ..Variable::default()
+            }];
+        },
+        "ml/train (all)",
+    )),
+    warns(in_cluster(
+        "K15",
+        |cluster| cluster.pods.push(pod("sneaky", "docker.io/nvidia/cuda:12.4.0-base")),
+        "ml/sneaky",
+    )),
+    warns(in_cluster(
+        "K16",
+        |cluster| {
+            cluster.pods[1].status.phase = "Failed".to_owned();
+            cluster.pods[1].status.reason = "UnexpectedAdmissionError".to_owned();
+        },
+        "ml/train",
+    )),
 ];

@@ -1,9 +1,10 @@
 //! Cases for the checks of the driver, device nodes, libraries, and CDI specs.
 
 use divvy_doctor::facts::programs::{ProbedGpu, Unreadable};
-use divvy_doctor::{Asked, Facts, Status};
+use divvy_doctor::{Asked, Facts};
 
-use super::{Case, answers, files, with};
+use super::Change::{By, File, Remove};
+use super::{Case, answers, files, notes, warns};
 use crate::host::{Host, amd, debian, intel, none, probed};
 
 fn gpu(facts: &mut Facts<'_>, change: impl FnOnce(&mut ProbedGpu)) {
@@ -17,30 +18,16 @@ fn without_gpus(host: &mut Host) {
 }
 
 pub(super) const CASES: &[Case] = &[
-    files("D01", debian, without_gpus, "1 PCI device found, but no GPU"),
-    files("D02", debian, unload, "the kernel module nvidia is not loaded"),
-    files(
-        "D02",
-        amd,
-        |host| {
-            host.files.remove("/sys/module/amdgpu");
-        },
-        "amdgpu is not loaded",
-    ),
-    files(
-        "D02",
-        intel,
-        |host| {
-            host.files.remove("/sys/module/i915");
-        },
-        "neither kernel module i915 nor xe",
-    ),
-    files("D03", debian, |host| driver(host, "375.66"), "driver 375.66 is loaded"),
-    files("D04", debian, |host| driver(host, "410.129"), "driver 410.129 is loaded"),
+    files("D01", debian, By(without_gpus), "1 PCI device found, but no GPU"),
+    files("D02", debian, By(unload), "the kernel module nvidia is not loaded"),
+    files("D02", amd, Remove("/sys/module/amdgpu"), "amdgpu is not loaded"),
+    files("D02", intel, Remove("/sys/module/i915"), "neither kernel module i915 nor xe"),
+    files("D03", debian, By(|host| driver(host, "375.66")), "driver 375.66 is loaded"),
+    files("D04", debian, By(|host| driver(host, "410.129")), "driver 410.129 is loaded"),
     files(
         "D05",
         debian,
-        |host| driver(host, "560.35.03"),
+        By(|host| driver(host, "560.35.03")),
         "kernel module 560.35.03, libraries 550.54.15",
     ),
     answers(
@@ -53,27 +40,25 @@ pub(super) const CASES: &[Case] = &[
     files(
         "D06",
         debian,
-        |host| {
+        By(|host| {
             host.pci("0000:81:00.0", "0x10de", "0x030200", "nouveau");
-        },
+        }),
         "nouveau drives 0000:81:00.0",
     ),
     files(
         "D07",
         debian,
-        |host| {
+        By(|host| {
             for name in ["libnvidia-ml.so.1", "libnvidia-ml.so.550.54.15"] {
                 host.files.remove(&format!("/usr/lib/x86_64-linux-gnu/{name}"));
             }
-        },
+        }),
         "but there is no libnvidia-ml.so",
     ),
     files(
         "D07",
         debian,
-        |host| {
-            host.files.remove("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1");
-        },
+        Remove("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"),
         "has no libnvidia-ml.so.1 next to it",
     ),
     answers(
@@ -88,52 +73,32 @@ pub(super) const CASES: &[Case] = &[
         |facts| gpu(facts, |gpu| gpu.cc = "2.1".to_owned()),
         "GPU 1 (NVIDIA A100-SXM4-40GB) has 2.1",
     ),
+    files("D09", debian, Remove("/dev/nvidia1"), "there is no /dev/nvidia1"),
     files(
         "D09",
         debian,
-        |host| {
-            host.files.remove("/dev/nvidia1");
-        },
-        "there is no /dev/nvidia1",
-    ),
-    files(
-        "D09",
-        debian,
-        |host| {
+        By(|host| {
             host.number("/dev/nvidia-uvm", 510, 0);
-        },
+        }),
         "/dev/nvidia-uvm is 510:0, but the driver uses 511:0",
     ),
-    files(
-        "D09",
-        amd,
-        |host| {
-            host.files.remove("/dev/dri/renderD128");
-        },
-        "there is no /dev/dri/renderD128",
-    ),
-    with(
-        Status::Warn,
-        files(
-            "D10",
-            debian,
-            |host| {
-                host.files.remove("/dev/char/195:1").remove("/var/run/cdi/nvidia.yaml");
-            },
-            "/dev/char/195:1 → ../nvidia1",
-        ),
-    ),
-    with(
-        Status::Note,
-        files(
-            "D10",
-            debian,
-            |host| {
-                host.files.link("/dev/char/511:0", "../null");
-            },
-            "/dev/char/511:0 → ../nvidia-uvm",
-        ),
-    ),
+    files("D09", amd, Remove("/dev/dri/renderD128"), "there is no /dev/dri/renderD128"),
+    warns(files(
+        "D10",
+        debian,
+        By(|host| {
+            host.files.remove("/dev/char/195:1").remove("/var/run/cdi/nvidia.yaml");
+        }),
+        "/dev/char/195:1 → ../nvidia1",
+    )),
+    notes(files(
+        "D10",
+        debian,
+        By(|host| {
+            host.files.link("/dev/char/511:0", "../null");
+        }),
+        "/dev/char/511:0 → ../nvidia-uvm",
+    )),
     answers("D11", |facts| gpu(facts, |gpu| gpu.lost = true), "GPU is lost"),
     answers(
         "D11",
@@ -152,108 +117,82 @@ pub(super) const CASES: &[Case] = &[
         |facts| facts.probe = Asked::Failed("divvy-probe did not answer within 3 s".to_owned()),
         "did not answer",
     ),
-    with(
-        Status::Warn,
-        answers(
-            "D11",
-            |facts| {
-                facts.kernel_log = Asked::Answer(
+    warns(answers(
+        "D11",
+        |facts| {
+            facts.kernel_log = Asked::Answer(
         "4,1,2,-;NVRM: Xid (PCI:0000:06:00): 13, pid=7, Graphics Exception\n4,2,3,-;NVRM: Xid (PCI:0000:81:00): 79, pid=1, GPU has fallen off the bus.\n".to_owned()
     )
-            },
-            "XID 79 on 0000:81:00",
-        ),
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "D12",
-            |facts| gpu(facts, |gpu| gpu.compute_mode = Some("exclusive-process".to_owned())),
-            "GPU 1: exclusive-process",
-        ),
-    ),
-    with(
-        Status::Note,
-        Case {
-            files: |host| {
-                host.files.remove("/run/nvidia-persistenced/socket");
-            },
-            ..answers(
-                "D13",
-                |facts| gpu(facts, |gpu| gpu.persistence = Some(false)),
-                "nvidia-persistenced is not running",
-            )
         },
-    ),
-    with(
-        Status::Warn,
-        answers(
-            "D14",
-            |facts| gpu(facts, |gpu| gpu.mig = Some((false, true))),
-            "GPU 1: off now, on after a reset",
-        ),
-    ),
+        "XID 79 on 0000:81:00",
+    )),
+    warns(answers(
+        "D12",
+        |facts| gpu(facts, |gpu| gpu.compute_mode = Some("exclusive-process".to_owned())),
+        "GPU 1: exclusive-process",
+    )),
+    notes(Case {
+        files: Remove("/run/nvidia-persistenced/socket"),
+        ..answers(
+            "D13",
+            |facts| gpu(facts, |gpu| gpu.persistence = Some(false)),
+            "nvidia-persistenced is not running",
+        )
+    }),
+    warns(answers(
+        "D14",
+        |facts| gpu(facts, |gpu| gpu.mig = Some((false, true))),
+        "GPU 1: off now, on after a reset",
+    )),
     files(
         "D15",
         amd,
-        |host| {
-            host.files.remove("/sys/module/amdgpu/drivers");
-        },
+        Remove("/sys/module/amdgpu/drivers"),
         "there is no /sys/module/amdgpu/drivers",
     ),
     files(
         "D16",
         amd,
-        |host| {
-            host.files
-                .file("/sys/devices/pci0000:00/0000:22:00.0/current_compute_partition", "CPX\n");
-        },
+        File("/sys/devices/pci0000:00/0000:22:00.0/current_compute_partition", "CPX\n"),
         "0000:22:00.0 is cpx_nps1",
     ),
     files(
         "D17",
         intel,
-        |host| {
+        By(|host| {
             host.pci("0000:00:02.0", "0x8086", "0x030000", "vfio-pci")
                 .pci("0000:4d:00.0", "0x8086", "0x038000", "vfio-pci");
-        },
+        }),
         "0000:4d:00.0 has the driver vfio-pci",
     ),
-    with(
-        Status::Warn,
-        files(
-            "D17",
-            intel,
-            |host| {
-                host.files.remove("/dev/dri/renderD129");
-            },
-            "0000:4d:00.0 has no /dev/dri/renderD*",
-        ),
-    ),
+    warns(files(
+        "D17",
+        intel,
+        Remove("/dev/dri/renderD129"),
+        "0000:4d:00.0 has no /dev/dri/renderD*",
+    )),
     files(
         "C01",
         debian,
-        |host| driver(host, "560.35.03"),
+        By(|host| driver(host, "560.35.03")),
         "/var/run/cdi/nvidia.yaml: it was made for driver 550.54.15, and 560.35.03 is loaded",
     ),
     files(
         "C02",
         debian,
-        |host| {
-            host.files.file(
-                "/etc/cdi/broken.yaml",
-                "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: []\n",
-            );
-        },
+        File(
+            "/etc/cdi/broken.yaml",
+            "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: []\n",
+        ),
         "/etc/cdi/broken.yaml is invalid",
     ),
     files(
         "C02",
         debian,
-        |host| {
-            let spec = "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: [{name: '0', containerEdits: {env: [A=1]}}]\n";
-            host.files.file("/var/run/cdi/other.yaml", spec);
-        },
+        File(
+            "/var/run/cdi/other.yaml",
+            "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: [{name: '0', containerEdits: {env: [A=1]}}]\n",
+        ),
         "/var/run/cdi/nvidia.yaml and /var/run/cdi/other.yaml both define nvidia.com/gpu=0",
     ),
 ];
