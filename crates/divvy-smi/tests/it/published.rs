@@ -7,14 +7,34 @@ use divvy_smi::{ComputeMode, Ecc, Engines, Gpu, Instances, Kind, Memory, MigDevi
 
 use Reading::{Absent, Failed, Value};
 
-fn smi(time: &str, driver: &str, cuda: &str, gpus: Vec<Gpu>) -> Smi {
-    Smi {
+/// A published table, and the values that it shows.
+struct Published {
+    /// The name of the table's file.
+    name: &'static str,
+    smi: Smi,
+}
+
+impl Published {
+    fn text(&self) -> String {
+        let path = format!("{}/tests/it/tables/{}.txt", env!("CARGO_MANIFEST_DIR"), self.name);
+        std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
+    }
+
+    fn with(mut self, processes: Vec<Process>) -> Published {
+        self.smi.processes = processes;
+        self
+    }
+}
+
+fn published(name: &'static str, time: &str, driver: &str, cuda: &str, gpus: Vec<Gpu>) -> Published {
+    let smi = Smi {
         time: time.to_owned(),
         driver: driver.to_owned(),
         cuda: Some(cuda.to_owned()).filter(|cuda| !cuda.is_empty()),
         gpus,
         processes: Vec::new(),
-    }
+    };
+    Published { name, smi }
 }
 
 /// A GPU: whether persistence mode is on; the temperature, performance state, power, and its limit; the memory and its total; the utilization.
@@ -107,7 +127,7 @@ fn on_part(gi: u32, process: Process) -> Process {
 }
 
 /// The tables that were published as they were printed.
-fn exact() -> Vec<(&'static str, &'static str, Smi)> {
+fn exact() -> Vec<Published> {
     let a100 = gpu(
         0,
         "NVIDIA A100-PCIE-40GB",
@@ -186,137 +206,101 @@ fn exact() -> Vec<(&'static str, &'static str, Smi)> {
             utilization,
         )
     };
-    let with = |smi: Smi, processes| Smi { processes, ..smi };
     let (c, g) = (Kind::Compute, Kind::Graphics);
     vec![
-        (
-            "470",
-            include_str!("tables/470.txt"),
-            smi("Fri Mar 11 12:53:49 2022", "470.82.01", "", vec![a100]),
-        ),
-        (
-            "470-processes",
-            include_str!("tables/470-processes.txt"),
-            with(
-                smi("Wed Dec  1 18:33:54 2021", "470.82.00", "11.4", vec![x]),
-                vec![
-                    process(0, 985, g, "/usr/lib/xorg/Xorg", 35),
-                    process(0, 3792, g, "/usr/lib/xorg/Xorg", 122),
-                    process(0, 3931, g, "/usr/bin/gnome-shell", 32),
-                    process(0, 6247, g, "/browser --token=AAAAAAAAAAAA= --shared-files", 39),
-                    process(0, 6942, g, "/browser --token=AAAAAAAAAAAA= --shared-files", 78),
-                ],
-            ),
-        ),
-        (
+        published("470", "Fri Mar 11 12:53:49 2022", "470.82.01", "", vec![a100]),
+        published("470-processes", "Wed Dec  1 18:33:54 2021", "470.82.00", "11.4", vec![x]).with(vec![
+            process(0, 985, g, "/usr/lib/xorg/Xorg", 35),
+            process(0, 3792, g, "/usr/lib/xorg/Xorg", 122),
+            process(0, 3931, g, "/usr/bin/gnome-shell", 32),
+            process(0, 6247, g, "/browser --token=AAAAAAAAAAAA= --shared-files", 39),
+            process(0, 6942, g, "/browser --token=AAAAAAAAAAAA= --shared-files", 78),
+        ]),
+        published(
             "535-processes",
-            include_str!("tables/535-processes.txt"),
-            with(
-                smi(
-                    "Fri Dec 13 18:25:30 2024",
-                    "535.183.01",
-                    "12.2",
-                    vec![for_games(first, 57, 93), for_games(second, 33, 100)],
-                ),
-                vec![
-                    process(0, 2421, g, "/usr/lib/xorg/Xorg", 30),
-                    process(0, 2767, g, "xfwm4", 1),
-                    process(0, 190_709, c, "/tmp/ollama/runners/cuda_v12/ollama_llama_server", 2492),
-                    process(1, 2421, g, "/usr/lib/xorg/Xorg", 4),
-                    process(1, 7699, c, "python", 5218),
-                ],
-            ),
-        ),
-        (
+            "Fri Dec 13 18:25:30 2024",
+            "535.183.01",
+            "12.2",
+            vec![for_games(first, 57, 93), for_games(second, 33, 100)],
+        )
+        .with(vec![
+            process(0, 2421, g, "/usr/lib/xorg/Xorg", 30),
+            process(0, 2767, g, "xfwm4", 1),
+            process(0, 190_709, c, "/tmp/ollama/runners/cuda_v12/ollama_llama_server", 2492),
+            process(1, 2421, g, "/usr/lib/xorg/Xorg", 4),
+            process(1, 7699, c, "python", 5218),
+        ]),
+        published(
             "535-mig-none",
-            include_str!("tables/535-mig-none.txt"),
-            smi("Thu Nov 21 06:50:36 2024", "535.183.01", "12.2", vec![divided(a30, vec![])]),
+            "Thu Nov 21 06:50:36 2024",
+            "535.183.01",
+            "12.2",
+            vec![divided(a30, vec![])],
         ),
-        (
+        published(
             "570",
-            include_str!("tables/570.txt"),
-            smi(
-                "Tue Jun  3 03:39:54 2025",
-                "570.86.15",
-                "12.8",
-                vec![t4("00000000:00:1D.0", true, 25, 13, 1)],
-            ),
+            "Tue Jun  3 03:39:54 2025",
+            "570.86.15",
+            "12.8",
+            vec![t4("00000000:00:1D.0", true, 25, 13, 1)],
         ),
-        (
+        published(
             "580",
-            include_str!("tables/580.txt"),
-            smi(
-                "Mon Jun 22 04:00:43 2026",
-                "580.82.07",
-                "13.0",
-                vec![t4("00000000:00:04.0", false, 39, 10, 3)],
-            ),
+            "Mon Jun 22 04:00:43 2026",
+            "580.82.07",
+            "13.0",
+            vec![t4("00000000:00:04.0", false, 39, 10, 3)],
         ),
-        (
-            "580-processes",
-            include_str!("tables/580-processes.txt"),
-            with(
-                smi("Thu Sep 24 11:42:01 2026", "580.126.09", "13.0", vec![gb10]),
-                vec![
-                    process(0, 5459, c, "python3", 2079),
-                    process(0, 8099, g, "/usr/lib/xorg/Xorg", 338),
-                    process(0, 8320, g, "/usr/bin/gnome-shell", 206),
-                    process(0, 8856, g, "/usr/libexec/xdg-desktop-portal-gnome", 57),
-                    process(0, 10315, g, "/usr/bin/ghostty", 838),
-                    process(0, 147_875, g, "/browser --crash-track-uuid=3190708988185955192", 198),
-                    process(0, 3_239_403, c, "/home/me/llama.cpp/build/bin/llama-server", 829),
-                    process(0, 3_732_597, g, "/usr/bin/nautilus", 41),
-                    process(0, 3_733_171, g, "/snap/firefox/8862/usr/lib/firefox/firefox", 186),
-                    process(0, 3_734_121, g, "/usr/bin/gnome-text-editor", 42),
-                ],
-            ),
-        ),
-        (
+        published("580-processes", "Thu Sep 24 11:42:01 2026", "580.126.09", "13.0", vec![gb10]).with(vec![
+            process(0, 5459, c, "python3", 2079),
+            process(0, 8099, g, "/usr/lib/xorg/Xorg", 338),
+            process(0, 8320, g, "/usr/bin/gnome-shell", 206),
+            process(0, 8856, g, "/usr/libexec/xdg-desktop-portal-gnome", 57),
+            process(0, 10315, g, "/usr/bin/ghostty", 838),
+            process(0, 147_875, g, "/browser --crash-track-uuid=3190708988185955192", 198),
+            process(0, 3_239_403, c, "/home/me/llama.cpp/build/bin/llama-server", 829),
+            process(0, 3_732_597, g, "/usr/bin/nautilus", 41),
+            process(0, 3_733_171, g, "/snap/firefox/8862/usr/lib/firefox/firefox", 186),
+            process(0, 3_734_121, g, "/usr/bin/gnome-text-editor", 42),
+        ]),
+        published(
             "595-failed",
-            include_str!("tables/595-failed.txt"),
-            smi(
-                "Mon Sep 14 15:21:27 2026",
-                "595.71.05",
-                "13.2",
-                vec![
-                    a100_80(0, "00000000:17:00.0", 35, 52),
-                    a100_80(1, "00000000:65:00.0", 35, 54),
-                    failed(2, "00000000:CA:00.0", 43),
-                    failed(3, "00000000:E3:00.0", 45),
-                ],
-            ),
+            "Mon Sep 14 15:21:27 2026",
+            "595.71.05",
+            "13.2",
+            vec![
+                a100_80(0, "00000000:17:00.0", 35, 52),
+                a100_80(1, "00000000:65:00.0", 35, 54),
+                failed(2, "00000000:CA:00.0", 43),
+                failed(3, "00000000:E3:00.0", 45),
+            ],
         ),
-        (
+        published(
             "610-no-handle",
-            include_str!("tables/610-no-handle.txt"),
-            with(
-                smi(
-                    "Thu Aug 27 18:05:38 2026",
-                    "610.57.04",
-                    "13.3",
-                    vec![
-                        blackwell(0, "00000000:16:00.0", 58, 100, [87, 1, 299, 300], [88450, 97887]),
-                        Gpu {
-                            index: 1,
-                            bus: "00000000:34:00.0".to_owned(),
-                            no_handle: Some("Unknown Error".to_owned()),
-                            ..Gpu::default()
-                        },
-                        blackwell(2, "00000000:AC:00.0", 63, 100, [86, 1, 298, 300], [88450, 97887]),
-                        blackwell(3, "00000000:CA:00.0", 30, 0, [33, 8, 6, 300], [10, 97887]),
-                    ],
-                ),
-                vec![
-                    process(0, 6194, c, "VLLM::Worker_TP1", 88438),
-                    process(2, 6193, c, "VLLM::Worker_TP0", 88438),
-                ],
-            ),
-        ),
+            "Thu Aug 27 18:05:38 2026",
+            "610.57.04",
+            "13.3",
+            vec![
+                blackwell(0, "00000000:16:00.0", 58, 100, [87, 1, 299, 300], [88450, 97887]),
+                Gpu {
+                    index: 1,
+                    bus: "00000000:34:00.0".to_owned(),
+                    no_handle: Some("Unknown Error".to_owned()),
+                    ..Gpu::default()
+                },
+                blackwell(2, "00000000:AC:00.0", 63, 100, [86, 1, 298, 300], [88450, 97887]),
+                blackwell(3, "00000000:CA:00.0", 30, 0, [33, 8, 6, 300], [10, 97887]),
+            ],
+        )
+        .with(vec![
+            process(0, 6194, c, "VLLM::Worker_TP1", 88438),
+            process(2, 6193, c, "VLLM::Worker_TP0", 88438),
+        ]),
     ]
 }
 
 /// The tables that were published without the spaces at the end of lines, or without the time.
-fn trimmed() -> Vec<(&'static str, &'static str, Smi)> {
+fn trimmed() -> Vec<Published> {
     let mut a4500 = for_games(
         gpu(
             0,
@@ -366,156 +350,119 @@ fn trimmed() -> Vec<(&'static str, &'static str, Smi)> {
     h200.memory = Absent;
     let quarter = |index, gi, used, bar1| part(index, gi, [used, 9984], [bar1, 16383], 28, [2, 0, 1, 0, 0]);
     let c = Kind::Compute;
-    let with = |smi: Smi, processes| Smi { processes, ..smi };
     let jacobi = |gpu| process(gpu, 3_658_480 + gpu, c, "/scratch/try2/h100/mpi/openacc/cray/./jacobi", 522);
     vec![
-        (
+        published(
             "460-mig",
-            include_str!("tables/460-mig.txt"),
-            with(
-                smi(
-                    "",
-                    "460.91.03",
-                    "11.2",
-                    vec![divided(
-                        a100,
-                        vec![quarter(0, 3, 9118, 4), quarter(1, 4, 9118, 4), quarter(2, 5, 9016, 2)],
-                    )],
-                ),
-                vec![
-                    on_part(3, process(0, 142_213, c, "./quickstart", 9111)),
-                    on_part(4, process(0, 146_799, c, "./quickstart", 9111)),
-                    on_part(5, process(0, 132_219, c, "./quickstart", 9009)),
-                ],
-            ),
-        ),
-        (
+            "",
+            "460.91.03",
+            "11.2",
+            vec![divided(
+                a100,
+                vec![quarter(0, 3, 9118, 4), quarter(1, 4, 9118, 4), quarter(2, 5, 9016, 2)],
+            )],
+        )
+        .with(vec![
+            on_part(3, process(0, 142_213, c, "./quickstart", 9111)),
+            on_part(4, process(0, 146_799, c, "./quickstart", 9111)),
+            on_part(5, process(0, 132_219, c, "./quickstart", 9009)),
+        ]),
+        published(
             "510-vgpu-mig",
-            include_str!("tables/510-vgpu-mig.txt"),
-            smi(
-                "Fri Sep  9 05:56:21 2022",
-                "510.73.08",
-                "11.6",
-                vec![divided(vgpu, vec![part(0, 0, [0, 9195], [0, 4096], 28, [2, 0, 1, 0, 0])])],
-            ),
+            "Fri Sep  9 05:56:21 2022",
+            "510.73.08",
+            "11.6",
+            vec![divided(vgpu, vec![part(0, 0, [0, 9195], [0, 4096], 28, [2, 0, 1, 0, 0])])],
         ),
-        (
-            "530",
-            include_str!("tables/530.txt"),
-            smi("", "530.30.02", "12.1", vec![a4500]),
-        ),
-        (
+        published("530", "", "530.30.02", "12.1", vec![a4500]),
+        published(
             "535-mig",
-            include_str!("tables/535-mig.txt"),
-            with(
-                smi(
-                    "",
-                    "535.104.12",
-                    "12.2",
-                    vec![divided(
-                        h100_mig,
-                        vec![
-                            part(0, 2, [37, 40320], [0, 65535], 60, [3, 0, 3, 0, 3]),
-                            part(1, 3, [25, 20096], [0, 32767], 32, [2, 0, 2, 0, 2]),
-                            part(2, 9, [12, 9984], [0, 16383], 16, [1, 0, 1, 0, 1]),
-                            part(3, 10, [1688, 9984], [2, 16383], 16, [1, 0, 1, 0, 1]),
-                        ],
-                    )],
-                ),
-                vec![on_part(10, process(0, 51445, c, "/usr/bin/python3", 1668))],
-            ),
-        ),
-        (
+            "",
+            "535.104.12",
+            "12.2",
+            vec![divided(
+                h100_mig,
+                vec![
+                    part(0, 2, [37, 40320], [0, 65535], 60, [3, 0, 3, 0, 3]),
+                    part(1, 3, [25, 20096], [0, 32767], 32, [2, 0, 2, 0, 2]),
+                    part(2, 9, [12, 9984], [0, 16383], 16, [1, 0, 1, 0, 1]),
+                    part(3, 10, [1688, 9984], [2, 16383], 16, [1, 0, 1, 0, 1]),
+                ],
+            )],
+        )
+        .with(vec![on_part(10, process(0, 51445, c, "/usr/bin/python3", 1668))]),
+        published(
             "550-processes",
-            include_str!("tables/550-processes.txt"),
-            with(
-                smi(
-                    "",
-                    "550.54.15",
-                    "12.4",
-                    vec![
-                        h100(0, "00000000:04:00.0", 42, 126),
-                        h100(1, "00000000:64:00.0", 42, 123),
-                        h100(2, "00000000:84:00.0", 42, 123),
-                        h100(3, "00000000:E4:00.0", 43, 119),
-                    ],
-                ),
-                (0..4).map(jacobi).collect(),
-            ),
-        ),
-        (
+            "",
+            "550.54.15",
+            "12.4",
+            vec![
+                h100(0, "00000000:04:00.0", 42, 126),
+                h100(1, "00000000:64:00.0", 42, 123),
+                h100(2, "00000000:84:00.0", 42, 123),
+                h100(3, "00000000:E4:00.0", 43, 119),
+            ],
+        )
+        .with((0..4).map(jacobi).collect()),
+        published(
             "560-mig",
-            include_str!("tables/560-mig.txt"),
-            smi(
-                "",
-                "560.35.03",
-                "12.6",
-                vec![divided(
-                    nvl,
-                    vec![
-                        part(0, 1, [38, 47488], [0, 65535], 60, [3, 0, 3, 0, 3]),
-                        part(1, 5, [13, 22144], [0, 32767], 26, [1, 0, 1, 0, 1]),
-                        part(2, 13, [13, 11008], [0, 16383], 16, [1, 0, 1, 0, 1]),
-                    ],
-                )],
-            ),
+            "",
+            "560.35.03",
+            "12.6",
+            vec![divided(
+                nvl,
+                vec![
+                    part(0, 1, [38, 47488], [0, 65535], 60, [3, 0, 3, 0, 3]),
+                    part(1, 5, [13, 22144], [0, 32767], 26, [1, 0, 1, 0, 1]),
+                    part(2, 13, [13, 11008], [0, 16383], 16, [1, 0, 1, 0, 1]),
+                ],
+            )],
         ),
-        (
+        published(
             "565",
-            include_str!("tables/565.txt"),
-            smi(
-                "Mon Jan 20 17:32:08 2025",
-                "565.57.01",
-                "12.7",
-                vec![pcie(0, "00000000:41:00.0", 46), pcie(1, "00000000:A1:00.0", 47)],
-            ),
+            "Mon Jan 20 17:32:08 2025",
+            "565.57.01",
+            "12.7",
+            vec![pcie(0, "00000000:41:00.0", 46), pcie(1, "00000000:A1:00.0", 47)],
         ),
-        (
+        published(
             "570-mig",
-            include_str!("tables/570-mig.txt"),
-            smi(
-                "Mon Jul 28 01:58:33 2025",
-                "570.86.15",
-                "12.8",
-                vec![divided(h200, vec![part(0, 5, [29, 33280], [0, 65535], 32, [2, 0, 2, 0, 2])])],
-            ),
+            "Mon Jul 28 01:58:33 2025",
+            "570.86.15",
+            "12.8",
+            vec![divided(h200, vec![part(0, 5, [29, 33280], [0, 65535], 32, [2, 0, 2, 0, 2])])],
         ),
-        (
+        published(
             "580-vgpu-mig",
-            include_str!("tables/580-vgpu-mig.txt"),
-            smi(
-                "Thu Apr  2 19:06:00 2026",
-                "580.105.08",
-                "13.0",
-                vec![divided(
-                    newer_vgpu,
-                    vec![part(0, 0, [1, 10565], [0, 4096], 16, [1, 0, 1, 0, 1])],
-                )],
-            ),
+            "Thu Apr  2 19:06:00 2026",
+            "580.105.08",
+            "13.0",
+            vec![divided(
+                newer_vgpu,
+                vec![part(0, 0, [1, 10565], [0, 4096], 16, [1, 0, 1, 0, 1])],
+            )],
         ),
     ]
 }
 
 #[test]
 fn the_same_values_give_the_same_bytes() {
-    for (name, published, smi) in exact() {
-        let table = table(&smi);
-        assert!(
-            table == published,
-            "{name}: we print\n{table}\nnvidia-smi printed\n{published}"
-        );
+    for published in exact() {
+        let (table, text) = (table(&published.smi), published.text());
+        let name = published.name;
+        assert!(table == text, "{name}: we print\n{table}\nnvidia-smi printed\n{text}");
     }
 }
 
 #[test]
 fn the_same_values_give_the_same_text_where_the_publication_lacks_spaces() {
     let trim = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
-    for (name, published, smi) in trimmed() {
-        let mut table = trim(&table(&smi));
-        if smi.time.is_empty() {
+    for published in trimmed() {
+        let mut table = trim(&table(&published.smi));
+        if published.smi.time.is_empty() {
             table = table.trim_start().to_owned();
         }
-        let published = trim(published);
+        let (name, published) = (published.name, trim(&published.text()));
         // The table of 530 ends before the processes, which were in another PID namespace.
         let is_same = table == published || name == "530" && table.starts_with(&published);
         assert!(is_same, "{name}: we print\n{table}\nnvidia-smi printed\n{published}");
@@ -532,11 +479,11 @@ fn a_gpu_and_mig_devices_have_the_rows_of_published_tables() {
         part(0, 1, [26, 11968], [0, 16383], 28, [2, 0, 2, 0, 0]),
         part(1, 5, [13, 5952], [0, 8191], 14, [1, 0, 1, 0, 0]),
     ];
-    for (rows, driver, gpu) in [
-        (include_str!("tables/525-failed-gpu.txt"), "525.85.12", a40),
-        (include_str!("tables/550-mig-devices.txt"), "550.90.07", divided(a30, parts)),
+    for published in [
+        published("525-failed-gpu", "", "525.85.12", "12.0", vec![a40]),
+        published("550-mig-devices", "", "550.90.07", "12.0", vec![divided(a30, parts)]),
     ] {
-        let table = table(&smi("", driver, "12.0", vec![gpu]));
-        assert!(table.contains(rows), "{table}\nlacks\n{rows}");
+        let (table, rows) = (table(&published.smi), published.text());
+        assert!(table.contains(&rows), "{table}\nlacks\n{rows}");
     }
 }
