@@ -445,123 +445,68 @@ mod tests {
         }
     }
 
+    /// Check that a configuration is refused with this text, after which only advice may follow.
+    fn assert_refused(arguments: &[&str], file: &str, expected: &str) {
+        let error = load(arguments, &[], file).expect_err(expected).to_string();
+        let more = error.strip_prefix(expected);
+        assert!(more.is_some_and(|more| more.is_empty() || more.starts_with("; ")), "{error}");
+    }
+
     #[test]
     fn what_is_not_allowed_is_refused_with_nvidias_text() {
-        let long = "a".repeat(60);
-        let sharing = |entry: &str| format!("sharing: {{timeSlicing: {{resources: [{entry}]}}}}");
-        for (arguments, file, expected) in [
-            (
-                &["--device-list-strategy=foo"][..],
-                String::new(),
-                "unable to validate flags: invalid --device-list-strategy option: invalid strategy: foo",
-            ),
-            (
-                &["--device-id-strategy=foo"],
-                String::new(),
-                "unable to validate flags: invalid --device-id-strategy option: foo",
-            ),
-            (
-                &["--shared-devices-allocation-policy=foo"],
-                String::new(),
-                "unable to validate flags: invalid --shared-devices-allocation-policy option: foo",
-            ),
-            (
-                &["--device-discovery-strategy=foo"],
-                String::new(),
-                "unable to validate flags: invalid --device-discovery-strategy option foo",
-            ),
-            (
-                &["--mig-strategy=foo"],
-                String::new(),
-                "unable to validate flags: unknown MIG strategy: foo",
-            ),
-            (
-                &["--mig-strategy=mixed", "--mps-root=/m"],
-                "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}".to_owned(),
-                "unable to validate flags: using --mig-strategy=mixed is not supported with MPS",
-            ),
-            (
-                &[],
-                "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}".to_owned(),
-                "unable to validate flags: using MPS requires --mps-root to be specified",
-            ),
-            (
-                &["--imex-channel-ids=2"],
-                String::new(),
-                "unable to validate flags: invalid IMEX channel IDs: invalid IMEX config: channelIDs must be [] or [0]; found [2]",
-            ),
-            (
-                &[],
-                "imex: {channelIDs: [0, 1]}".to_owned(),
-                "unable to validate flags: invalid IMEX channel IDs: invalid IMEX config: channelIDs must be [] or [0]; found [0 1]",
-            ),
-            (
-                &[],
-                "version: v2".to_owned(),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unknown version: v2",
-            ),
-            (
-                &[],
-                "sharing: {timeSlicing: {}}".to_owned(),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: no resources specified",
-            ),
-            (
-                &[],
-                sharing("{name: gpu, replicas: 1}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: number of replicas must be >= 2",
-            ),
-            (
-                &[],
-                sharing("{name: gpu, replicas: 65537}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: the configuration file asks for 65537 replicas of nvidia.com/gpu; at most 65536 are allowed",
-            ),
-            (
-                &[],
-                sharing("{name: nvidia.com/$x, replicas: 2}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: incorrect format for resource name 'nvidia.com/$x': [a lowercase RFC 1123 subdomain must consist of \
-                 lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character \
-                 (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')]",
-            ),
-            (
-                &[],
-                sharing(&format!("{{name: {long}, replicas: 2}}")),
-                &format!(
-                    "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: fully-qualified resource name must be 63 characters or less: nvidia.com/{long}"
-                ),
-            ),
-            (
-                &[],
-                sharing("{name: gpu, replicas: 2, devices: some}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: devices set as 'some' but the only valid string input is 'all'",
-            ),
-            (
-                &[],
-                sharing("{name: gpu, replicas: 2, devices: [0, x]}"),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: unsupported type for device in devices list: x, string",
-            ),
-            (
-                &["--mps-root=/m"],
-                "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}, timeSlicing: {}}".to_owned(),
-                "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: unmarshal error: error unmarshaling JSON: while decoding JSON: no resources specified",
-            ),
-            (
-                &["--device-discovery-strategy=vfio"],
-                String::new(),
-                "unable to validate flags: invalid --device-discovery-strategy option vfio",
-            ),
-        ] {
-            let error = load(arguments, &[], &file).expect_err(expected).to_string();
-            let more = error.strip_prefix(expected);
-            assert!(more.is_some_and(|more| more.is_empty() || more.starts_with("; ")), "{error}");
+        let flags = |arguments: &[&str], file: &str, expected: &str| {
+            assert_refused(arguments, file, &format!("unable to validate flags: {expected}"));
+        };
+        let list = "invalid --device-list-strategy option: invalid strategy: foo";
+        flags(&["--device-list-strategy=foo"], "", list);
+        flags(&["--device-id-strategy=foo"], "", "invalid --device-id-strategy option: foo");
+        let policy = "invalid --shared-devices-allocation-policy option: foo";
+        flags(&["--shared-devices-allocation-policy=foo"], "", policy);
+        let discovery = |name: &str| {
+            let expected = format!("invalid --device-discovery-strategy option {name}");
+            flags(&[&format!("--device-discovery-strategy={name}")], "", &expected);
+        };
+        discovery("foo");
+        discovery("vfio");
+        flags(&["--mig-strategy=foo"], "", "unknown MIG strategy: foo");
+        let mps = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
+        let mixed = "using --mig-strategy=mixed is not supported with MPS";
+        flags(&["--mig-strategy=mixed", "--mps-root=/m"], mps, mixed);
+        flags(&[], mps, "using MPS requires --mps-root to be specified");
+        let channels = "invalid IMEX channel IDs: invalid IMEX config: channelIDs must be [] or [0]; found";
+        flags(&["--imex-channel-ids=2"], "", &format!("{channels} [2]"));
+        flags(&[], "imex: {channelIDs: [0, 1]}", &format!("{channels} [0 1]"));
+        assert_refused(&[], "version: v2", &format!("{IN_FILE}unknown version: v2"));
+        let both = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}, timeSlicing: {}}";
+        for (arguments, file) in [(&["--mps-root=/m"][..], both), (&[], "sharing: {timeSlicing: {}}")] {
+            assert_refused(arguments, file, &format!("{IN_FILE}{DECODING}no resources specified"));
         }
+        let shared = |entry: &str, expected: &str| {
+            let file = format!("sharing: {{timeSlicing: {{resources: [{entry}]}}}}");
+            assert_refused(&[], &file, &format!("{IN_FILE}{DECODING}{expected}"));
+        };
+        shared("{name: gpu, replicas: 1}", "number of replicas must be >= 2");
+        let many = "the configuration file asks for 65537 replicas of nvidia.com/gpu; at most 65536 are allowed";
+        shared("{name: gpu, replicas: 65537}", many);
+        let name = "incorrect format for resource name 'nvidia.com/$x': [a lowercase RFC 1123 subdomain must consist of \
+                    lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character \
+                    (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')]";
+        shared("{name: nvidia.com/$x, replicas: 2}", name);
+        let long = "a".repeat(60);
+        let too_long = format!("fully-qualified resource name must be 63 characters or less: nvidia.com/{long}");
+        shared(&format!("{{name: {long}, replicas: 2}}"), &too_long);
+        let some = "devices set as 'some' but the only valid string input is 'all'";
+        shared("{name: gpu, replicas: 2, devices: some}", some);
+        let letter = "unsupported type for device in devices list: x, string";
+        shared("{name: gpu, replicas: 2, devices: [0, x]}", letter);
     }
 
     const IN_FILE: &str =
         "unable to load config: unable to finalize config: unable to parse config file: error parsing config file: ";
+    const DECODING: &str = "unmarshal error: error unmarshaling JSON: while decoding JSON: ";
 
     #[test]
     fn what_is_wrong_in_a_file_is_named_with_its_place_and_what_to_write() {
-        const DECODING: &str = "unmarshal error: error unmarshaling JSON: while decoding JSON: ";
         let entry = |entry: &str| format!("sharing: {{timeSlicing: {{resources: [{entry}]}}}}");
         let at = "sharing.timeSlicing.resources[0]";
         for (file, in_json, expected) in [
@@ -939,6 +884,9 @@ mod tests {
         );
     }
 
+    const PATHS: [&str; 3] = ["/a", "/b", "/c"];
+    const SWITCH: [&str; 3] = ["true", "false", "true"];
+
     /// For each flag: its name, its variable, its key in the file, and three values.
     const EVERYWHERE: [(&str, &str, &str, [&str; 3]); 21] = [
         (
@@ -953,18 +901,13 @@ mod tests {
             "flags.failOnInitError",
             ["false", "true", "false"],
         ),
-        (
-            "driver-root",
-            "NVIDIA_DRIVER_ROOT",
-            "flags.nvidiaDriverRoot",
-            ["/a", "/b", "/c"],
-        ),
-        ("dev-root", "NVIDIA_DEV_ROOT", "flags.nvidiaDevRoot", ["/a", "/b", "/c"]),
+        ("driver-root", "NVIDIA_DRIVER_ROOT", "flags.nvidiaDriverRoot", PATHS),
+        ("dev-root", "NVIDIA_DEV_ROOT", "flags.nvidiaDevRoot", PATHS),
         (
             "pass-device-specs",
             "PASS_DEVICE_SPECS",
             "flags.plugin.passDeviceSpecs",
-            ["true", "false", "true"],
+            SWITCH,
         ),
         (
             "device-list-strategy",
@@ -978,38 +921,23 @@ mod tests {
             "flags.plugin.deviceIDStrategy",
             ["index", "uuid", "index"],
         ),
-        (
-            "gdrcopy-enabled",
-            "GDRCOPY_ENABLED",
-            "flags.gdrcopyEnabled",
-            ["true", "false", "true"],
-        ),
-        ("gds-enabled", "GDS_ENABLED", "flags.gdsEnabled", ["true", "false", "true"]),
-        (
-            "mofed-enabled",
-            "MOFED_ENABLED",
-            "flags.mofedEnabled",
-            ["true", "false", "true"],
-        ),
+        ("gdrcopy-enabled", "GDRCOPY_ENABLED", "flags.gdrcopyEnabled", SWITCH),
+        ("gds-enabled", "GDS_ENABLED", "flags.gdsEnabled", SWITCH),
+        ("mofed-enabled", "MOFED_ENABLED", "flags.mofedEnabled", SWITCH),
         (
             "cdi-annotation-prefix",
             "CDI_ANNOTATION_PREFIX",
             "flags.plugin.cdiAnnotationPrefix",
             ["a/", "b/", "c/"],
         ),
-        (
-            "nvidia-cdi-hook-path",
-            "NVIDIA_CTK_PATH",
-            "flags.plugin.nvidiaCTKPath",
-            ["/a", "/b", "/c"],
-        ),
+        ("nvidia-cdi-hook-path", "NVIDIA_CTK_PATH", "flags.plugin.nvidiaCTKPath", PATHS),
         (
             "driver-root-ctr-path",
             "DRIVER_ROOT_CTR_PATH",
             "flags.plugin.containerDriverRoot",
-            ["/a", "/b", "/c"],
+            PATHS,
         ),
-        ("mps-root", "MPS_ROOT", "flags.mpsRoot", ["/a", "/b", "/c"]),
+        ("mps-root", "MPS_ROOT", "flags.mpsRoot", PATHS),
         (
             "shared-devices-allocation-policy",
             "SHARED_DEVICES_ALLOCATION_POLICY",
@@ -1023,10 +951,10 @@ mod tests {
             ["nvml", "tegra", "auto"],
         ),
         ("imex-channel-ids", "IMEX_CHANNEL_IDS", "imex.channelIDs", ["0", "", "0"]),
-        ("imex-required", "IMEX_REQUIRED", "imex.required", ["true", "false", "true"]),
+        ("imex-required", "IMEX_REQUIRED", "imex.required", SWITCH),
         ("cdi-feature-flags", "CDI_FEATURE_FLAGS", "", ["a", "b", "c"]),
         ("cdi-disable-hooks", "CDI_DISABLE_HOOKS", "", ["a", "b", "c"]),
-        ("kubelet-socket", "KUBELET_SOCKET", "", ["/a", "/b", "/c"]),
+        ("kubelet-socket", "KUBELET_SOCKET", "", PATHS),
     ];
 
     /// Return a file that sets one key to a value.
