@@ -12,6 +12,10 @@ use divvy_torture::world::{World, request};
 /// The position of the node that has two GPUs.
 const NODE: usize = 1;
 
+fn create(name: u8, shape: u8, priority: u8) -> Op {
+    Op::Create { name, shape, priority }
+}
+
 fn hurry(pod: u8, steps: u8, luck: u8) -> Op {
     Op::Hurry { pod, steps, luck }
 }
@@ -22,6 +26,24 @@ fn schedule(pod: u8, node: u8, replica: u8) -> Op {
         node,
         lost: false,
         replica,
+    }
+}
+
+fn called(call: u8, fate: Fate) -> Op {
+    Op::Call { call, fate }
+}
+
+fn to_extender(replica: u8, pods: u8, nodes: u8) -> Op {
+    Op::ToExtender { replica, pods, nodes }
+}
+
+fn forge(name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) -> Op {
+    Op::Forge {
+        name,
+        shape,
+        node,
+        gpu,
+        how,
     }
 }
 
@@ -212,12 +234,8 @@ fn a_list_that_the_watch_overtook_brings_no_pod_back() {
         hold(
             Mix::Starts,
             &[
-                Op::Create {
-                    name: 0,
-                    shape: 0,
-                    priority: 0,
-                },
-                Op::Hurry { pod: 0, steps: 2, luck },
+                create(0, 0, 0),
+                hurry(0, 2, luck),
                 Op::ForceDelete { pod: 0 },
                 Op::ToAgent { node: 0, events: 4 },
                 Op::ToAgent { node: 1, events: 4 },
@@ -236,24 +254,10 @@ fn a_list_that_the_watch_overtook_removes_no_pod() {
     hold(
         Mix::Replicas,
         &[
-            Op::Call {
-                call: 229,
-                fate: Fate::Answered,
-            },
-            Op::Hurry {
-                pod: 188,
-                steps: 2,
-                luck: 239,
-            },
-            Op::Call {
-                call: 89,
-                fate: Fate::Answered,
-            },
-            Op::Hurry {
-                pod: 176,
-                steps: 1,
-                luck: 0,
-            },
+            called(229, Fate::Answered),
+            hurry(188, 2, 239),
+            called(89, Fate::Answered),
+            hurry(176, 1, 0),
         ],
     );
 }
@@ -266,12 +270,8 @@ fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
         hold(
             Mix::Starts,
             &[
-                Op::Create {
-                    name: 0,
-                    shape: 0,
-                    priority: 0,
-                },
-                Op::Hurry { pod: 0, steps: 2, luck },
+                create(0, 0, 0),
+                hurry(0, 2, luck),
                 Op::ForceDelete { pod: 0 },
                 Op::RelistAgent { node: 0 },
                 Op::RelistAgent { node: 1 },
@@ -288,11 +288,7 @@ fn a_list_from_before_the_watch_began_again_brings_no_pod_back() {
 /// ended. The next start must check again.
 #[test]
 fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
-    let create = |name, shape| Op::Create {
-        name,
-        shape,
-        priority: 1,
-    };
+    let create = |name, shape| create(name, shape, 1);
     let end = |pod, container, how| Op::End { pod, container, how };
     hold(
         Mix::Preemption,
@@ -318,24 +314,7 @@ fn no_start_is_refused_for_memory_of_a_pod_that_has_ended() {
 fn an_allocation_that_its_owner_wrote_buys_no_gpu() {
     for how in Forgery::ALL {
         for shape in [0, 4, 5, 7] {
-            let forge = Op::Forge {
-                name: 0,
-                shape,
-                node: 1,
-                gpu: 0,
-                how,
-            };
-            hold(
-                Mix::Cards,
-                &[
-                    forge,
-                    Op::Hurry {
-                        pod: 0,
-                        steps: 9,
-                        luck: 1,
-                    },
-                ],
-            );
+            hold(Mix::Cards, &[forge(0, shape, 1, 0, how), hurry(0, 9, 1)]);
         }
     }
 }
@@ -347,37 +326,12 @@ fn a_gpu_that_was_freed_for_a_pod_is_kept_for_it() {
     hold(
         Mix::Replicas,
         &[
-            Op::Create {
-                name: 11,
-                shape: 73,
-                priority: 0,
-            },
-            Op::Hurry {
-                pod: 210,
-                steps: 3,
-                luck: 177,
-            },
-            Op::Schedule {
-                pod: 146,
-                node: 235,
-                lost: false,
-                replica: 13,
-            },
-            Op::Create {
-                name: 168,
-                shape: 99,
-                priority: 1,
-            },
-            Op::Create {
-                name: 70,
-                shape: 2,
-                priority: 0,
-            },
-            Op::Create {
-                name: 246,
-                shape: 126,
-                priority: 0,
-            },
+            create(11, 73, 0),
+            hurry(210, 3, 177),
+            schedule(146, 235, 13),
+            create(168, 99, 1),
+            create(70, 2, 0),
+            create(246, 126, 0),
         ],
     );
 }
@@ -388,22 +342,10 @@ fn a_proxy_that_finds_no_page_does_not_make_a_pod_forgotten() {
         hold(
             Mix::Binds,
             &[
-                Op::Call {
-                    call: 248,
-                    fate: Fate::Taken,
-                },
-                Op::Call {
-                    call: 220,
-                    fate: Fate::Taken,
-                },
-                Op::Call {
-                    call: 212,
-                    fate: Fate::Answered,
-                },
-                Op::Call {
-                    call: 58,
-                    fate: Fate::Page(page),
-                },
+                called(248, Fate::Taken),
+                called(220, Fate::Taken),
+                called(212, Fate::Answered),
+                called(58, Fate::Page(page)),
             ],
         );
     }
@@ -416,28 +358,11 @@ fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
     hold(
         Mix::Everything,
         &[
-            Op::Call {
-                call: 100,
-                fate: Fate::Answered,
-            },
-            Op::Create {
-                name: 28,
-                shape: 139,
-                priority: 1,
-            },
-            Op::Forge {
-                name: 17,
-                shape: 244,
-                node: 225,
-                gpu: 43,
-                how: Forgery::Nothing,
-            },
+            called(100, Fate::Answered),
+            create(28, 139, 1),
+            forge(17, 244, 225, 43, Forgery::Nothing),
             Op::ReplaceCard { gpu: 187 },
-            Op::Hurry {
-                pod: 177,
-                steps: 9,
-                luck: 241,
-            },
+            hurry(177, 9, 241),
             Op::StartAgent {
                 node: 61,
                 reserve: 1,
@@ -445,13 +370,7 @@ fn a_pod_on_a_lost_gpu_is_evicted_in_vain() {
             },
             Op::ReplaceCard { gpu: 120 },
             Op::ReplaceCard { gpu: 14 },
-            Op::Forge {
-                name: 99,
-                shape: 121,
-                node: 119,
-                gpu: 140,
-                how: Forgery::LegacyZero,
-            },
+            forge(99, 121, 119, 140, Forgery::LegacyZero),
         ],
     );
 }
@@ -463,35 +382,12 @@ fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
         hold(
             Mix::Binds,
             &[
-                Op::Create {
-                    name: 0,
-                    shape: 0,
-                    priority: 0,
-                },
-                Op::ToExtender {
-                    replica: 0,
-                    pods: 5,
-                    nodes: 0,
-                },
-                Op::Schedule {
-                    pod: 0,
-                    node: 0,
-                    lost: false,
-                    replica: 0,
-                },
-                Op::Call {
-                    call: 0,
-                    fate: Fate::Taken,
-                },
-                Op::Call {
-                    call: 0,
-                    fate: Fate::Page(page),
-                },
-                Op::ToExtender {
-                    replica: 0,
-                    pods: 5,
-                    nodes: 0,
-                },
+                create(0, 0, 0),
+                to_extender(0, 5, 0),
+                schedule(0, 0, 0),
+                called(0, Fate::Taken),
+                called(0, Fate::Page(page)),
+                to_extender(0, 5, 0),
             ],
         );
     }
@@ -501,38 +397,18 @@ fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
 /// pod.
 #[test]
 fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_it() {
-    let to_extender = |replica| Op::ToExtender {
-        replica,
-        pods: 5,
-        nodes: 0,
-    };
     // One of the two replicas is the leader.
     for replica in [0, 1] {
         hold(
             Mix::Replicas,
             &[
-                Op::Create {
-                    name: 0,
-                    shape: 0,
-                    priority: 0,
-                },
-                to_extender(0),
-                to_extender(1),
-                Op::Schedule {
-                    pod: 0,
-                    node: 0,
-                    lost: false,
-                    replica,
-                },
+                create(0, 0, 0),
+                to_extender(0, 5, 0),
+                to_extender(1, 5, 0),
+                schedule(0, 0, replica),
                 // The check of the pod, then the Binding.
-                Op::Call {
-                    call: 0,
-                    fate: Fate::Answered,
-                },
-                Op::Call {
-                    call: 0,
-                    fate: Fate::Page(Page::MISLEADING),
-                },
+                called(0, Fate::Answered),
+                called(0, Fate::Page(Page::MISLEADING)),
                 Op::Freeze { replica },
                 Op::Tick { seconds: 16 },
                 Op::Tick { seconds: 16 },
@@ -549,37 +425,20 @@ fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_
         Mix::Binds,
         &[
             schedule(83, 222, 4),
-            Op::ToExtender {
-                replica: 6,
-                pods: 5,
-                nodes: 1,
-            },
+            to_extender(6, 5, 1),
             Op::Schedule {
                 pod: 249,
                 node: 32,
                 lost: true,
                 replica: 12,
             },
-            Op::Call {
-                call: 176,
-                fate: Fate::Answered,
-            },
+            called(176, Fate::Answered),
             schedule(245, 55, 14),
-            Op::Call {
-                call: 61,
-                fate: Fate::Page(179),
-            },
+            called(61, Fate::Page(179)),
             schedule(197, 171, 15),
-            Op::Call {
-                call: 82,
-                fate: Fate::Taken,
-            },
+            called(82, Fate::Taken),
             Op::LateWrite { call: 108 },
-            Op::Create {
-                name: 139,
-                shape: 66,
-                priority: 0,
-            },
+            create(139, 66, 0),
             hurry(205, 9, 68),
         ],
     );
@@ -595,18 +454,8 @@ fn gpushares_index_means_the_card_that_is_there() {
             steps.extend([
                 Op::Publish { node: 0 },
                 Op::Publish { node: 1 },
-                Op::Forge {
-                    name: 0,
-                    shape: 1,
-                    node: u8::from(gpu > 0),
-                    gpu: if gpu > 1 { 2 } else { 0 },
-                    how: Forgery::LegacyExact,
-                },
-                Op::Hurry {
-                    pod: 0,
-                    steps: 9,
-                    luck: 1,
-                },
+                forge(0, 1, u8::from(gpu > 0), if gpu > 1 { 2 } else { 0 }, Forgery::LegacyExact),
+                hurry(0, 9, 1),
             ]);
             hold(Mix::Cards, &steps);
         }
@@ -619,18 +468,8 @@ fn a_pod_with_gpushares_annotations_starts_its_next_container_after_a_restart_of
     hold(
         Mix::Cards,
         &[
-            Op::Forge {
-                name: 220,
-                shape: 56,
-                node: 106,
-                gpu: 216,
-                how: Forgery::LegacyLess,
-            },
-            Op::Hurry {
-                pod: 0,
-                steps: 3,
-                luck: 4,
-            },
+            forge(220, 56, 106, 216, Forgery::LegacyLess),
+            hurry(0, 3, 4),
             Op::StartAgent {
                 node: 106,
                 reserve: 0,
@@ -646,16 +485,8 @@ fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
     hold(
         Mix::NoPodCgroups,
         &[
-            Op::Create {
-                name: 0,
-                shape: 0,
-                priority: 0,
-            },
-            Op::Hurry {
-                pod: 0,
-                steps: 9,
-                luck: 2,
-            },
+            create(0, 0, 0),
+            hurry(0, 9, 2),
             Op::ForceDelete { pod: 0 },
             Op::ToAgent { node: 0, events: 4 },
             Op::Reconcile { node: 0, events: 0 },
@@ -667,22 +498,13 @@ fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
 /// start of its container, and the pod shares its ids with another pod (kubernetes#137534).
 #[test]
 fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
-    let create = |name, shape| Op::Create {
-        name,
-        shape,
-        priority: 0,
-    };
+    let create = |name, shape| create(name, shape, 0);
     hold(
         Mix::NoPodCgroups,
         &[
             Op::LateWrite { call: 139 },
             hurry(145, 9, 71),
-            Op::Schedule {
-                pod: 58,
-                node: 216,
-                lost: false,
-                replica: 3,
-            },
+            schedule(58, 216, 3),
             create(105, 213),
             create(192, 93),
             create(223, 56),
@@ -698,7 +520,6 @@ fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
 /// which the second pod fits.
 #[test]
 fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
-    let create = |name, shape, priority| Op::Create { name, shape, priority };
     hold(
         Mix::Preemption,
         &[
@@ -720,33 +541,15 @@ fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
 /// restarts between two containers must not take the first one's record for the pod's allocation.
 #[test]
 fn a_pod_with_whole_gpus_and_gpushares_annotations_goes_on_after_a_restart_of_the_agent() {
-    let forge = Op::Forge {
-        name: 33,
-        shape: 22,
-        node: 1,
-        gpu: 21,
-        how: Forgery::LegacyLess,
-    };
-    let history = History {
-        mix: Mix::Whole,
-        steps: vec![forge],
-    };
-    holds(&history).unwrap_or_else(|told| panic!("{told}"));
+    hold(Mix::Whole, &[forge(33, 22, 1, 21, Forgery::LegacyLess)]);
 }
 
 /// The sidecar runs, so the agent makes a record for the app container, which has not started. Then the init container starts again.
 #[test]
 fn an_init_container_that_crashed_has_its_gpu_again_also_if_another_pod_claims_it() {
-    let forge = |name, shape, node, gpu, how| Op::Forge {
-        name,
-        shape,
-        node,
-        gpu,
-        how,
-    };
-    let history = History {
-        mix: Mix::Whole,
-        steps: vec![
+    hold(
+        Mix::Whole,
+        &[
             forge(141, 226, 199, 74, Forgery::Nothing),
             hurry(187, 0, 59),
             Op::Work { pod: 175, luck: 181 },
@@ -759,6 +562,5 @@ fn an_init_container_that_crashed_has_its_gpu_again_also_if_another_pod_claims_i
                 how: Ending::Crash,
             },
         ],
-    };
-    holds(&history).unwrap_or_else(|told| panic!("{told}"));
+    );
 }
