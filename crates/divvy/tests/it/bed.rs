@@ -55,6 +55,14 @@ fn machines(nodes: &[&[u64]]) -> String {
     text
 }
 
+/// Return a pod that ends only by SIGKILL, after this grace period in seconds.
+pub(crate) fn stubborn(name: &str, units: u64, grace_s: u64) -> PodBuilder {
+    pod(name)
+        .gpu_mem(units)
+        .args(&["run", "--ignore-term"])
+        .grace_seconds(grace_s)
+}
+
 /// Short timings of a node, to keep the tests fast.
 fn quick(spec: &mut NodeSpec) {
     spec.timings.status_period = Duration::from_millis(20);
@@ -246,10 +254,15 @@ impl Bed {
     /// Stop the kubelet, and delay the agent's report that it has stopped until the returned rule is removed. A pod that is
     /// bound in the meantime is like a pod whose binding was under way when the kubelet stopped.
     pub(crate) async fn kubelet_stops_unsaid(&self, node: &str, hard: bool) -> RuleId {
-        let patches = Match::any().verb("patch").resource("nodes").client(&format!("agent-{node}"));
-        let unsaid = self.api().faults().add(Rule::new(patches, Effect::Hang));
+        let unsaid = self.agent_says_nothing(node);
         self.node(node).stop_kubelet(hard).await;
         unsaid
+    }
+
+    /// Delay what the agent reports about its node until the returned rule is removed.
+    pub(crate) fn agent_says_nothing(&self, node: &str) -> RuleId {
+        let patches = Match::any().verb("patch").resource("nodes").client(&format!("agent-{node}"));
+        self.api().faults().add(Rule::new(patches, Effect::Hang))
     }
 
     /// Wait until the extender binds a pod without first reading it from the API server. It does read pods for a while after it
@@ -477,6 +490,31 @@ impl Bed {
     /// Return the memory in MiB that containers of departed pods hold, according to the node's annotation.
     pub(crate) fn held_mib(&self, node: &str) -> u64 {
         self.inventory(node).gpus.iter().map(|gpu| gpu.held.0).sum()
+    }
+
+    /// Wait until the node's annotation says that containers of departed pods hold this many MiB.
+    pub(crate) async fn held(&self, node: &str, mib: u64) {
+        self.until("the inventory to say what is held", async |bed: &Bed| {
+            match bed.held_mib(node) {
+                held if held == mib => Ok(()),
+                held => Err(format!("{held} MiB")),
+            }
+        })
+        .await;
+    }
+
+    /// Wait until the container `main` of a pod has ended. Panic if `is_taken` says that its memory is in use before.
+    pub(crate) async fn ends_before(&self, uid: &str, is_taken: impl Fn(&Bed) -> bool) {
+        self.until("the old container to end", async |bed: &Bed| {
+            // Look in this order: if the memory is taken and the old container runs after that, it was taken too early.
+            let early = is_taken(bed);
+            match bed.runs(uid, "main") {
+                true if early => panic!("the memory was taken while the old container ran"),
+                true => Err("it runs".to_owned()),
+                false => Ok(()),
+            }
+        })
+        .await;
     }
 
     /// Freeze a node's agent if `frozen`. If not, let it continue.

@@ -7,20 +7,12 @@ use std::time::{Duration, Instant};
 
 use divvy_model::{Health, cdi_device_name, names};
 use divvy_testbed::api::{Effect, Match, PatchKind, Rule};
-use divvy_testbed::builders::{PodBuilder, pod};
+use divvy_testbed::builders::pod;
 use divvy_testbed::node::{ContainerView, NodeSpec};
 use divvy_testbed::scenario::{Cluster as _, Fault};
 use serde_json::{Value, json};
 
-use crate::bed::Bed;
-
-/// Return a pod that ends only by SIGKILL, after this grace period in seconds.
-fn stubborn(name: &str, units: u64, grace_s: u64) -> PodBuilder {
-    pod(name)
-        .gpu_mem(units)
-        .args(&["run", "--ignore-term"])
-        .grace_seconds(grace_s)
-}
+use crate::bed::{Bed, stubborn};
 
 /// Return the paths of GPUs among the devices of a container.
 fn gpus(view: &ContainerView) -> Vec<&str> {
@@ -235,7 +227,6 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
     let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.forced_grace = Duration::from_secs(4)).await;
     bed.create(&pod("neighbor").gpu_mem(3));
     bed.running("neighbor").await;
-    let patches = || Match::any().verb("patch").resource("nodes").client("agent-n1");
     for way in [
         "deleted",
         "deleted by force, then restarts",
@@ -262,7 +253,7 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
                 bed.cluster.restart_extender().await.expect("restarted");
             }
             "deleted by force, and its agent says late what is held" => {
-                let unsaid = bed.api().faults().add(Rule::new(patches(), Effect::Hang));
+                let unsaid = bed.agent_says_nothing("n1");
                 bed.force_delete("old");
                 // The extender has seen the pod run, and waits for the agent's report.
                 bed.event(
@@ -276,7 +267,7 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
             }
             _ => {
                 // A new extender cannot know of the container: it allocates the memory, and the agent's arbiter refuses the start.
-                let unsaid = bed.api().faults().add(Rule::new(patches(), Effect::Hang));
+                let unsaid = bed.agent_says_nothing("n1");
                 bed.force_delete("old");
                 bed.cluster.restart_extender().await.expect("restarted");
                 bed.bound("new").await;
@@ -284,19 +275,10 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
                 bed.api().faults().remove(unsaid);
             }
         }
-        bed.until("both old containers to end", async |bed: &Bed| {
-            // This order matters: if the memory is already allocated when the check sees the old container running, the
-            // allocation was too early. After a forced deletion, a new extender may at first not know the container; then the new
-            // pod must not start.
-            let known = way == "deleted" || way.contains("says late");
-            let early = bed.runs(&new, "main") || (known && bed.is_bound("new"));
-            match bed.runs(&old, "main") {
-                true if early => panic!("{way}: the new pod has memory that the old one uses"),
-                true => Err("it runs".to_owned()),
-                false => Ok(()),
-            }
-        })
-        .await;
+        // After a forced deletion, a new extender may at first not know the container; then the new pod must not start.
+        let known = way == "deleted" || way.contains("says late");
+        bed.ends_before(&old, |bed| bed.runs(&new, "main") || (known && bed.is_bound("new")))
+            .await;
         bed.running("new").await;
         bed.delete("new");
         bed.gone("new").await;

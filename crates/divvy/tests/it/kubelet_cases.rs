@@ -109,15 +109,7 @@ async fn k10_a_running_pod_that_a_restarted_kubelet_kills_holds_its_memory_until
     assert_eq!(failed["status"]["reason"], "UnexpectedAdmissionError");
     bed.freeze("n1", false);
     let newcomer = bed.create(&pod("newcomer").gpu_mem(4));
-    bed.until("the killed container to end", async |bed: &Bed| {
-        let early = bed.runs(&newcomer, "main");
-        match bed.runs(&killed, "main") {
-            true if early => panic!("given away while the old container ran"),
-            true => Err("it runs".to_owned()),
-            false => Ok(()),
-        }
-    })
-    .await;
+    bed.ends_before(&killed, |bed| bed.runs(&newcomer, "main")).await;
     bed.running("newcomer").await;
     bed.end().await;
 }
@@ -237,13 +229,7 @@ async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_cont
     bed.running("a").await;
     bed.node("n1").stop_kubelet(false).await;
     bed.force_delete("a");
-    bed.until("what it holds to be in the inventory", async |bed: &Bed| {
-        match bed.held_mib("n1") {
-            3072 => Ok(()),
-            held => Err(format!("{held} MiB")),
-        }
-    })
-    .await;
+    bed.held("n1", 3072).await;
     assert!(bed.runs(&uid, "main") && bed.has_grant("n1", &uid));
     bed.node("n1").start_kubelet().await.expect("started");
     bed.until("its grant to be gone", async |bed: &Bed| {
@@ -278,24 +264,10 @@ async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted
     )
     .await;
     bed.api().faults().remove(unsaid);
-    bed.until("what it holds to be in the inventory", async |bed: &Bed| {
-        match bed.held_mib("n1") {
-            3072 => Ok(()),
-            held => Err(format!("{held} MiB")),
-        }
-    })
-    .await;
+    bed.held("n1", 3072).await;
     assert!(bed.runs(&old, "main") && !bed.is_bound("new"));
     bed.node("n1").start_kubelet().await.expect("started");
-    bed.until("the old container to end", async |bed: &Bed| {
-        let bound = bed.is_bound("new");
-        match bed.runs(&old, "main") {
-            true if bound => panic!("bound while the old container ran"),
-            true => Err("it runs".to_owned()),
-            false => Ok(()),
-        }
-    })
-    .await;
+    bed.ends_before(&old, |bed| bed.is_bound("new")).await;
     bed.running("new").await;
     assert_eq!(bed.refused_pods(), []);
     bed.end().await;

@@ -3,20 +3,11 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use divvy_testbed::api::{Effect, Match, Rule};
-use divvy_testbed::builders::{PodBuilder, pod};
+use divvy_testbed::builders::pod;
 use divvy_testbed::node::CgroupVersion;
 use divvy_testbed::scenario::Cluster as _;
 
-use crate::bed::Bed;
-
-/// Return a pod that ends only by SIGKILL.
-fn stubborn(name: &str, units: u64, grace_seconds: u64) -> PodBuilder {
-    pod(name)
-        .gpu_mem(units)
-        .args(&["run", "--ignore-term"])
-        .grace_seconds(grace_seconds)
-}
+use crate::bed::{Bed, stubborn};
 
 #[tokio::test]
 async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletion_was_asked_for() {
@@ -32,16 +23,7 @@ async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletio
         why.contains("default/old (3 GiB, being deleted)") && why.contains("Wait. Pod default/old is being deleted"),
         "{why}"
     );
-    bed.until("the old container to end", async |bed: &Bed| {
-        // Check in this order: if the new pod is bound and the old container runs after that, the bind was too early.
-        let bound = bed.is_bound("newcomer");
-        match bed.runs(&old, "main") {
-            true if bound => panic!("bound while the old container ran"),
-            true => Err("it runs".to_owned()),
-            false => Ok(()),
-        }
-    })
-    .await;
+    bed.ends_before(&old, |bed| bed.is_bound("newcomer")).await;
     bed.running("newcomer").await;
     bed.end().await;
 }
@@ -67,8 +49,7 @@ async fn force_delete(version: CgroupVersion) {
     let newcomer = bed.create(&pod("newcomer").gpu_mem(3));
     bed.unschedulable("newcomer", "").await;
     // An extender that starts now is faster than the agent's report of the hold: the object is gone, so the API shows free memory.
-    let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
-    let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
+    let unsaid = bed.agent_says_nothing("n1");
     bed.force_delete("old");
     bed.cluster.restart_extender().await.expect("restarted");
     bed.bound("newcomer").await;
@@ -77,13 +58,7 @@ async fn force_delete(version: CgroupVersion) {
                     (deleted, container still running): 3072 MiB. The container starts automatically once they have ended";
     assert!(text.contains(expected), "{text}");
     bed.api().faults().remove(unsaid);
-    bed.until("the inventory to say what is held", async |bed: &Bed| {
-        match bed.held_mib("n1") {
-            3072 => Ok(()),
-            held => Err(format!("{held} MiB")),
-        }
-    })
-    .await;
+    bed.held("n1", 3072).await;
     bed.event(
         "old",
         "MemoryHeldWithoutPod",
@@ -94,15 +69,8 @@ async fn force_delete(version: CgroupVersion) {
     bed.create(&pod("late").gpu_mem(1));
     bed.unschedulable("late", "").await;
     bed.restart_agent("n1").await;
-    bed.until("the old container to end", async |bed: &Bed| {
-        let early = bed.runs(&newcomer, "main") || bed.is_bound("late");
-        match bed.runs(&old, "main") {
-            true if early => panic!("given away while the old container ran"),
-            true => Err("it runs".to_owned()),
-            false => Ok(()),
-        }
-    })
-    .await;
+    bed.ends_before(&old, |bed| bed.runs(&newcomer, "main") || bed.is_bound("late"))
+        .await;
     bed.running("newcomer").await;
     bed.running("late").await;
     assert_eq!(bed.held_mib("n1"), 0);
@@ -128,8 +96,7 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
         "the old one counts until it is known to be gone: {error}"
     );
     // When it has received both, it waits for the agent's report about the old pod's container.
-    let patches = Match::any().verb("patch").resource("nodes").client("agent-n1");
-    let unsaid = bed.api().faults().add(Rule::new(patches, Effect::Hang));
+    let unsaid = bed.agent_says_nothing("n1");
     bed.api().faults().hold_watches(false);
     bed.until(
         "the new pod to be refused for the old one's container",
