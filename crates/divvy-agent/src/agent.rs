@@ -135,7 +135,7 @@ impl Observed for Agent {
         self.metrics.counts()
     }
 
-    fn metrics(&self, format: divvy_exposition::Format) -> Result<String, std::fmt::Error> {
+    fn metrics(&self, format: divvy_exposition::Format) -> String {
         let measured = self.with_signs(self.usage.measured());
         self.metrics.text(&self.core(), &measured, format)
     }

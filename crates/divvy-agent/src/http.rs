@@ -76,10 +76,7 @@ async fn metrics(State(observed): State<Arc<dyn Observed>>, headers: HeaderMap) 
     let accept = headers.get_all(header::ACCEPT).iter();
     let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
     observed.measure().await;
-    match observed.metrics(format) {
-        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
-    }
+    ([(header::CONTENT_TYPE, format.content_type())], observed.metrics(format)).into_response()
 }
 
 async fn dcgm(State(observed): State<Arc<dyn Observed>>) -> Response {

@@ -1,7 +1,6 @@
 //! What a program that serves device plugins shows at `/readyz`, `/metrics`, and `/v1/usage`.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 
 use divvy_exposition::Format;
@@ -43,10 +42,7 @@ pub(crate) trait Observed: Send + Sync {
     }
 
     /// Return the text of `/metrics`.
-    ///
-    /// # Errors
-    /// A value cannot be formatted.
-    fn metrics(&self, format: Format) -> Result<String, fmt::Error>;
+    fn metrics(&self, format: Format) -> String;
 }
 
 /// Follow a resource's registration for readiness and metrics, until the resource's server ends. `part` stands for it in `/readyz`.

@@ -175,10 +175,7 @@ pub async fn run_with(
 fn text_of(metrics: &Metrics, headers: &HeaderMap) -> Response {
     let accept = headers.get_all(header::ACCEPT).iter();
     let format = Format::negotiate(accept.filter_map(|value| value.to_str().ok()));
-    match metrics.text(format) {
-        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
-        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-    }
+    ([(header::CONTENT_TYPE, format.content_type())], metrics.text(format)).into_response()
 }
 
 async fn no_such_path(uri: Uri) -> Response {

@@ -1,71 +1,51 @@
 //! The metrics of `/metrics`.
 
-use std::fmt;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
-use divvy_exposition::Format;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
+use divvy_exposition::{Format, Page};
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Code {
-    code: u16,
+divvy_exposition::metrics! {
+    QUESTIONS: Counter = "divvy_explainer_questions_total",
+        "Questions that were answered, by HTTP status of the answer.";
+    CLUSTER_READS: Counter = "divvy_explainer_cluster_reads_total",
+        "Times that all nodes and pods were listed to answer questions.";
 }
 
-/// The metrics of one explainer. docs/reference/metrics.md is generated from them.
+/// The metrics of one explainer. By default nothing is counted yet.
+#[derive(Debug, Default)]
 pub struct Metrics {
-    questions: Family<Code, Counter>,
-    cluster_reads: Counter,
-    registry: Registry,
-}
-
-impl fmt::Debug for Metrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Metrics").finish_non_exhaustive()
-    }
-}
-
-impl Default for Metrics {
-    /// Return metrics that have counted nothing.
-    fn default() -> Metrics {
-        let (questions, cluster_reads) = (Family::<Code, Counter>::default(), Counter::default());
-        let mut registry = Registry::default();
-        registry.register(
-            "divvy_explainer_questions",
-            "Questions that were answered, by HTTP status of the answer",
-            questions.clone(),
-        );
-        registry.register(
-            "divvy_explainer_cluster_reads",
-            "Times that all nodes and pods were listed to answer questions",
-            cluster_reads.clone(),
-        );
-        Metrics {
-            questions,
-            cluster_reads,
-            registry,
-        }
-    }
+    questions: Mutex<BTreeMap<u16, u64>>,
+    cluster_reads: AtomicU64,
 }
 
 impl Metrics {
+    fn questions(&self) -> MutexGuard<'_, BTreeMap<u16, u64>> {
+        self.questions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Count one answered question.
     pub fn answered(&self, status: StatusCode) {
-        self.questions.get_or_create(&Code { code: status.as_u16() }).inc();
+        *self.questions().entry(status.as_u16()).or_default() += 1;
     }
 
     /// Count one list of all nodes and pods.
     pub fn cluster_read(&self) {
-        self.cluster_reads.inc();
+        self.cluster_reads.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Return the text of `/metrics`.
-    ///
-    /// # Errors
-    /// A value cannot be formatted.
-    pub fn text(&self, format: Format) -> Result<String, fmt::Error> {
-        divvy_exposition::encode(&[&self.registry], format)
+    pub fn text(&self, format: Format) -> String {
+        let mut page = Page::new(format);
+        let questions = self.questions();
+        page.write_by(
+            &QUESTIONS,
+            "code",
+            questions.iter().map(|(code, count)| (code.to_string(), count)),
+        );
+        page.write_one(&CLUSTER_READS, self.cluster_reads.load(Ordering::Relaxed));
+        page.finish()
     }
 }

@@ -3,43 +3,17 @@
 //! - OpenMetrics 1.0.0 (<https://prometheus.io/docs/specs/om/open_metrics_spec/>)
 //! - Prometheus's text format 0.0.4 (<https://prometheus.io/docs/instrumenting/exposition_formats/>)
 //!
-//! The client chooses by its `Accept` header ([`Format::negotiate`]). `prometheus-client` only writes OpenMetrics; the text format is made from its
-//! output. [`family`] writes single families in the text format whose names OpenMetrics does not allow.
+//! The client chooses by its `Accept` header ([`Format::negotiate`]). The samples are the same lines in both formats. A program declares each metric once
+//! ([`metrics!`]), and writes the samples of one after another to a [`Page`].
 
 #![forbid(unsafe_code)]
 
-mod convert;
+mod declare;
 mod format;
-mod write;
+mod page;
+mod values;
 
-use std::fmt;
-
-use prometheus_client::encoding::text::{encode_eof, encode_registry};
-use prometheus_client::registry::Registry;
-
+pub use declare::{Kind, Metric};
 pub use format::Format;
-pub use write::{Decimal, Family, Kind, family};
-
-/// Return all metrics of the registries in one of the formats. No metric may have exemplars, which only OpenMetrics has.
-///
-/// # Errors
-/// A value cannot be formatted.
-pub fn encode(registries: &[&Registry], format: Format) -> Result<String, fmt::Error> {
-    match format {
-        Format::Text => {
-            let mut text = convert::ToText::default();
-            for registry in registries {
-                encode_registry(&mut text, registry)?;
-            }
-            Ok(text.finish())
-        }
-        Format::OpenMetrics => {
-            let mut text = String::new();
-            for registry in registries {
-                encode_registry(&mut text, registry)?;
-            }
-            encode_eof(&mut text)?;
-            Ok(text)
-        }
-    }
-}
+pub use page::Page;
+pub use values::{Decimal, Float, Histogram};

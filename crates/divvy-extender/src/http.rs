@@ -485,13 +485,8 @@ async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respo
         .as_ref()
         .map(|current| current.borrow().as_ref().map_or(0, |credentials| credentials.not_after_s));
     let scrape = Scrape::of(&shared.core(), certificate_ends_s, shared.leads());
-    match shared.metrics.text(&scrape, format) {
-        Ok(text) => ([(header::CONTENT_TYPE, format.content_type())], text).into_response(),
-        Err(error) => problem(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            &format!("the metrics could not be written: {error}"),
-        ),
-    }
+    let text = shared.metrics.text(&scrape, format);
+    ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 
 fn answer(value: &impl Serialize) -> Response {

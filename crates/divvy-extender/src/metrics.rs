@@ -1,28 +1,71 @@
 //! The metrics of `/metrics`. Counters are kept here or in the core; gauges are read from the core at each scrape.
 
-use std::fmt;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::index::Feed;
-use divvy_exposition::Format;
+use divvy_exposition::{Float, Format, Histogram, Page};
 use divvy_placement::{Totals, WaitReason};
-use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::ConstGauge;
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use crate::core::{Core, Counts, WAITS_S, Waits};
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Verb {
-    verb: &'static str,
+divvy_exposition::metrics! {
+    REQUEST_DURATION: Histogram = "divvy_extender_request_duration_seconds",
+        "Time to answer a request, by verb; the count is the number of requests.";
+    BINDS: Counter = "divvy_extender_binds_total",
+        "Binds by outcome.";
+    EVICTIONS: Counter = "divvy_extender_evictions_total",
+        "Evictions of pods that do not keep to their share of a GPU, by the API server's answer.";
+    PROMISED_TWICE: Counter = "divvy_extender_promised_twice_total",
+        "Pods whose allocated memory is also allocated to another pod; each gets a warning event.";
+    DEPARTED: Counter = "divvy_extender_departed_total",
+        "Pods that vanished while a container was last seen running; their memory is held for a while.";
+    WATCH_INTERRUPTIONS: Counter = "divvy_extender_watch_interruptions_total",
+        "Times that a watch broke and was resumed.";
+    WATCH_LISTS: Counter = "divvy_extender_watch_lists_total",
+        "Complete lists received; each list after the first follows a watch that could not be resumed.";
+    NODES: Gauge = "divvy_ledger_nodes",
+        "Nodes by the source of their GPU data; unknown: only known from pods.";
+    ANOMALIES: Gauge = "divvy_ledger_anomalies",
+        "Anomalies in the ledger, by kind.";
+    PODS_WAITING: Gauge = "divvy_pods_waiting",
+        "Pods that ask for GPUs and are not bound, by what is in their way; every replica counts all of them, so take the maximum and not the sum. \
+         no_room: too little is free on the GPUs; node_not_ready: a node, its agent or its inventory; unit: a node counts in another unit; model: the \
+         rules of the pod accept none of the GPUs; no_gpu_fits: no GPU is large enough, or not enough of them on one node; other: another part of the \
+         scheduler, or not known yet.";
+    POD_WAIT: Histogram = "divvy_pod_wait_seconds",
+        "Time from the creation of a pod that asks for GPUs to its bind by this replica.";
+    FRAGMENTATION: Gauge = "divvy_fragmentation_ratio",
+        "Part of the free memory of healthy, shared GPUs that a pod cannot use because too little is free on each single GPU; the mean over all pods \
+         that ask for shared memory and have not ended, each with the amount that it asks of one GPU.";
+    CERTIFICATE_EXPIRY: Gauge = "divvy_extender_certificate_expiry_timestamp_seconds",
+        "When the extender's certificate expires, in Unix time; 0 while there is none.";
+    OVERCOMMIT: Gauge = "divvy_ledger_overcommit_bytes",
+        "Memory allocated beyond what the GPUs have; must be 0.";
+    OVERCOMMIT_MIB: Gauge = "divvy_ledger_overcommit_mebibytes",
+        "Deprecated: the same in MiB; the next release has only divvy_ledger_overcommit_bytes.";
+    RESERVATIONS: Gauge = "divvy_ledger_reservations",
+        "Allocations that the extender has reserved but not yet seen in a pod's annotations.";
+    HELD_DEPARTED: Gauge = "divvy_ledger_departed",
+        "Vanished pods whose memory is held until their node's agent reports what they still hold, or for a while.";
+    KNOWN_PODS: Gauge = "divvy_ledger_pods",
+        "Pods that the ledger knows.";
+    BINDS_UNDER_WAY: Gauge = "divvy_extender_binds_under_way",
+        "Binds that have not been answered yet.";
+    LEADS: Gauge = "divvy_extender_leads",
+        "1 if this replica is the leader; the sum over all replicas is at most 1.";
+    SYNCED: Gauge = "divvy_extender_synced",
+        "1 if pods and nodes have been listed.";
+    REFUSED_CLIENTS: Counter = "divvy_extender_refused_clients_total",
+        "Clients that were refused, by reason.";
 }
+
+/// The classes of how long requests take, in seconds: from 0.2 ms, a tenth of the time budget of filter, to kube-scheduler's timeout of 5 s.
+const DURATIONS: [f64; 14] = [
+    0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+];
 
 /// Why a client was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,46 +101,23 @@ impl Refused {
     ];
 }
 
-/// The metrics that request handlers and the TLS listener update. docs/reference/metrics.md is generated from these and from [`Scrape`].
+/// The metrics that request handlers and the TLS listener update. By default nothing is counted yet.
+#[derive(Debug, Default)]
 pub struct Metrics {
     refused: [AtomicU64; Refused::ALL.len()],
-    durations: Family<Verb, Histogram>,
-    registry: Mutex<Registry>,
-}
-
-impl fmt::Debug for Metrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Metrics").finish_non_exhaustive()
-    }
-}
-
-impl Default for Metrics {
-    /// Return metrics that have counted nothing.
-    fn default() -> Metrics {
-        // From 0.2 ms, a tenth of the time budget of filter, to kube-scheduler's timeout of 5 s.
-        let durations = Family::<Verb, Histogram>::new_with_constructor(|| {
-            Histogram::new([
-                0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
-            ])
-        });
-        let mut registry = Registry::default();
-        registry.register(
-            "divvy_extender_request_duration_seconds",
-            "Time to answer a request, by verb; the count is the number of requests",
-            durations.clone(),
-        );
-        Metrics {
-            refused: Default::default(),
-            durations,
-            registry: Mutex::new(registry),
-        }
-    }
+    durations: Mutex<BTreeMap<&'static str, Histogram>>,
 }
 
 impl Metrics {
     /// Count one answered request.
     pub fn answered(&self, verb: &'static str, took: Duration) {
-        self.durations.get_or_create(&Verb { verb }).observe(took.as_secs_f64());
+        let mut durations = self.durations();
+        let of_verb = durations.entry(verb).or_insert_with(|| Histogram::new(&DURATIONS));
+        of_verb.observe(took.as_secs_f64());
+    }
+
+    fn durations(&self) -> MutexGuard<'_, BTreeMap<&'static str, Histogram>> {
+        self.durations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Count a refusal. Return true for the first of its kind, which deserves a log line.
@@ -106,20 +126,18 @@ impl Metrics {
     }
 
     /// Return the text of `/metrics`.
-    ///
-    /// # Errors
-    /// A value cannot be formatted.
-    pub fn text(&self, scrape: &Scrape, format: Format) -> Result<String, fmt::Error> {
-        let mut now = Registry::default();
-        describe(&mut now, scrape);
-        counters(
-            &mut now,
-            ("divvy_extender_refused_clients", "Clients that were refused, by reason"),
-            "reason",
-            Refused::ALL.map(|(why, name)| (name, self.refused[why as usize].load(Ordering::Relaxed))),
+    pub fn text(&self, scrape: &Scrape, format: Format) -> String {
+        let mut page = Page::new(format);
+        // A copy: no request waits while the text is written.
+        let durations = self.durations().clone();
+        page.write_histograms(
+            &REQUEST_DURATION,
+            durations.iter().map(|(verb, of_verb)| ([("verb", verb)], of_verb)),
         );
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        divvy_exposition::encode(&[&registry, &now], format)
+        describe(&mut page, scrape);
+        let refused = Refused::ALL.map(|(why, name)| (name, self.refused[why as usize].load(Ordering::Relaxed)));
+        page.write_by(&REFUSED_CLIENTS, "reason", refused);
+        page.finish()
     }
 }
 
@@ -166,211 +184,61 @@ impl Scrape {
     }
 }
 
-fn describe(registry: &mut Registry, scrape: &Scrape) {
-    let counts = scrape.counts;
-    counters(
-        registry,
-        ("divvy_extender_binds", "Binds by outcome"),
-        "outcome",
-        [
-            ("bound", counts.bound),
-            ("already_bound", counts.already_bound),
-            ("refused", counts.refused),
-            ("unknown", counts.unknown),
-        ],
-    );
-    counters(
-        registry,
-        (
-            "divvy_extender_evictions",
-            "Evictions of pods that do not keep to their share of a GPU, by the API server's answer",
-        ),
-        "outcome",
-        [
-            ("evicted", counts.evicted),
-            ("refused", counts.evictions_refused),
-            ("unknown", counts.evictions_unknown),
-        ],
-    );
-    registry.register(
-        "divvy_extender_promised_twice",
-        "Pods whose allocated memory is also allocated to another pod; each gets a warning event",
-        ConstCounter::new(counts.promised_twice),
-    );
-    registry.register(
-        "divvy_extender_departed",
-        "Pods that vanished while a container was last seen running; their memory is held for a while",
-        ConstCounter::new(counts.departed),
-    );
-    counters(
-        registry,
-        (
-            "divvy_extender_watch_interruptions",
-            "Times that a watch broke and was resumed",
-        ),
-        "resource",
-        [("pods", scrape.pods.interruptions), ("nodes", scrape.nodes.interruptions)],
-    );
-    counters(
-        registry,
-        (
-            "divvy_extender_watch_lists",
-            "Complete lists received; each list after the first follows a watch that could not be resumed",
-        ),
-        "resource",
-        [("pods", scrape.pods.lists), ("nodes", scrape.nodes.lists)],
-    );
-    let totals = scrape.totals;
-    let nodes = [
+fn describe(page: &mut Page<'_>, scrape: &Scrape) {
+    let (counts, totals, pods, nodes) = (scrape.counts, scrape.totals, &scrape.pods, &scrape.nodes);
+    let binds = [
+        ("bound", counts.bound),
+        ("already_bound", counts.already_bound),
+        ("refused", counts.refused),
+        ("unknown", counts.unknown),
+    ];
+    page.write_by(&BINDS, "outcome", binds);
+    let evictions = [
+        ("evicted", counts.evicted),
+        ("refused", counts.evictions_refused),
+        ("unknown", counts.evictions_unknown),
+    ];
+    page.write_by(&EVICTIONS, "outcome", evictions);
+    page.write_one(&PROMISED_TWICE, counts.promised_twice);
+    page.write_one(&DEPARTED, counts.departed);
+    let interruptions = [("pods", pods.interruptions), ("nodes", nodes.interruptions)];
+    page.write_by(&WATCH_INTERRUPTIONS, "resource", interruptions);
+    page.write_by(&WATCH_LISTS, "resource", [("pods", pods.lists), ("nodes", nodes.lists)]);
+    let sources = [
         ("inventory", totals.inventory),
         ("division", totals.division),
         ("unusable", totals.unusable),
         ("unknown", totals.unknown),
     ];
-    gauges(
-        registry,
-        (
-            "divvy_ledger_nodes",
-            "Nodes by the source of their GPU data; unknown: only known from pods",
-        ),
-        "source",
-        nodes,
-    );
+    page.write_by(&NODES, "source", sources);
     let anomalies = [
         ("overcommitted", totals.overcommitted),
         ("unknown_gpu", totals.unknown_gpu),
         ("unreadable", totals.unreadable),
         ("not_allocated", totals.not_allocated),
     ];
-    gauges(
-        registry,
-        ("divvy_ledger_anomalies", "Anomalies in the ledger, by kind"),
-        "kind",
-        anomalies,
-    );
-    let single = [
-        (
-            "divvy_ledger_overcommit_bytes",
-            "Memory allocated beyond what the GPUs have; must be 0",
-            totals.overcommit.0.saturating_mul(1 << 20),
-        ),
-        (
-            "divvy_ledger_overcommit_mebibytes",
-            "Deprecated: the same in MiB; the next release has only divvy_ledger_overcommit_bytes",
-            totals.overcommit.0,
-        ),
-        (
-            "divvy_ledger_reservations",
-            "Allocations that the extender has reserved but not yet seen in a pod's annotations",
-            scrape.reservations,
-        ),
-        (
-            "divvy_ledger_departed",
-            "Vanished pods whose memory is held until their node's agent reports what they still hold, or for a while",
-            scrape.departed,
-        ),
-        ("divvy_ledger_pods", "Pods that the ledger knows", scrape.known_pods),
-        (
-            "divvy_extender_binds_under_way",
-            "Binds that have not been answered yet",
-            scrape.under_way,
-        ),
-        (
-            "divvy_extender_leads",
-            "1 if this replica is the leader; the sum over all replicas is at most 1",
-            u64::from(scrape.leads),
-        ),
-        (
-            "divvy_extender_synced",
-            "1 if pods and nodes have been listed",
-            u64::from(scrape.synced),
-        ),
-    ];
-    waiting(registry, scrape);
+    page.write_by(&ANOMALIES, "kind", anomalies);
+    let reasons = WaitReason::ALL.into_iter().map(|(_, name)| name);
+    page.write_by(&PODS_WAITING, "reason", reasons.zip(scrape.waiting));
+    page.write_histograms(&POD_WAIT, [([("", ""); 0], histogram(scrape.waits))]);
+    page.write_one(&FRAGMENTATION, Float(f64::from(scrape.fragmentation_ppm) / 1e6));
     if let Some(ends_s) = scrape.certificate_ends_s {
-        registry.register(
-            "divvy_extender_certificate_expiry_timestamp_seconds",
-            "When the extender's certificate expires, in Unix time; 0 while there is none",
-            ConstGauge::new(ends_s),
-        );
+        page.write_one(&CERTIFICATE_EXPIRY, ends_s);
     }
-    for (name, help, value) in single {
-        registry.register(name, help, ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)));
-    }
+    page.write_one(&OVERCOMMIT, totals.overcommit.0.saturating_mul(1 << 20));
+    page.write_one(&OVERCOMMIT_MIB, totals.overcommit.0);
+    page.write_one(&RESERVATIONS, scrape.reservations);
+    page.write_one(&HELD_DEPARTED, scrape.departed);
+    page.write_one(&KNOWN_PODS, scrape.known_pods);
+    page.write_one(&BINDS_UNDER_WAY, scrape.under_way);
+    page.write_one(&LEADS, u8::from(scrape.leads));
+    page.write_one(&SYNCED, u8::from(scrape.synced));
 }
 
-/// Describe the pods that wait for GPUs, and what their waiting is about.
-fn waiting(registry: &mut Registry, scrape: &Scrape) {
-    let mut reasons = WaitReason::ALL.map(|(_, name)| (name, 0));
-    for ((_, count), pods) in reasons.iter_mut().zip(scrape.waiting) {
-        *count = pods;
+fn histogram(waits: Waits) -> Histogram {
+    let ends = WAITS_S.iter().map(|end_s| f64::from(*end_s)).chain([f64::INFINITY]);
+    Histogram {
+        buckets: ends.zip(waits.pods).collect(),
+        sum: Duration::from_millis(waits.sum_ms).as_secs_f64(),
     }
-    gauges(
-        registry,
-        (
-            "divvy_pods_waiting",
-            "Pods that ask for GPUs and are not bound, by what is in their way; every replica counts all of them, so take the maximum and \
-             not the sum. no_room: too little is free on the GPUs; node_not_ready: a node, its agent or its inventory; unit: a node counts in \
-             another unit; model: the rules of the pod accept none of the GPUs; no_gpu_fits: no GPU is large enough, or not enough of them on \
-             one node; other: another part of the scheduler, or not known yet",
-        ),
-        "reason",
-        reasons,
-    );
-    registry.register(
-        "divvy_pod_wait_seconds",
-        "Time from the creation of a pod that asks for GPUs to its bind by this replica",
-        WaitHistogram(scrape.waits),
-    );
-    registry.register(
-        "divvy_fragmentation_ratio",
-        "Part of the free memory of healthy, shared GPUs that a pod cannot use because too little is free on each single GPU; the mean over all \
-         pods that ask for shared memory and have not ended, each with the amount that it asks of one GPU",
-        ConstGauge::new(f64::from(scrape.fragmentation_ppm) / 1e6),
-    );
-}
-
-/// [`Waits`] as a histogram.
-#[derive(Debug)]
-struct WaitHistogram(Waits);
-
-impl EncodeMetric for WaitHistogram {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        let ends = WAITS_S.iter().map(|end_s| f64::from(*end_s)).chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> = ends.zip(self.0.pods).collect();
-        let count = self.0.pods.iter().sum();
-        encoder.encode_histogram::<NoLabelSet>(Duration::from_millis(self.0.sum_ms).as_secs_f64(), count, &buckets, None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
-    }
-}
-
-fn gauges<const N: usize>(
-    registry: &mut Registry,
-    (name, help): (&str, &str),
-    label: &'static str,
-    values: [(&'static str, u64); N],
-) {
-    let family = Family::<Vec<(&'static str, &'static str)>, prometheus_client::metrics::gauge::Gauge>::default();
-    for (key, value) in values {
-        family
-            .get_or_create(&vec![(label, key)])
-            .set(i64::try_from(value).unwrap_or(i64::MAX));
-    }
-    registry.register(name, help, family);
-}
-
-fn counters<const N: usize>(
-    registry: &mut Registry,
-    (name, help): (&str, &str),
-    label: &'static str,
-    values: [(&'static str, u64); N],
-) {
-    let family = Family::<Vec<(&'static str, &'static str)>, prometheus_client::metrics::counter::Counter>::default();
-    for (key, value) in values {
-        family.get_or_create(&vec![(label, key)]).inc_by(value);
-    }
-    registry.register(name, help, family);
 }

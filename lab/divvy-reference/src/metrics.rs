@@ -29,7 +29,7 @@ A label's values are listed where all of them always exist. Memory is in the uni
 /// Return docs/reference/metrics.md.
 ///
 /// # Errors
-/// A value cannot be formatted.
+/// The agent refuses the GPU of which it is to have metrics.
 pub fn markdown() -> Result<String> {
     let mut text = INTRODUCTION.to_owned();
     let [agent, plugin, extender, explainer] = scrapes(Format::OpenMetrics)?;
@@ -74,9 +74,9 @@ pub fn markdown() -> Result<String> {
 /// Return a scrape of each program: the agent, the device plugin under NVIDIA's name, the extender, and the explainer. Each metric has a sample.
 ///
 /// # Errors
-/// A value cannot be formatted.
+/// The agent refuses the GPU of which it is to have metrics.
 pub fn scrapes(format: Format) -> Result<[String; 4]> {
-    Ok([agent(format)?, plugin(format)?, extender(format)?, explainer(format)?])
+    Ok([agent(format)?, plugin(format), extender(format), explainer(format)])
 }
 
 /// Return the metrics of an agent with one GPU, on which each metric has a sample.
@@ -106,7 +106,7 @@ fn agent(format: Format) -> Result<String> {
     metrics.limited_container(true);
     metrics.counts().registration(names::GPU_MEM, true, 1);
     metrics.counts().fault(&fault());
-    Ok(metrics.text(&core, &measured(), format)?)
+    Ok(metrics.text(&core, &measured(), format))
 }
 
 fn fault() -> Fault {
@@ -186,16 +186,16 @@ fn measured() -> Measured {
 }
 
 /// Return the metrics of a device plugin with one GPU.
-fn plugin(format: Format) -> Result<String> {
+fn plugin(format: Format) -> String {
     let resource = Vendor::Nvidia.whole_resource();
     let metrics = divvy_agent::PluginMetrics::default();
     metrics.counts().registration(resource, true, 1);
     metrics.counts().fault(&fault());
     let gpus = [("GPU-0".to_owned(), Health::Ok)];
-    Ok(metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into(), format)?)
+    metrics.text(&gpus.into(), &[(resource.to_owned(), [1, 0])].into(), format)
 }
 
-fn extender(format: Format) -> Result<String> {
+fn extender(format: Format) -> String {
     use divvy_extender::Timing;
     use divvy_extender::core::Core;
     use divvy_extender::metrics::{Metrics, Scrape};
@@ -203,13 +203,13 @@ fn extender(format: Format) -> Result<String> {
     let metrics = Metrics::default();
     metrics.answered("filter", Duration::ZERO);
     let core = Core::new(MemoryUnit::GIB, Timing::default());
-    Ok(metrics.text(&Scrape::of(&core, Some(0), true), format)?)
+    metrics.text(&Scrape::of(&core, Some(0), true), format)
 }
 
-fn explainer(format: Format) -> Result<String> {
+fn explainer(format: Format) -> String {
     let metrics = divvy_explainer::Metrics::default();
     metrics.answered(StatusCode::OK);
-    Ok(metrics.text(format)?)
+    metrics.text(format)
 }
 
 #[derive(Default)]

@@ -10,40 +10,33 @@
 use std::collections::BTreeMap;
 
 use divvy_agent_core::Used;
-use divvy_exposition::{Decimal, Kind, family};
+use divvy_exposition::{Decimal, Format, Kind, Metric};
 use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
-use super::{Measured, Xids};
+use super::{Allow, Measured, Xids};
 
 /// A metric of a GPU.
-struct Metric {
-    name: &'static str,
-    kind: Kind,
-    help: &'static str,
+struct OfGpu {
+    metric: Metric,
     value: fn(&Gauges) -> Option<Decimal>,
 }
 
-const fn gauge(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> Metric {
-    Metric {
-        name,
-        kind: Kind::Gauge,
-        help,
-        value,
-    }
+const fn of_gpu(kind: Kind, name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> OfGpu {
+    let metric = Metric { name, kind, help };
+    OfGpu { metric, value }
 }
 
-const fn counter(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> Metric {
-    Metric {
-        name,
-        kind: Kind::Counter,
-        help,
-        value,
-    }
+const fn gauge(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> OfGpu {
+    of_gpu(Kind::Gauge, name, help, value)
+}
+
+const fn counter(name: &'static str, help: &'static str, value: fn(&Gauges) -> Option<Decimal>) -> OfGpu {
+    of_gpu(Kind::Counter, name, help, value)
 }
 
 /// The metrics of whole GPUs in dcgm-exporter's order. Those of memory and utilization that are shown for pods are elsewhere.
-const METRICS: [Metric; 28] = [
+const METRICS: &[OfGpu] = &[
     gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", |of| {
         whole(of.sm_clock_mhz)
     }),
@@ -160,17 +153,17 @@ const METRICS: [Metric; 28] = [
     ),
 ];
 
-/// The metrics that are not in [`METRICS`].
-const XID_ERRORS: &str = "DCGM_FI_DEV_XID_ERRORS";
-const FB_USED: &str = "DCGM_FI_DEV_FB_USED";
-const GPU_UTIL: &str = "DCGM_FI_DEV_GPU_UTIL";
+divvy_exposition::metrics! {
+    OTHERS;
+    XID_ERRORS: Gauge = "DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered.";
+    FB_USED: Gauge = "DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB).";
+    GPU_UTIL: Gauge = "DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %).";
+}
 
 /// Return the names of all metrics.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    METRICS
-        .iter()
-        .map(|metric| metric.name)
-        .chain([XID_ERRORS, FB_USED, GPU_UTIL])
+    let of_gpus = METRICS.iter().map(|of| &of.metric);
+    of_gpus.chain(OTHERS).map(|metric| metric.name)
 }
 
 fn whole<N: Into<i128>>(value: Option<N>) -> Option<Decimal> {
@@ -251,26 +244,22 @@ impl<'a> Gpu<'a> {
 
 /// Return the metrics of the node's NVIDIA GPUs in the text format 0.0.4. Where containers have a grant, the memory in use and the utilization are shown
 /// for each of them and not for the GPU or GPU instance, so that a sum counts nothing twice.
-pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, allow: &dyn Fn(&str) -> bool) -> String {
+pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, allow: &Allow) -> String {
     let gpus = measured.gpus.iter().filter_map(|gpu| Gpu::of(node, inventory, gpu));
     let gpus: Vec<Gpu<'_>> = gpus.collect();
-    let mut text = Text {
-        text: String::new(),
-        allow,
-    };
-    for metric in &METRICS {
+    let mut page = allow.page(Format::Text);
+    for OfGpu { metric, value } in METRICS {
         let sample = |of: &Entity<'_>| {
-            let value = (metric.value)(&of.values);
+            let value = value(&of.values);
             value.map(|value| (of.labels.clone(), value)).into_iter().collect()
         };
-        let samples = gpus.iter().flat_map(|gpu| gpu.samples(sample));
-        text.write(metric.name, metric.kind, metric.help, samples);
+        page.write(metric, gpus.iter().flat_map(|gpu| gpu.samples(sample)));
     }
     let last_xids = gpus.iter().map(|Gpu { whole, .. }| {
         let last = whole.uuids.first().map_or(0, |uuid| xids.last(uuid));
         (whole.labels.clone(), Decimal::from(last))
     });
-    text.write(XID_ERRORS, Kind::Gauge, "Value of the last XID error encountered.", last_xids);
+    page.write(&XID_ERRORS, last_xids);
     let of_containers = |value: fn(&divvy_agent_core::Account) -> Option<Decimal>, of_gpu: fn(&Gauges) -> Option<Decimal>| {
         let samples = move |of: &Entity<'_>| {
             let mut samples = Vec::new();
@@ -295,41 +284,14 @@ pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids:
         };
         gpus.iter().flat_map(move |gpu| gpu.samples(samples))
     };
-    text.write(
-        FB_USED,
-        Kind::Gauge,
-        "Framebuffer memory used (in MiB).",
-        of_containers(
-            |account| mebibytes(account.used),
-            |of| mebibytes(of.memory.map(|memory| memory.used)),
-        ),
+    let used = of_containers(
+        |account| mebibytes(account.used),
+        |of| mebibytes(of.memory.map(|memory| memory.used)),
     );
-    text.write(
-        GPU_UTIL,
-        Kind::Gauge,
-        "GPU utilization (in %).",
-        of_containers(|account| whole(account.percent), |of| whole(of.gpu_percent)),
-    );
-    text.text
-}
-
-/// The metrics that are shown.
-struct Text<'a> {
-    text: String,
-    allow: &'a dyn Fn(&str) -> bool,
-}
-
-impl Text<'_> {
-    fn write(&mut self, name: &str, kind: Kind, help: &str, samples: impl Iterator<Item = Sample>) {
-        let mut samples = samples.peekable();
-        if !(self.allow)(name) || samples.peek().is_none() {
-            return;
-        }
-        let mut family = family(&mut self.text, name, kind, help);
-        for (labels, value) in samples {
-            family.sample(labels.iter().map(|(name, value)| (*name, value.as_str())), value);
-        }
-    }
+    page.write(&FB_USED, used);
+    let percent = of_containers(|account| whole(account.percent), |of| whole(of.gpu_percent));
+    page.write(&GPU_UTIL, percent);
+    page.finish()
 }
 
 /// Return dcgm-exporter's labels of a GPU in its order. The host's name has two labels: dcgm-exporter has renamed it. `None` if the inventory has neither
@@ -458,7 +420,7 @@ mod tests {
             containers: vec![used],
             ..Measured::default()
         };
-        let text = super::text("n", &inventory, &measured, &Xids::default(), &|_| true);
+        let text = super::text("n", &inventory, &measured, &Xids::default(), &Allow::default());
         let head = r#"gpu="0",UUID="GPU-a",pci_bus_id="00000000:0A:00.0",device="nvidia0",modelName="NVIDIA H100","#;
         let tail = r#"Hostname="n",hostname="n",DCGM_FI_DRIVER_VERSION="550""#;
         let whole = |name: &str, value: &str| format!("DCGM_FI_{name}{{{head}{tail}}} {value}");

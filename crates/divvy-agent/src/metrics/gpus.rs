@@ -1,9 +1,49 @@
 //! The metrics about GPUs: what the driver measures, and what Divvy has allocated, in base units.
 
+use std::collections::BTreeMap;
+
+use divvy_exposition::{Float, Metric, Page};
 use divvy_hardware::{Gauges, GpuGauges};
 use divvy_model::{Inventory, MiB};
 
-use super::{Floats, Measured, Sheet, Xids, bytes};
+use super::{Measured, Xids, bytes};
+
+divvy_exposition::metrics! {
+    ALL;
+    INFO: Gauge = "divvy_gpu_info",
+        "1 for each GPU and MIG device, with what it is.";
+    SHARED: Gauge = "divvy_gpu_shared_bytes",
+        "Memory that the GPU offers for sharing.";
+    ALLOCATED: Gauge = "divvy_gpu_allocated_bytes",
+        "Memory on the GPU that pods with a grant have.";
+    HELD: Gauge = "divvy_gpu_held_bytes",
+        "Memory held by containers without an allocation: their pod object is gone or has ended, or the extender did not place the pod.";
+    XID_ERRORS: Counter = "divvy_gpu_xid_errors_total",
+        "Errors that NVIDIA's driver reported about the GPU since the agent started, by XID.";
+    MEMORY: Gauge = "divvy_gpu_memory_bytes",
+        "The GPU's memory, as the driver reports it.";
+    MEMORY_USED: Gauge = "divvy_gpu_memory_used_bytes",
+        "Memory in use on the GPU, as the driver reports it.";
+    SM_ACTIVE: Gauge = "divvy_gpu_sm_active_ratio",
+        "Part of the time in which the multiprocessors had work, as their mean since the last scrape; from Hopper on.";
+    TENSOR_ACTIVE: Gauge = "divvy_gpu_tensor_active_ratio",
+        "Part of the time in which the tensor cores were active, since the last scrape; from Hopper on.";
+    MEMORY_BANDWIDTH: Gauge = "divvy_gpu_memory_bandwidth_ratio",
+        "Part of the memory's bandwidth that was used, since the last scrape; from Hopper on.";
+    POWER: Gauge = "divvy_gpu_power_watts",
+        "Power draw of the GPU.";
+    BUSY: Gauge = "divvy_gpu_busy_ratio",
+        "Part of the driver's last sample period in which a kernel ran on the GPU; with source=\"gpm\", which MIG devices from Hopper on have, part of the \
+         time since the last scrape.";
+    ENERGY: Counter = "divvy_gpu_energy_joules_total",
+        "Energy that the GPU has used since the driver was loaded.";
+    TEMPERATURE: Gauge = "divvy_gpu_temperature_celsius",
+        "Temperature of the GPU's chip and of its memory.";
+    CLOCK: Gauge = "divvy_gpu_clock_hertz",
+        "Clocks of the multiprocessors and of the memory.";
+    THROTTLED: Gauge = "divvy_gpu_throttled",
+        "1 while the GPU's clocks are reduced for this reason; an idle GPU does not count.";
+}
 
 /// Why a GPU's clocks are lower than possible (nvml.h, `nvmlClocksEventReason…`). That the GPU is idle is left out.
 const REASONS: [(u64, &str); 7] = [
@@ -17,16 +57,15 @@ const REASONS: [(u64, &str); 7] = [
 ];
 
 /// Describe the GPUs. `allocated` is what pods with a grant have of each GPU.
-pub(super) fn describe<'a>(
-    sheet: &mut Sheet<'_>,
+pub(super) fn describe(
+    page: &mut Page<'_>,
     inventory: &Inventory,
-    allocated: impl Iterator<Item = (&'a str, MiB)>,
+    allocated: &BTreeMap<String, MiB>,
     measured: &Measured,
     xids: &Xids,
 ) {
-    let mut info = Floats::default();
-    let (mut shared, mut held) = (Floats::default(), Floats::default());
-    for gpu in &inventory.gpus {
+    let gpus = &inventory.gpus;
+    let info = gpus.iter().map(|gpu| {
         let driver = inventory.drivers.get(&gpu.vendor).map_or("", String::as_str);
         let labels = [
             ("gpu", gpu.index.to_string()),
@@ -35,39 +74,49 @@ pub(super) fn describe<'a>(
             ("model", gpu.model.clone()),
             ("driver", driver.to_owned()),
         ];
-        info.set(labels, 1.0);
-        held.set(of(&gpu.uuid), bytes(gpu.held));
-        if gpu.is_shared() {
-            shared.set(of(&gpu.uuid), bytes(inventory.unit.memory(gpu.units).unwrap_or_default()));
+        (labels, Float(1.0))
+    });
+    page.write(&INFO, info.collect::<BTreeMap<_, _>>());
+    let shared = gpus.iter().filter(|gpu| gpu.is_shared());
+    let shared = shared.map(|gpu| (&*gpu.uuid, bytes(inventory.unit.memory(gpu.units).unwrap_or_default())));
+    write(page, &SHARED, shared);
+    write(
+        page,
+        &ALLOCATED,
+        allocated.iter().map(|(uuid, memory)| (&**uuid, bytes(*memory))),
+    );
+    write(page, &HELD, gpus.iter().map(|gpu| (&*gpu.uuid, bytes(gpu.held))));
+    let counts = xids.counts().iter().map(|((uuid, xid), count)| {
+        #[expect(clippy::cast_precision_loss, reason = "no GPU reports so many errors")]
+        let count = *count as f64;
+        ([("uuid", uuid), ("xid", xid)], Float(count))
+    });
+    page.write(&XID_ERRORS, counts);
+    describe_measured(page, measured);
+}
+
+/// Write a value of each GPU in the order of their UUIDs.
+fn write<'a>(page: &mut Page<'_>, metric: &Metric, samples: impl Iterator<Item = (&'a str, Float)>) {
+    page.write_by(metric, "uuid", samples.collect::<BTreeMap<_, _>>());
+}
+
+/// Write those values of each GPU that have a name of their own, in the order of the UUIDs and names.
+fn write_named<const N: usize>(
+    page: &mut Page<'_>,
+    metric: &Metric,
+    label: &'static str,
+    measured: &Measured,
+    values: impl Fn(&Gauges) -> [(&'static str, Option<f64>); N],
+) {
+    let mut samples = BTreeMap::new();
+    for gpu in &measured.gpus {
+        for (name, value) in values(&gpu.values) {
+            if let Some(value) = value {
+                samples.insert([("uuid", gpu.uuid.as_str()), (label, name)], Float(value));
+            }
         }
     }
-    info.gauge(sheet, "divvy_gpu_info", "1 for each GPU and MIG device, with what it is");
-    shared.gauge(sheet, "divvy_gpu_shared_bytes", "Memory that the GPU offers for sharing");
-    let mut sums = Floats::default();
-    for (uuid, memory) in allocated {
-        sums.set(of(uuid), bytes(memory));
-    }
-    sums.gauge(
-        sheet,
-        "divvy_gpu_allocated_bytes",
-        "Memory on the GPU that pods with a grant have",
-    );
-    held.gauge(
-        sheet,
-        "divvy_gpu_held_bytes",
-        "Memory held by containers without an allocation: their pod object is gone or has ended, or the extender did not place the pod",
-    );
-    let mut counts = Floats::default();
-    for ((uuid, xid), count) in xids.counts() {
-        #[expect(clippy::cast_precision_loss, reason = "no GPU reports so many errors")]
-        counts.set([("uuid", uuid.clone()), ("xid", xid.clone())], *count as f64);
-    }
-    counts.counter(
-        sheet,
-        "divvy_gpu_xid_errors",
-        "Errors that NVIDIA's driver reported about the GPU since the agent started, by XID",
-    );
-    describe_measured(sheet, measured);
+    page.write(metric, samples);
 }
 
 /// A value of a GPU in base units.
@@ -99,107 +148,47 @@ fn busy_ratio(of: &Gauges) -> Option<(f64, Option<&'static str>)> {
 }
 
 /// Describe what the driver measures. A value that it does not return has no series.
-fn describe_measured(sheet: &mut Sheet<'_>, measured: &Measured) {
-    let simple: [(&'static str, &'static str, Value); 6] = [
-        ("divvy_gpu_memory_bytes", "The GPU's memory, as the driver reports it", |of| {
-            of.memory.map(|memory| float(memory.total))
+fn describe_measured(page: &mut Page<'_>, measured: &Measured) {
+    let simple: [(&Metric, Value); 6] = [
+        (&MEMORY, |of| of.memory.map(|memory| float(memory.total))),
+        (&MEMORY_USED, |of| of.memory.map(|memory| float(memory.used))),
+        (&SM_ACTIVE, |of| of.gpm?.sm_active.map(|parts| f64::from(parts) / 1e6)),
+        (&TENSOR_ACTIVE, |of| of.gpm?.tensor_active.map(|parts| f64::from(parts) / 1e6)),
+        (&MEMORY_BANDWIDTH, |of| {
+            of.gpm?.dram_active.map(|parts| f64::from(parts) / 1e6)
         }),
-        (
-            "divvy_gpu_memory_used_bytes",
-            "Memory in use on the GPU, as the driver reports it",
-            |of| of.memory.map(|memory| float(memory.used)),
-        ),
-        (
-            "divvy_gpu_sm_active_ratio",
-            "Part of the time in which the multiprocessors had work, as their mean since the last scrape; from Hopper on",
-            |of| of.gpm?.sm_active.map(|parts| f64::from(parts) / 1e6),
-        ),
-        (
-            "divvy_gpu_tensor_active_ratio",
-            "Part of the time in which the tensor cores were active, since the last scrape; from Hopper on",
-            |of| of.gpm?.tensor_active.map(|parts| f64::from(parts) / 1e6),
-        ),
-        (
-            "divvy_gpu_memory_bandwidth_ratio",
-            "Part of the memory's bandwidth that was used, since the last scrape; from Hopper on",
-            |of| of.gpm?.dram_active.map(|parts| f64::from(parts) / 1e6),
-        ),
-        ("divvy_gpu_power_watts", "Power draw of the GPU", |of| {
-            of.power_milliwatts.map(|power| float(power) / 1000.0)
-        }),
+        (&POWER, |of| of.power_milliwatts.map(|power| float(power) / 1000.0)),
     ];
     let gpus: Vec<Divided<'_>> = measured.gpus.iter().map(divided).collect();
-    for (name, help, value) in simple {
-        let mut floats = Floats::default();
-        for (uuid, value) in gpus.iter().flat_map(|gpu| values(gpu, value)) {
-            floats.set(of(uuid), value);
-        }
-        floats.gauge(sheet, name, help);
+    for (metric, value) in simple {
+        let samples = gpus.iter().flat_map(|gpu| values(gpu, value));
+        write(page, metric, samples.map(|(uuid, value)| (uuid, Float(value))));
     }
-    let mut busy = Floats::default();
+    let mut busy = BTreeMap::new();
     for (uuid, (ratio, source)) in gpus.iter().flat_map(|gpu| values(gpu, busy_ratio)) {
-        match source {
-            None => busy.set(of(uuid), ratio),
-            Some(source) => busy.set([("uuid", uuid.to_owned()), ("source", source.to_owned())], ratio),
-        }
+        let labels = std::iter::once(("uuid", uuid)).chain(source.map(|source| ("source", source)));
+        busy.insert(labels.collect::<Vec<_>>(), Float(ratio));
     }
-    busy.gauge(
-        sheet,
-        "divvy_gpu_busy_ratio",
-        "Part of the driver's last sample period in which a kernel ran on the GPU; with source=\"gpm\", which MIG devices from Hopper on have, part of the \
-         time since the last scrape",
-    );
-    let (mut energy, mut temperature) = (Floats::default(), Floats::default());
-    let (mut clock, mut throttled) = (Floats::default(), Floats::default());
-    for gpu in &measured.gpus {
-        let (uuid, values) = (&gpu.uuid, &gpu.values);
-        let with = |label: &'static str, text: &str| [("uuid", uuid.clone()), (label, text.to_owned())];
-        if let Some(millijoules) = values.energy_millijoules {
-            energy.set(of(uuid), float(millijoules) / 1000.0);
-        }
-        for (sensor, celsius) in [
-            ("gpu", values.temperature_celsius),
-            ("memory", values.memory_temperature_celsius),
-        ] {
-            if let Some(celsius) = celsius {
-                temperature.set(with("sensor", sensor), f64::from(celsius));
-            }
-        }
-        for (domain, mhz) in [("sm", values.sm_clock_mhz), ("memory", values.memory_clock_mhz)] {
-            if let Some(mhz) = mhz {
-                clock.set(with("domain", domain), f64::from(mhz) * 1e6);
-            }
-        }
-        if let Some(reasons) = values.clocks_event_reasons {
-            for (bit, reason) in REASONS {
-                throttled.set(with("reason", reason), f64::from(u8::from(reasons & bit != 0)));
-            }
-        }
-    }
-    energy.counter(
-        sheet,
-        "divvy_gpu_energy_joules",
-        "Energy that the GPU has used since the driver was loaded",
-    );
-    temperature.gauge(
-        sheet,
-        "divvy_gpu_temperature_celsius",
-        "Temperature of the GPU's chip and of its memory",
-    );
-    clock.gauge(
-        sheet,
-        "divvy_gpu_clock_hertz",
-        "Clocks of the multiprocessors and of the memory",
-    );
-    throttled.gauge(
-        sheet,
-        "divvy_gpu_throttled",
-        "1 while the GPU's clocks are reduced for this reason; an idle GPU does not count",
-    );
-}
-
-fn of(uuid: &str) -> [(&'static str, String); 1] {
-    [("uuid", uuid.to_owned())]
+    page.write(&BUSY, busy);
+    let energy = measured
+        .gpus
+        .iter()
+        .filter_map(|gpu| Some((&*gpu.uuid, Float(float(gpu.values.energy_millijoules?) / 1000.0))));
+    write(page, &ENERGY, energy);
+    write_named(page, &TEMPERATURE, "sensor", measured, |of| {
+        [
+            ("gpu", of.temperature_celsius.map(f64::from)),
+            ("memory", of.memory_temperature_celsius.map(f64::from)),
+        ]
+    });
+    write_named(page, &CLOCK, "domain", measured, |of| {
+        [("sm", of.sm_clock_mhz), ("memory", of.memory_clock_mhz)]
+            .map(|(domain, mhz)| (domain, mhz.map(|mhz| f64::from(mhz) * 1e6)))
+    });
+    write_named(page, &THROTTLED, "reason", measured, |of| {
+        let reasons = of.clocks_event_reasons;
+        REASONS.map(|(bit, reason)| (reason, reasons.map(|reasons| f64::from(u8::from(reasons & bit != 0)))))
+    });
 }
 
 #[expect(

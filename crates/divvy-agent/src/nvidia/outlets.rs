@@ -2,7 +2,6 @@
 //! NVIDIA's plugin has neither, so nothing listens and nothing is sent unless the pod is set up for it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use divvy_kube::client::{Choice, connect};
@@ -56,7 +55,7 @@ impl Observed for Shown {
         self.metrics.counts()
     }
 
-    fn metrics(&self, format: divvy_exposition::Format) -> Result<String, fmt::Error> {
+    fn metrics(&self, format: divvy_exposition::Format) -> String {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.metrics.text(&state.gpus, &state.offered, format)
     }

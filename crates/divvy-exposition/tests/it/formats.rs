@@ -1,12 +1,8 @@
-//! A registry in both formats.
+//! A page in both formats.
 
-use divvy_exposition::{Format, encode};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::metrics::info::Info;
-use prometheus_client::registry::{Registry, Unit};
+use std::collections::{BTreeMap, BTreeSet};
+
+use divvy_exposition::{Float, Format, Histogram, Page};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -21,39 +17,90 @@ pub(crate) fn any_text() -> impl Strategy<Value = String> {
     vec(character, 0..12).prop_map(String::from_iter)
 }
 
-fn registry(texts: &[(String, i64, u32)]) -> Registry {
-    type Labels = Vec<(String, String)>;
-    let counters = Family::<Labels, Counter>::default();
-    let gauges = Family::<Labels, Gauge>::default();
-    let times = Family::<Labels, Histogram>::new_with_constructor(|| Histogram::new([0.5, 1e9]));
-    let mut registry = Registry::default();
+divvy_exposition::metrics! {
+    THINGS: Counter = "things_total", "Things.";
+    SIZE: Gauge = "size_bytes", "Size \"in bytes\".";
+    TIMES: Histogram = "times", "Times.";
+    NOTHING: Gauge = "nothing", "Without samples.";
+    ALONE: Counter = "alone_total", "Alone.";
+    RATIO: Gauge = "ratio", "Ratio.";
+}
+
+fn write(mut page: Page<'_>, texts: &[(String, i64, u32)]) -> String {
+    let mut counters: BTreeMap<_, u64> = BTreeMap::new();
+    let (mut gauges, mut times) = (BTreeMap::new(), BTreeMap::new());
     for (text, value, count) in texts {
-        let labels = vec![("a".to_owned(), text.clone()), ("b_c".to_owned(), format!("{text}\"\n"))];
-        counters.get_or_create(&labels).inc_by(u64::from(*count));
-        gauges.get_or_create(&labels).set(*value);
-        times.get_or_create(&labels).observe(f64::from(*count));
+        let labels = [("a", text.clone()), ("b_c", format!("{text}\"\n"))];
+        *counters.entry(labels.clone()).or_default() += u64::from(*count);
+        gauges.insert(labels.clone(), *value);
+        let times = times.entry(labels).or_insert_with(|| Histogram::new(&[0.5, 1e9]));
+        times.observe(f64::from(*count));
     }
-    registry.register("things", "Things", counters);
-    registry.register_with_unit("size", "Size", Unit::Bytes, gauges);
-    registry.register("times", "Times", times);
-    let build = texts.iter().take(1).map(|(text, ..)| ("version".to_owned(), text.clone()));
-    registry.register("build", "Build", Info::new(build.collect::<Labels>()));
-    registry.register("alone", "Alone", ConstCounter::new(7_u64));
-    registry
+    page.write(&THINGS, counters);
+    page.write(&SIZE, gauges);
+    page.write_histograms(&TIMES, times);
+    page.write_by(&NOTHING, "a", [("", 0); 0]);
+    page.write_one(&ALONE, 7);
+    page.write_by(&RATIO, "of", [("a", Float(0.25))]);
+    page.finish()
+}
+
+#[test]
+fn a_page_is_written_as_the_formats_say() {
+    let text = |format| {
+        let mut page = Page::new(format);
+        page.write_by(&THINGS, "a", [("x\"\\\n", 1), ("\u{e4}\r", 2)]);
+        let mut times = Histogram::new(&[0.5, 1e9]);
+        for time in [0.5, 0.75] {
+            times.observe(time);
+        }
+        page.write_histograms(&TIMES, [([("a", "x")], &times)]);
+        page.write_one(&SIZE, Float(86_400_000_000_000_000_000.0));
+        page.finish()
+    };
+    let samples = [
+        "things_total{a=\"x\\\"\\\\\\n\"} 1\nthings_total{a=\"\u{e4}\r\"} 2\n",
+        "times_sum{a=\"x\"} 1.25\ntimes_count{a=\"x\"} 2\ntimes_bucket{le=\"0.5\",a=\"x\"} 1\n\
+         times_bucket{le=\"1000000000.0\",a=\"x\"} 2\ntimes_bucket{le=\"+Inf\",a=\"x\"} 2\n",
+        "size_bytes 86400000000000000000.0\n",
+    ];
+    let [things, times, size] = samples;
+    let rest = format!(
+        "# HELP times Times.\n# TYPE times histogram\n{times}# HELP size_bytes Size \"in bytes\".\n# TYPE size_bytes gauge\n{size}"
+    );
+    let expected = format!("# HELP things_total Things.\n# TYPE things_total counter\n{things}{rest}");
+    assert_eq!(text(Format::Text), expected);
+    let expected = format!("# HELP things Things.\n# TYPE things counter\n{things}{rest}# EOF\n");
+    assert_eq!(text(Format::OpenMetrics), expected);
+}
+
+#[test]
+fn a_page_takes_only_the_metrics_that_it_is_for() {
+    let texts = [("x".to_owned(), 1, 1)];
+    for (names, expected) in [
+        (vec!["things_total"], vec!["things_total"]),
+        (vec!["alone_total", "times"], vec!["times", "alone_total"]),
+        (vec!["things"], vec![]),
+    ] {
+        let only: BTreeSet<String> = names.into_iter().map(str::to_owned).collect();
+        let scrape = reader::text(&write(Page::only(Format::Text, &only), &texts));
+        let found: Vec<&str> = scrape.families.iter().map(|((name, ..), _)| name.as_str()).collect();
+        assert_eq!(found, expected);
+    }
+    let all = BTreeSet::new();
+    assert_eq!(
+        write(Page::only(Format::Text, &all), &texts),
+        write(Page::new(Format::Text), &texts)
+    );
 }
 
 proptest! {
     #[test]
     fn both_formats_have_the_same_samples(texts in vec((any_text(), any::<i64>(), any::<u32>()), 1..4)) {
-        let (first, second) = (registry(&texts), {
-            let mut second = Registry::default();
-            second.register("second", "From another registry", Gauge::<i64>::default());
-            second
-        });
-        let [text, open_metrics] = Format::ALL.map(|format| encode(&[&first, &second], format).expect("encoded"));
+        let [text, open_metrics] = Format::ALL.map(|format| write(Page::new(format), &texts));
         let (text, open_metrics) = (reader::text(&text), reader::open_metrics(&open_metrics));
         prop_assert_eq!(text.samples(), open_metrics.samples());
-        // The labels are those that the registry was given.
+        // The labels are those that the page was given.
         let written = |name: &str| -> Vec<String> {
             let samples = text.samples().into_iter().filter(|(sample, ..)| sample == name);
             let mut values: Vec<String> = samples.map(|(_, labels, _)| labels[0].1.clone()).collect();
@@ -66,7 +113,7 @@ proptest! {
         prop_assert_eq!(&written("things_total"), &given);
         prop_assert_eq!(&written("size_bytes"), &given);
         let names: Vec<&str> = text.families.iter().map(|((name, ..), _)| name.as_str()).collect();
-        prop_assert_eq!(names, ["things_total", "size_bytes", "times", "build_info", "alone_total", "second"]);
+        prop_assert_eq!(names, ["things_total", "size_bytes", "times", "alone_total", "ratio"]);
         let helps = |scrape: &reader::Scrape| scrape.families.iter().map(|((_, _, help), _)| help.clone()).collect::<Vec<_>>();
         prop_assert_eq!(helps(&text), helps(&open_metrics));
     }

@@ -1,31 +1,33 @@
-//! Families that are written by hand.
+//! Metrics under names of others, and any text.
 
-use divvy_exposition::{Decimal, Format, Kind, encode, family};
-use prometheus_client::registry::Registry;
+use divvy_exposition::{Decimal, Format, Kind, Metric, Page};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::formats::any_text;
 use crate::reader;
 
+divvy_exposition::metrics! {
+    ENERGY: Counter = "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy \"since\" boot \\ in\nmJ.";
+    POWER: Gauge = "DCGM_FI_DEV_POWER_USAGE", "Power.";
+    X: Gauge = "x", "X.";
+}
+
 #[test]
-fn a_family_is_described_and_its_samples_follow() {
-    let mut text = String::new();
-    let mut energy = family(
-        &mut text,
-        "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",
-        Kind::Counter,
-        "Energy \"since\" boot \\ in\nmJ.",
-    );
-    energy.sample([("gpu", "0"), ("UUID", "GPU-\"\\\n\u{fc}")], u64::MAX);
-    energy.sample([("gpu", "1"), ("UUID", "")], 0_u32);
+fn a_metric_is_described_and_its_samples_follow() {
+    let mut page = Page::new(Format::Text);
+    let energy = [
+        ([("gpu", "0"), ("UUID", "GPU-\"\\\n\u{fc}")], u64::MAX),
+        ([("gpu", "1"), ("UUID", "")], 0),
+    ];
+    page.write(&ENERGY, energy);
     let milliwatts = Decimal {
         digits: 62_005,
         decimals: 3,
     };
-    family(&mut text, "DCGM_FI_DEV_POWER_USAGE", Kind::Gauge, "Power.").sample([], milliwatts);
+    page.write_one(&POWER, milliwatts);
     assert_eq!(
-        text,
+        page.finish(),
         "# HELP DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION Energy \"since\" boot \\\\ in\\nmJ.\n\
          # TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter\n\
          DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{gpu=\"0\",UUID=\"GPU-\\\"\\\\\\n\u{fc}\"} 18446744073709551615\n\
@@ -56,11 +58,9 @@ fn decimals_are_exact() {
 proptest! {
     #[test]
     fn any_text_survives_as_a_labels_value(values in vec((any_text(), any::<i64>()), 1..5)) {
-        let mut text = encode(&[&Registry::default()], Format::Text).expect("encoded");
-        let mut written = family(&mut text, "x", Kind::Gauge, "X.");
-        for (value, number) in &values {
-            written.sample([("a", value.as_str()), ("b", value)], *number);
-        }
+        let mut page = Page::new(Format::Text);
+        page.write(&X, values.iter().map(|(value, number)| ([("a", value), ("b", value)], number)));
+        let text = page.finish();
         let scrape = reader::text(&text);
         let read: Vec<(String, i64)> = scrape
             .samples()
@@ -72,8 +72,12 @@ proptest! {
 
     #[test]
     fn any_help_text_stays_in_its_line(help in any_text()) {
-        let mut text = String::new();
-        family(&mut text, "x", Kind::Gauge, &help).sample([], 1_i64);
+        // A declared help text lives as long as the program.
+        let help: &'static str = help.leak();
+        let metric = Metric { name: "x", kind: Kind::Gauge, help };
+        let mut page = Page::new(Format::Text);
+        page.write_one(&metric, 1);
+        let text = page.finish();
         let scrape = reader::text(&text);
         prop_assert_eq!(scrape.samples().len(), 1);
         let found = scrape.families[0].0.2.replace("\\\\", "\u{1}\u{2}").replace("\\n", "\n").replace("\u{1}\u{2}", "\\");

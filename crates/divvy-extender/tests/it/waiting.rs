@@ -11,9 +11,7 @@ use crate::values::*;
 
 /// Return the reasons that have pods, each with the number of pods.
 fn waiting(core: &Core) -> Vec<(String, u64)> {
-    let text = Metrics::default()
-        .text(&Scrape::of(core, None, true), Format::Text)
-        .expect("formatted");
+    let text = Metrics::default().text(&Scrape::of(core, None, true), Format::Text);
     let samples: Vec<(String, u64)> = text
         .lines()
         .filter_map(|line| line.strip_prefix("divvy_pods_waiting{reason=\"")?.split_once("\"} "))
@@ -166,9 +164,7 @@ fn the_time_from_creation_to_the_bind_is_counted_once_for_each_pod() {
     let ends: Vec<(u16, u64)> = WAITS_S.into_iter().zip(waits.pods).filter(|(_, pods)| *pods > 0).collect();
     assert_eq!(ends, [(1, 2), (120, 1)], "a and the one from the future, and b");
     assert_eq!(waits.pods[WAITS_S.len()], 2, "c and the one from 1970");
-    let text = Metrics::default()
-        .text(&Scrape::of(&core, None, true), Format::Text)
-        .expect("formatted");
+    let text = Metrics::default().text(&Scrape::of(&core, None, true), Format::Text);
     for line in [
         "divvy_pod_wait_seconds_count 5",
         "divvy_pod_wait_seconds_bucket{le=\"1.0\"} 2",
@@ -184,9 +180,7 @@ fn the_time_from_creation_to_the_bind_is_counted_once_for_each_pod() {
 #[test]
 fn fragments_are_the_free_memory_that_is_in_too_small_pieces() {
     let ratio = |core: &Core| {
-        let text = Metrics::default()
-            .text(&Scrape::of(core, None, true), Format::Text)
-            .expect("formatted");
+        let text = Metrics::default().text(&Scrape::of(core, None, true), Format::Text);
         let line = text.lines().find_map(|line| line.strip_prefix("divvy_fragmentation_ratio "));
         line.expect("always there").to_owned()
     };
