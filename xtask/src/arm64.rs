@@ -95,9 +95,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<ExitCode> {
             }
         }
     }
-    let compiled = match is_fast {
-        true => "everything that is shipped compiles without a warning for its C library",
-        false => "everything that is shipped compiles without a warning for both C libraries",
+    let compiled = if is_fast {
+        "everything that is shipped compiles without a warning for its C library"
+    } else {
+        "everything that is shipped compiles without a warning for both C libraries"
     };
     // The C library's loader is a program.
     if let Err(error) = output(inside()?.args(["/lib/ld-linux-aarch64.so.1", "--version"])) {

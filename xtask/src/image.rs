@@ -90,9 +90,10 @@ pub(crate) fn run(arguments: &[&str]) -> Result<()> {
     let compression = if is_fast { Compression::fast() } else { Compression::best() };
     let mut layers = Vec::new();
     for machine in machines {
-        let programs = match is_fast {
-            true => take_debug_builds(machine)?,
-            false => build(machine)?,
+        let programs = if is_fast {
+            take_debug_builds(machine)?
+        } else {
+            build(machine)?
         };
         layers.push((machine, layer(&files(machine, &programs, is_fast)?, compression)?));
     }
@@ -343,9 +344,10 @@ fn files(machine: &Machine, programs: &Programs, is_fast: bool) -> Result<BTreeM
     } = programs;
     let of_the_image = [divvy.as_path(), agent, nvidia];
     let statics = [runtime.as_path(), hook];
-    let (linked, statics) = match is_fast {
-        true => ([&of_the_image[..], &[probe, smoke]].concat(), statics.to_vec()),
-        false => (vec![probe.as_path(), smoke], [&of_the_image[..], &statics].concat()),
+    let (linked, statics) = if is_fast {
+        ([&of_the_image[..], &[probe, smoke]].concat(), statics.to_vec())
+    } else {
+        (vec![probe.as_path(), smoke], [&of_the_image[..], &statics].concat())
     };
     for program in statics {
         ensure!(

@@ -61,9 +61,10 @@ impl Machine {
 
     /// Return the compiler of C for glibc, which is also the linker.
     pub(crate) fn compiler(&self) -> String {
-        match self.is_own() {
-            true => "cc".to_owned(),
-            false => format!("{}-linux-gnu-gcc", self.rust),
+        if self.is_own() {
+            "cc".to_owned()
+        } else {
+            format!("{}-linux-gnu-gcc", self.rust)
         }
     }
 

@@ -73,9 +73,10 @@ impl Core {
 
     fn ids_text(&self, spec: ResourceSpec) -> String {
         let ids: Vec<String> = self.gpus.iter().flat_map(|gpu| spec.ids_of(gpu)).collect();
-        match ids.is_empty() {
-            true => "it has none".to_owned(),
-            false => ids.join(", "),
+        if ids.is_empty() {
+            "it has none".to_owned()
+        } else {
+            ids.join(", ")
         }
     }
 

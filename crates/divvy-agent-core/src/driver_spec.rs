@@ -174,10 +174,7 @@ pub const NO_LIBRARIES: &str = "NoDriverLibraries";
 impl Trouble {
     /// Return the reason of the node's event.
     pub fn reason(&self) -> &'static str {
-        match self.stale {
-            true => "DriverSpecStale",
-            false => NO_LIBRARIES,
-        }
+        if self.stale { "DriverSpecStale" } else { NO_LIBRARIES }
     }
 
     /// Return the problem that no spec names the GPU.

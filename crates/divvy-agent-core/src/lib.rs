@@ -179,24 +179,26 @@ impl Settings {
 
     /// Return what the agent offers of a vendor's GPU with this much memory, or of a partition of one.
     pub fn offer(&self, vendor: Vendor, total: MiB, partition: Option<&Partition>) -> Offer {
-        let (whole, is_shared) = match vendor.is_shared_by_default() {
-            true => (self.kind(vendor, partition).filter(|_| self.whole), true),
-            false => (
+        let (whole, is_shared) = if vendor.is_shared_by_default() {
+            (self.kind(vendor, partition).filter(|_| self.whole), true)
+        } else {
+            (
                 Some(WholeKind::Gpu(vendor)),
                 partition.is_none() && self.also_shared.contains(&vendor),
-            ),
+            )
         };
-        match is_shared {
-            true => Offer {
+        if is_shared {
+            Offer {
                 reserve: self.reserve,
                 units: self.unit.units_in(total.saturating_sub(self.reserve)),
                 whole,
-            },
-            false => Offer {
+            }
+        } else {
+            Offer {
                 reserve: MiB::ZERO,
                 units: 0,
                 whole,
-            },
+            }
         }
     }
 }

@@ -191,9 +191,10 @@ impl Core {
     /// Return the memory that a share books on a GPU. A pod that has the whole GPU books what the GPU offers now. This
     /// may be less than when the pod started, if more memory has been reserved since.
     pub(super) fn booked(&self, share: &GpuShare, gpu: &Gpu) -> MiB {
-        match share.whole || !gpu.is_shared() {
-            true => self.capacity(gpu),
-            false => share.memory,
+        if share.whole || !gpu.is_shared() {
+            self.capacity(gpu)
+        } else {
+            share.memory
         }
     }
 }

@@ -636,10 +636,7 @@ impl Agent {
 
     /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
     pub(crate) async fn reconcile(self: &Arc<Self>, ask_driver: bool) -> After {
-        let in_use = match ask_driver {
-            true => self.memory_in_use().await,
-            false => None,
-        };
+        let in_use = if ask_driver { self.memory_in_use().await } else { None };
         self.check_driver().await;
         let guard = self.grants.clone().lock_owned().await;
         let agent = self.clone();

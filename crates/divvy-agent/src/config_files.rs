@@ -35,12 +35,13 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     if fs::metadata(path)?.is_file() {
         fs::File::open(path)?.take(BYTES + 1).read_to_end(&mut content)?;
     }
-    match content.len() as u64 > BYTES {
-        true => Err(io::Error::new(
+    if content.len() as u64 > BYTES {
+        Err(io::Error::new(
             ErrorKind::InvalidData,
             "it is larger than 1 MiB; make it smaller, or choose another file",
-        )),
-        false => Ok(content),
+        ))
+    } else {
+        Ok(content)
     }
 }
 

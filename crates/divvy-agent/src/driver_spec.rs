@@ -261,9 +261,10 @@ impl DriverSpec {
             .map_err(|error| error.to_string())?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = written.written || made.notes != state.notes;
-        let text = match made.notes.is_empty() {
-            true => String::new(),
-            false => format!("; {}", made.notes.join("; ")),
+        let text = if made.notes.is_empty() {
+            String::new()
+        } else {
+            format!("; {}", made.notes.join("; "))
         };
         state.notes = made.notes;
         state.made = written.stamp;

@@ -98,18 +98,20 @@ fn sync_directory(directory: &Path) -> Result<(), FileError> {
 /// The error is the system's, or says that it is not a regular file.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(no_follow()).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")),
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"))
     }
 }
 
 /// Remove the content of a regular file that another program writes.
 pub(crate) fn empty(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().write(true).custom_flags(no_follow()).open(path)?;
-    match file.metadata()?.is_file() {
-        true => file.set_len(0),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")),
+    if file.metadata()?.is_file() {
+        file.set_len(0)
+    } else {
+        Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file"))
     }
 }
 

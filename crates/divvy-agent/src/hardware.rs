@@ -216,12 +216,13 @@ impl Machine {
             // What the annotations say is known without the inventory.
             let has_failed = !gpu.reason.as_deref().is_some_and(is_out_of_service);
             if (gpu.health == Health::Failed && has_failed) || in_use {
-                let verdict = match has_failed {
-                    true => Verdict {
+                let verdict = if has_failed {
+                    Verdict {
                         health: gpu.health,
                         reason: gpu.reason.clone(),
-                    },
-                    false => Verdict::default(),
+                    }
+                } else {
+                    Verdict::default()
                 };
                 if gpu.health != Health::Ok {
                     info!(
@@ -312,10 +313,7 @@ impl Machine {
         }
         let reported = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone()));
         self.reported = reported.collect();
-        let snapshot = match self.mig_devices {
-            true => snapshot.divided(),
-            false => snapshot,
-        };
+        let snapshot = if self.mig_devices { snapshot.divided() } else { snapshot };
         self.forget(agent, &snapshot);
         self.forget_excess(agent, &snapshot);
         let changed = self.tracker.snapshot(now, &snapshot);
@@ -415,12 +413,13 @@ impl Machine {
         let silent = self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE);
         let verdict = |uuid: &str| {
             let verdict = self.tracker.verdict(uuid).cloned().unwrap_or_default();
-            match silent && verdict.health == Health::Ok {
-                true => Verdict {
+            if silent && verdict.health == Health::Ok {
+                Verdict {
                     health: Health::Failed,
                     reason: Some("the driver does not answer".to_owned()),
-                },
-                false => verdict,
+                }
+            } else {
+                verdict
             }
         };
         let settings = agent.core().settings().clone();

@@ -73,9 +73,10 @@ impl HealthChange {
     }
 
     pub(crate) fn log(&self) {
-        match self.warning {
-            true => warn!("{}", self.text),
-            false => info!("{}", self.text),
+        if self.warning {
+            warn!("{}", self.text)
+        } else {
+            info!("{}", self.text)
         }
     }
 }

@@ -56,9 +56,10 @@ impl Agent {
             self.account_if_due(None);
             return None;
         };
-        let after = match checks {
-            true => self.shares().check().await,
-            false => self.shares().read().await,
+        let after = if checks {
+            self.shares().check().await
+        } else {
+            self.shares().read().await
         };
         self.shares().measured(&processes, &before, &after).await;
         self.account_if_due(Some(&processes));

@@ -93,12 +93,13 @@ async fn serve(
     stop: &CancellationToken,
 ) -> Result<Option<Loaded>, Error> {
     let mut node = Node::new(config, surroundings, outlets, stop);
-    let mut client = match node.find_tegra(&Nvml::Silent)? {
-        true => None,
-        false => Some(ProbeClient::start(
+    let mut client = if node.find_tegra(&Nvml::Silent)? {
+        None
+    } else {
+        Some(ProbeClient::start(
             Probe::Spawn(probe(config, surroundings)),
             surroundings.pace.timing(),
-        )),
+        ))
     };
     // A configuration that does not suit the node yet.
     let mut wanted = None;

@@ -55,12 +55,11 @@ pub(crate) async fn follow_registration(
     loop {
         let now = status.borrow_and_update().clone();
         observed.counts().registration(&resource, now.is_ready(), now.registrations);
-        match now.is_ready() {
-            true => observed.ready().clear(&part),
-            false => {
-                let text = now.last_error.as_deref().unwrap_or(NOT_REGISTERED);
-                observed.ready().set(part.clone(), format!("{resource}: {text}"));
-            }
+        if now.is_ready() {
+            observed.ready().clear(&part)
+        } else {
+            let text = now.last_error.as_deref().unwrap_or(NOT_REGISTERED);
+            observed.ready().set(part.clone(), format!("{resource}: {text}"));
         }
         if status.changed().await.is_err() {
             // The server has ended. If the node no longer offers the resource, nothing waits for it.

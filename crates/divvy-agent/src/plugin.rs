@@ -64,9 +64,10 @@ impl Plugin for AgentPlugin {
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Refusal> {
-        match self.spec.grants() {
-            true => self.agent.pre_start(self.spec, ids).await,
-            false => Ok(()),
+        if self.spec.grants() {
+            self.agent.pre_start(self.spec, ids).await
+        } else {
+            Ok(())
         }
     }
 }

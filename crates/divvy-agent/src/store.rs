@@ -147,9 +147,12 @@ impl Store {
             let found = match files::read(&path, LIMIT) {
                 Ok(Some(text)) => GrantRecord::parse(&text)
                     .map_err(|error| error.to_string())
-                    .and_then(|record| match record.file_name() == name {
-                        true => Ok(record),
-                        false => Err(format!("it should be named {}", record.file_name())),
+                    .and_then(|record| {
+                        if record.file_name() == name {
+                            Ok(record)
+                        } else {
+                            Err(format!("it should be named {}", record.file_name()))
+                        }
                     }),
                 Ok(None) => continue,
                 Err(error) => Err(error.to_string()),

@@ -101,12 +101,11 @@ impl What {
         let blocked = "no other pod gets this memory in the meantime";
         Some(match self {
             What::Overcommitted { ran, by, .. } => (
-                match ran {
-                    true => "programs that use all of their memory run out of it, and which of them fails is a matter of chance",
-                    false => {
-                        "on paper only: the node's agent does not start a container without free memory for it, so a pod that is bound to the node does not start \
+                if *ran {
+                    "programs that use all of their memory run out of it, and which of them fails is a matter of chance"
+                } else {
+                    "on paper only: the node's agent does not start a container without free memory for it, so a pod that is bound to the node does not start \
                          until memory is free"
-                    }
                 },
                 match by.last() {
                     Some(share) => format!(
@@ -325,9 +324,10 @@ impl fmt::Display for What {
                     1 => ("1 pod".to_owned(), "was"),
                     _ => (format!("{pods} pods"), "were"),
                 };
-                let why = match gone {
-                    true => "which does not exist, or no longer exists",
-                    false => "about which the history says nothing",
+                let why = if *gone {
+                    "which does not exist, or no longer exists"
+                } else {
+                    "about which the history says nothing"
                 };
                 write!(f, "{pods} {were} allocated GPUs of node {node}, {why}")
             }

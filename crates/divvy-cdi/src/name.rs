@@ -83,12 +83,13 @@ fn check(name: &str, part: &'static str, rule: &'static str, first: fn(&u8) -> b
     let good = bytes.first().is_some_and(first)
         && bytes.last().is_some_and(u8::is_ascii_alphanumeric)
         && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || inside.contains(byte));
-    match good {
-        true => Ok(()),
-        false => Err(NameError::Part {
+    if good {
+        Ok(())
+    } else {
+        Err(NameError::Part {
             part,
             name: name.chars().take(300).collect(),
             rule,
-        }),
+        })
     }
 }

@@ -93,9 +93,10 @@ impl Registry {
                 devices.push(FoundDevice {
                     name: name.clone(),
                     file,
-                    conflicts_with: match in_conflict {
-                        true => conflicts_with.map(|other| other.path.as_str()).collect(),
-                        false => Vec::new(),
+                    conflicts_with: if in_conflict {
+                        conflicts_with.map(|other| other.path.as_str()).collect()
+                    } else {
+                        Vec::new()
                     },
                     hidden_by: hidden_by.map(|other| other.path.as_str()),
                 });
@@ -114,10 +115,11 @@ impl Registry {
     /// Return the spec that provides a device; `None` if there is no such device or its files conflict.
     pub fn spec_of(&self, qualified: &str) -> Option<&Spec> {
         let at = self.by_name.get(qualified)?;
-        match self.conflict(at) {
-            true => None,
+        if self.conflict(at) {
+            None
+        } else {
             // The files are sorted by ascending priority, so the last one wins.
-            false => self.files[*at.last()?].usable(),
+            self.files[*at.last()?].usable()
         }
     }
 
@@ -146,9 +148,10 @@ impl Registry {
             }
             edits.push(&device.container_edits);
         }
-        match unresolved.is_empty() {
-            true => Ok(edits),
-            false => Err(Unresolved(unresolved)),
+        if unresolved.is_empty() {
+            Ok(edits)
+        } else {
+            Err(Unresolved(unresolved))
         }
     }
 }

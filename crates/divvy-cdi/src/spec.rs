@@ -265,12 +265,13 @@ impl Spec {
     /// # Errors
     /// Fails if the text does not have the structure of a spec.
     pub fn parse(text: &str) -> Result<Spec, Error> {
-        let json = match text.trim_start().starts_with('{') {
-            true => match serde_json::from_str(text) {
+        let json = if text.trim_start().starts_with('{') {
+            match serde_json::from_str(text) {
                 Ok(spec) => return Ok(spec),
                 Err(error) => Some(error),
-            },
-            false => None,
+            }
+        } else {
+            None
         };
         // The standard's own reader parses JSON as YAML. In YAML any scalar can be read as a string, and 0666 is octal.
         let options = serde_saphyr::options! { legacy_octal_numbers: true, with_snippet: false };

@@ -151,9 +151,10 @@ pub(super) fn configure(
              [crio.runtime], or set the kubelet's cgroupDriver to {driver}"
         ));
     }
-    let mut document = match fresh {
-        true => DocumentMut::new(),
-        false => toml_text::document(path, now.as_deref().unwrap_or_default())?,
+    let mut document = if fresh {
+        DocumentMut::new()
+    } else {
+        toml_text::document(path, now.as_deref().unwrap_or_default())?
     };
     let keep = before.default_runtime.as_deref() == Some(&settings.name)
         && fresh
@@ -172,20 +173,19 @@ pub(super) fn configure(
         section.remove("default_runtime");
     }
     let runtimes = toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes"]).ok_or_else(broken)?;
-    match runtimes.get(&settings.name).is_some() {
-        true => {
-            let table =
-                toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes", &settings.name]).ok_or_else(broken)?;
-            toml_text::put(table, "runtime_path", settings.path.as_str());
-            let kind = table
-                .get("runtime_type")
-                .and_then(toml_edit::Item::as_str)
-                .unwrap_or_default();
-            if settings.overwrite || !kind.is_empty() {
-                toml_text::put(table, "runtime_type", "oci");
-            }
+    if runtimes.get(&settings.name).is_some() {
+        let table =
+            toml_text::reach(document.as_item_mut(), &["crio", "runtime", "runtimes", &settings.name]).ok_or_else(broken)?;
+        toml_text::put(table, "runtime_path", settings.path.as_str());
+        let kind = table
+            .get("runtime_type")
+            .and_then(toml_edit::Item::as_str)
+            .unwrap_or_default();
+        if settings.overwrite || !kind.is_empty() {
+            toml_text::put(table, "runtime_type", "oci");
         }
-        false => toml_text::put_table(runtimes, &settings.name, &runtime),
+    } else {
+        toml_text::put_table(runtimes, &settings.name, &runtime)
     }
     toml_text::hide_empty(document.as_item_mut());
     Ok(vec![Write {

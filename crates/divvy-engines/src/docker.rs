@@ -111,9 +111,10 @@ pub(super) fn parse(path: &str, text: &str) -> Result<Map<String, Value>, Error>
             format: "JSON",
             line: error.line(),
             column: error.column(),
-            what: match comment {
-                true => format!("{what} (JSON has no comments)"),
-                false => what.to_owned(),
+            what: if comment {
+                format!("{what} (JSON has no comments)")
+            } else {
+                what.to_owned()
             },
         }
     })?;

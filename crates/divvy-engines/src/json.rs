@@ -83,13 +83,14 @@ impl Object {
 
 fn bounded(path: &str, text: &str) -> Result<(), Error> {
     let parts = text.bytes().filter(|byte| b"\n,:{[".contains(byte)).count();
-    match parts > MOST_PARTS {
-        true => Err(Error::TooLong {
+    if parts > MOST_PARTS {
+        Err(Error::TooLong {
             path: path.to_owned(),
             parts,
             most: MOST_PARTS,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 

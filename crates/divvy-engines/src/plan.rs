@@ -218,22 +218,24 @@ pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Reco
                 });
             }
         }
-        plan.notes.push(match plan.edits.is_empty() {
-            true => format!("divvy did not write anything here, and there is no runtime {name} to remove"),
-            false => format!(
+        plan.notes.push(if plan.edits.is_empty() {
+format!("divvy did not write anything here, and there is no runtime {name} to remove")
+} else {
+format!(
                 "there is no record of the original configuration (divvy did not write the current one), so only the runtime {name} and a default \
                  that names it are removed"
-            ),
-        });
+            )
+});
         return Ok(plan);
     };
     // Edit the importing file first, so that an import never names a missing file.
     let (main, others): (Vec<_>, Vec<_>) = record.files.iter().partition(|(path, _)| *path == target.config());
     for (path, recorded) in main.into_iter().chain(others) {
         let before = text(files, path)?;
-        let (after, kept) = match before.as_deref() == Some(&recorded.written) {
-            true => (recorded.original.clone(), Kept::default()),
-            false => revert::file(target, path, recorded, before.clone())?,
+        let (after, kept) = if before.as_deref() == Some(&recorded.written) {
+            (recorded.original.clone(), Kept::default())
+        } else {
+            revert::file(target, path, recorded, before.clone())?
         };
         if before.as_deref() != Some(&recorded.written) {
             plan.notes.push(match (&before, kept.0.is_empty()) {

@@ -116,9 +116,10 @@ impl Handler {
 
     async fn wants(&self, pod: &PodKey) -> Result<Wants, Refusal> {
         let object = list::pod(&self.client, &pod.namespace, &pod.name).await.map_err(|error| {
-            let status = match error.is_not_found() {
-                true => StatusCode::NOT_FOUND,
-                false => StatusCode::SERVICE_UNAVAILABLE,
+            let status = if error.is_not_found() {
+                StatusCode::NOT_FOUND
+            } else {
+                StatusCode::SERVICE_UNAVAILABLE
             };
             Refusal::new(status, error.to_string())
         })?;

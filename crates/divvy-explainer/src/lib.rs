@@ -145,12 +145,13 @@ pub async fn run_with(
     let questions = Handler::router(client, settings.memory_unit, metrics.clone());
     let tunnels = Tunnels::new(identity.server, questions, stop.clone());
     let ready = move || async move {
-        match *published.borrow() {
-            true => (StatusCode::OK, "ok").into_response(),
-            false => problem(
+        if *published.borrow() {
+            (StatusCode::OK, "ok").into_response()
+        } else {
+            problem(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "the ConfigMap that tells users how to reach the explainer has not been written; see the log",
-            ),
+            )
         }
     };
     let router = Router::new()

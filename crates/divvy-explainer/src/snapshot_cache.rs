@@ -115,12 +115,15 @@ impl SnapshotCache {
         });
         let answered = answered.await;
         rest(kept, began.elapsed());
-        answered.map_err(not_worked_out)?.map_err(|error| match error.is_io() {
-            true => Refusal::unavailable(format!(
-                "the answer has more than {} MiB; run divvy why without --all-nodes",
-                LARGEST_ANSWER >> 20
-            )),
-            false => not_worked_out(error),
+        answered.map_err(not_worked_out)?.map_err(|error| {
+            if error.is_io() {
+                Refusal::unavailable(format!(
+                    "the answer has more than {} MiB; run divvy why without --all-nodes",
+                    LARGEST_ANSWER >> 20
+                ))
+            } else {
+                not_worked_out(error)
+            }
         })
     }
 

@@ -81,9 +81,10 @@ impl<'a> Page<'a> {
             let mut below: u64 = 0;
             for (end, count) in buckets {
                 below += count;
-                let end = match end.is_infinite() {
-                    true => "+Inf".to_owned(),
-                    false => Float(*end).to_string(),
+                let end = if end.is_infinite() {
+                    "+Inf".to_owned()
+                } else {
+                    Float(*end).to_string()
                 };
                 self.sample([metric.name, "_bucket"], Some(&end), labels, below);
             }

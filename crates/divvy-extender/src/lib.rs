@@ -197,9 +197,10 @@ pub async fn run_with(
             stop.clone(),
         )),
         Some((credentials, names)) => {
-            let router = match webhook {
-                true => served.router.clone().merge(http::webhook(served.shared())),
-                false => served.router.clone(),
+            let router = if webhook {
+                served.router.clone().merge(http::webhook(served.shared()))
+            } else {
+                served.router.clone()
             };
             let door = TlsDoor::new(credentials, names, served.metrics());
             tokio::spawn(divvy_serve::serve(listener, door, router, limits, stop.clone()))

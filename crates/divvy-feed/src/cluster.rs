@@ -70,9 +70,10 @@ impl Cluster {
     }
 
     fn take(&mut self, pod: Kept) {
-        match pod.waits {
-            true => self.waiting.insert(pod.uid.clone()),
-            false => self.waiting.remove(&pod.uid),
+        if pod.waits {
+            self.waiting.insert(pod.uid.clone())
+        } else {
+            self.waiting.remove(&pod.uid)
         };
         self.forget(&pod.uid);
         if let Some(shown) = pod.shown {

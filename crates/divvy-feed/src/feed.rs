@@ -188,9 +188,10 @@ async fn explain(client: kube::Client, hub: Arc<Hub>, mut pods: signal::Receiver
         let none = pods.borrow_and_update().is_empty();
         let begun = Instant::now();
         // Reading the whole cluster is expensive for the API server.
-        let (waiting, unknown) = match none {
-            true => (Vec::new(), None),
-            false => waiting(&client, now()).await,
+        let (waiting, unknown) = if none {
+            (Vec::new(), None)
+        } else {
+            waiting(&client, now()).await
         };
         if found.send(Found::Waiting(waiting, unknown)).await.is_err() {
             return;

@@ -48,16 +48,18 @@ pub async fn waiting(client: &kube::Client, now: u64) -> (Vec<Waiting>, Option<S
 }
 
 async fn not_known(client: &kube::Client, error: &divvy_kube::Error) -> String {
-    let refused = match error.is_forbidden() {
-        true => list::refused(client).await.unwrap_or_default(),
-        false => Vec::new(),
+    let refused = if error.is_forbidden() {
+        list::refused(client).await.unwrap_or_default()
+    } else {
+        Vec::new()
     };
-    match refused.is_empty() {
-        true => format!("it is not known which pods wait: {error}"),
-        false => format!(
+    if refused.is_empty() {
+        format!("it is not known which pods wait: {error}")
+    } else {
+        format!(
             "it is not known which pods wait: you lack the right to list {} in the whole cluster; ask an administrator for the cluster role divvy-viewer",
             refused.join(" and ")
-        ),
+        )
     }
 }
 

@@ -505,16 +505,18 @@ struct Calls {
 
 impl Calls {
     fn allocate(self, cuda: &Library, pointer: &mut u64, bytes: u64) -> u64 {
-        match self.pool {
-            true => call!(cuda, b"cuMemAllocAsync"(pointer => *mut u64, bytes => u64, 0 => u64)),
-            false => call!(cuda, b"cuMemAlloc_v2"(pointer => *mut u64, bytes => u64)),
+        if self.pool {
+            call!(cuda, b"cuMemAllocAsync"(pointer => *mut u64, bytes => u64, 0 => u64))
+        } else {
+            call!(cuda, b"cuMemAlloc_v2"(pointer => *mut u64, bytes => u64))
         }
     }
 
     fn free(self, cuda: &Library, pointer: u64) -> u64 {
-        match self.pool {
-            true => call!(cuda, b"cuMemFreeAsync"(pointer => u64, 0 => u64)),
-            false => call!(cuda, b"cuMemFree_v2"(pointer => u64)),
+        if self.pool {
+            call!(cuda, b"cuMemFreeAsync"(pointer => u64, 0 => u64))
+        } else {
+            call!(cuda, b"cuMemFree_v2"(pointer => u64))
         }
     }
 }

@@ -199,12 +199,13 @@ impl ProbeHandle {
     /// spec can be made.
     pub async fn driver_spec(&self, basis: Basis) -> Result<DriverSpec, Failure> {
         let made: DriverSpec = self.ask(Op::DriverSpec { basis: Box::new(basis) }).await?.read()?;
-        match made.spec.is_valid() {
-            true => Ok(made),
-            false => Err(Failure::new(
+        if made.spec.is_valid() {
+            Ok(made)
+        } else {
+            Err(Failure::new(
                 Code::Protocol,
                 "the probe's CDI spec of the driver is not valid",
-            )),
+            ))
         }
     }
 

@@ -44,10 +44,7 @@ impl GpuFacts {
     pub fn divisions(&self) -> &[MigDevice] {
         let devices = MigDevice::of(self.mig, &self.mig_devices).unwrap_or_default();
         let can_be_named = |device: &MigDevice| is_uuid(&device.uuid) && device.index < INDICES;
-        match devices.iter().all(can_be_named) {
-            true => devices,
-            false => &[],
-        }
+        if devices.iter().all(can_be_named) { devices } else { &[] }
     }
 
     fn division(&self, device: &MigDevice) -> GpuFacts {

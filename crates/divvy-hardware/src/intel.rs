@@ -252,10 +252,13 @@ fn find<'t>(tree: &'t dyn Tree, calls: &Calls, memory: &Memory) -> Vec<Found<'t>
         let before = before.filter(|before| Some(&before.uuid) == uuid.as_ref());
         let error = |text: &str| format!("{}: {text}", device.name);
         let facts = match (uuid, &device.trouble, before) {
-            (Some(uuid), None, before) => match device.has_memory() || before.is_some() {
-                true => Ok(read(&device, index, uuid, before)),
-                false => continue,
-            },
+            (Some(uuid), None, before) => {
+                if device.has_memory() || before.is_some() {
+                    Ok(read(&device, index, uuid, before))
+                } else {
+                    continue;
+                }
+            }
             (Some(uuid), Some(trouble), Some(before)) => Ok(GpuFacts {
                 uuid,
                 index,

@@ -103,9 +103,10 @@ fn text_of(path: &OsStr, error: &dyn std::error::Error) -> String {
         text = format!("{text}: {error}");
         cause = error.source();
     }
-    match text.contains(&*path.to_string_lossy()) {
-        true => text,
-        false => format!("{}: {text}", path.to_string_lossy()),
+    if text.contains(&*path.to_string_lossy()) {
+        text
+    } else {
+        format!("{}: {text}", path.to_string_lossy())
     }
 }
 
@@ -197,16 +198,17 @@ impl Backend for Nvidia {
         limits.set(&device, &path(directory)?, bytes).map_err(fail)?;
         // The driver may accept a limit and ignore it, so only what it says afterwards counts.
         let (found, used) = get(directory)?;
-        match is_wanted(found) {
-            true => Ok(Limited {
+        if is_wanted(found) {
+            Ok(Limited {
                 used: MiB(used / MIB),
                 left_out: false,
-            }),
-            false => refuse(format!(
+            })
+        } else {
+            refuse(format!(
                 "the driver accepted a limit of {hard} on GPU {uuid} for {}, and says afterwards that it is {}",
                 directory.display(),
                 named(found)
-            )),
+            ))
         }
     }
 

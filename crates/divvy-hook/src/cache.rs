@@ -105,8 +105,9 @@ fn for_musl(root: &Root, directories: &[&str]) -> Result<()> {
     let path = format!("/etc/ld-musl-{arch}.path");
     let there = root.read(&path, MUSL_LIMIT)?.and_then(|bytes| String::from_utf8(bytes).ok());
     let list = musl_list(there.as_deref(), directories);
-    match there.as_ref() == Some(&list) {
-        true => Ok(()),
-        false => root.write(&path, list.as_bytes()),
+    if there.as_ref() == Some(&list) {
+        Ok(())
+    } else {
+        root.write(&path, list.as_bytes())
     }
 }

@@ -179,9 +179,10 @@ fn unanswered(
         (true, _) => Some(Unanswered::Unreachable {
             address,
             origin: origin.to_owned(),
-            cause: match late {
-                true => "the connection timed out".to_owned(),
-                false => chain().last().unwrap_or(first).to_string(),
+            cause: if late {
+                "the connection timed out".to_owned()
+            } else {
+                chain().last().unwrap_or(first).to_string()
             },
         }),
         (false, Some(limit)) => Some(Unanswered::Late { address, limit }),

@@ -15,10 +15,9 @@ pub(crate) enum Unanswered {
 
 /// Return the advice for a failed connection: what the user should check first.
 fn check(cause: &str) -> &'static str {
-    match cause.contains("certificate") {
-        true => {
-            "Check that this is the cluster's address, and that certificate-authority-data in the kubeconfig belongs to this cluster"
-        }
-        false => "Check that the API server is running and that this is its address",
+    if cause.contains("certificate") {
+        "Check that this is the cluster's address, and that certificate-authority-data in the kubeconfig belongs to this cluster"
+    } else {
+        "Check that the API server is running and that this is its address"
     }
 }

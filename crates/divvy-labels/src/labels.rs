@@ -289,9 +289,10 @@ fn models(gpus: &[&Gpu], config: &Config, found: &mut Labels) {
         found.set("gpu.compute.minor", cc.1.to_string());
     }
     let divided = gpus.iter().any(|gpu| gpu.mig == Some(true));
-    match config.mig_strategy == MigStrategy::Single && divided {
-        true => single(gpus, config, first, found),
-        false => whole(config, first, found),
+    if config.mig_strategy == MigStrategy::Single && divided {
+        single(gpus, config, first, found)
+    } else {
+        whole(config, first, found)
     }
 }
 
@@ -299,12 +300,13 @@ fn whole(config: &Config, model: &Model<'_>, found: &mut Labels) {
     let raw = model.gpus.first().map_or("", |gpu| gpu.model.as_str());
     let resource = first_match(&config.resources.gpus, raw).unwrap_or_default();
     // GPUs in MIG mode are not shared as such (`NewGPUResourceLabelerWithoutSharing` of NVIDIA's GPU feature discovery).
-    let shared = match model.gpus.iter().all(|gpu| gpu.mig == Some(true)) {
-        true => Shared {
+    let shared = if model.gpus.iter().all(|gpu| gpu.mig == Some(true)) {
+        Shared {
             replicas: 0,
             ..Shared::none()
-        },
-        false => Shared::of(config, &resource),
+        }
+    } else {
+        Shared::of(config, &resource)
     };
     found.set_product("gpu", model, shared.suffix());
     found.set("gpu.count", model.gpus.len().to_string());

@@ -24,9 +24,10 @@ impl Repairs {
     pub fn made(&mut self, now: u64) -> bool {
         let is_in_a_row = self.last.is_some_and(|last| now.saturating_sub(last) < QUIET);
         let is_second = is_in_a_row && self.pause == FIRST;
-        self.pause = match is_in_a_row {
-            true => self.pause.saturating_mul(2).min(LONGEST),
-            false => FIRST,
+        self.pause = if is_in_a_row {
+            self.pause.saturating_mul(2).min(LONGEST)
+        } else {
+            FIRST
         };
         self.last = Some(now);
         is_second

@@ -52,9 +52,10 @@ impl Error {
 
     pub(crate) fn invalid(what: impl Into<Box<str>>, text: impl Into<String>) -> Self {
         let (what, text) = (what.into(), text.into());
-        let text = match text.len() > ERROR_BYTES {
-            true => shortened(&text, ERROR_BYTES).into_owned(),
-            false => text,
+        let text = if text.len() > ERROR_BYTES {
+            shortened(&text, ERROR_BYTES).into_owned()
+        } else {
+            text
         };
         Error::Invalid { what, text }
     }

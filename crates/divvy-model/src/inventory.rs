@@ -274,9 +274,12 @@ impl Inventory {
     }
 
     fn check_limits(&self) -> Result<(), String> {
-        let most = |what: &str, found: usize, most: usize| match found > most {
-            true => Err(format!("it has {found} {what}; at most {most} are read")),
-            false => Ok(()),
+        let most = |what: &str, found: usize, most: usize| {
+            if found > most {
+                Err(format!("it has {found} {what}; at most {most} are read"))
+            } else {
+                Ok(())
+            }
         };
         most("GPUs", self.gpus.len(), NODE_GPUS)?;
         let products: BTreeSet<&str> = self.gpus.iter().map(|gpu| gpu.model.as_str()).collect();
@@ -293,13 +296,16 @@ impl Inventory {
         let trouble = self.driver_trouble.as_deref().unwrap_or_default();
         most("bytes in driverTrouble", trouble.len(), DRIVER_TROUBLE_BYTES)?;
         for gpu in &self.gpus {
-            let text = |name: &str, text: &str, bytes: usize| match text.len() > bytes {
-                true => Err(format!(
-                    "{name} of GPU {} has {} bytes; at most {bytes} are read",
-                    quoted(&gpu.uuid),
-                    text.len()
-                )),
-                false => Ok(()),
+            let text = |name: &str, text: &str, bytes: usize| {
+                if text.len() > bytes {
+                    Err(format!(
+                        "{name} of GPU {} has {} bytes; at most {bytes} are read",
+                        quoted(&gpu.uuid),
+                        text.len()
+                    ))
+                } else {
+                    Ok(())
+                }
             };
             text("uuid", &gpu.uuid, DEVICE_TEXT_BYTES)?;
             text("model", &gpu.model, DEVICE_TEXT_BYTES)?;
@@ -385,9 +391,10 @@ impl Gpu {
     /// Return how much memory of the GPU pods can hold. This is `units`, the memory of the GPU's units. If that is zero and the
     /// GPU is offered as a whole, it is [`Gpu::whole_capacity`], which only one pod can hold.
     pub fn at_least_whole(&self, units: MiB) -> MiB {
-        match self.whole.is_some() && units == MiB::ZERO {
-            true => self.whole_capacity(),
-            false => units,
+        if self.whole.is_some() && units == MiB::ZERO {
+            self.whole_capacity()
+        } else {
+            units
         }
     }
 

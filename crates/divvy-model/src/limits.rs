@@ -89,9 +89,10 @@ pub fn quoted(value: &str) -> String {
     let most = value.floor_char_boundary(QUOTED_BYTES.min(value.len()));
     let escaped = value[..most].escape_debug().to_string();
     let cut = shortened(&escaped, QUOTED_BYTES);
-    match most == value.len() && cut.len() == escaped.len() {
-        true => format!("\"{escaped}\""),
-        false => format!("\"{}…\"", cut.trim_end_matches('…')),
+    if most == value.len() && cut.len() == escaped.len() {
+        format!("\"{escaped}\"")
+    } else {
+        format!("\"{}…\"", cut.trim_end_matches('…'))
     }
 }
 

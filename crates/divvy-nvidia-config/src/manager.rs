@@ -59,12 +59,13 @@ impl Invocation {
                 default: optional("default-config"),
                 fallbacks: fallbacks.iter().map(|text| Fallback::parse(text)).collect::<Result<_, _>>()?,
             },
-            signal: match sends && !oneshot {
-                false => None,
-                true => Some(SignalTo {
+            signal: if sends && !oneshot {
+                Some(SignalTo {
                     number: self.signal_number()?,
                     process: required("process-to-signal", "nvidia-device-plugin")?,
-                }),
+                })
+            } else {
+                None
             },
         })
     }

@@ -23,9 +23,10 @@ impl HealthChecks {
         let (mut disabled_xids, disable_all, mut unknown) = words(disabled);
         let (enabled_xids, enable_all, more) = words(enabled);
         unknown.extend(more);
-        match enable_all {
-            true => disabled_xids.clear(),
-            false => disabled_xids.extend(OF_APPLICATIONS),
+        if enable_all {
+            disabled_xids.clear()
+        } else {
+            disabled_xids.extend(OF_APPLICATIONS)
         }
         let checks = HealthChecks {
             others: enable_all || !disable_all,

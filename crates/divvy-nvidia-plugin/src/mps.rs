@@ -528,9 +528,10 @@ impl Service {
             Some(Service::Restarts { since, .. }) => *since,
             _ => return Service::Absent(reason),
         };
-        match now.saturating_sub(since) < intervals.grace {
-            true => Service::Restarts { since, reason },
-            false => Service::Absent(reason),
+        if now.saturating_sub(since) < intervals.grace {
+            Service::Restarts { since, reason }
+        } else {
+            Service::Absent(reason)
         }
     }
 }

@@ -202,9 +202,10 @@ fn check_single(gpus: &[(usize, &Gpu)]) -> Result<(), Error> {
     if let Some(gpu) = known().find(|gpu| gpu.mig_devices.is_empty()) {
         return Err(Error::NoMigDevices(gpu.index));
     }
-    match has_uniform_mig_devices(known().map(|gpu| (gpu.is_divided(), gpu.memory, gpu.mig_devices.as_slice()))) {
-        true => Ok(()),
-        false => Err(Error::SeveralMigTypes),
+    if has_uniform_mig_devices(known().map(|gpu| (gpu.is_divided(), gpu.memory, gpu.mig_devices.as_slice()))) {
+        Ok(())
+    } else {
+        Err(Error::SeveralMigTypes)
     }
 }
 

@@ -17,9 +17,10 @@ impl Resource {
         if size == 0 || size > offered.len() || must.len() > size || !must.iter().all(|id| ids.contains(id)) {
             return Vec::new();
         }
-        match self.units.iter().all(|unit| !unit.is_mig && unit.replicas.is_none()) {
-            true => self.aligned(&offered, must, size),
-            false => self.balanced(policy, &offered, must, size),
+        if self.units.iter().all(|unit| !unit.is_mig && unit.replicas.is_none()) {
+            self.aligned(&offered, must, size)
+        } else {
+            self.balanced(policy, &offered, must, size)
         }
     }
 

@@ -101,9 +101,10 @@ fn fewest_where<'a>(
     // The GPUs of `held` that are free because their pods go.
     let mut left: BTreeSet<usize> = BTreeSet::new();
     let free = |position: usize, own: Amount, left: &BTreeSet<usize>| {
-        let free = match left.contains(&position) {
-            true => entry.beside_in_time(position, own),
-            false => free(position, own),
+        let free = if left.contains(&position) {
+            entry.beside_in_time(position, own)
+        } else {
+            free(position, own)
         };
         free.minus(kept[position])
     };

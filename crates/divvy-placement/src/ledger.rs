@@ -273,9 +273,10 @@ impl Ledger {
             self.dirty.insert(node.to_owned());
             self.settle();
         }
-        match indices.is_empty() {
-            true => self.unhealthy.remove(node),
-            false => self.unhealthy.insert(node.to_owned(), indices),
+        if indices.is_empty() {
+            self.unhealthy.remove(node)
+        } else {
+            self.unhealthy.insert(node.to_owned(), indices)
         };
     }
 

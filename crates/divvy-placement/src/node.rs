@@ -408,13 +408,14 @@ fn read_inventory(node: &Node, inventory: &Inventory, unit: MemoryUnit) -> (Sour
 fn read_gpu(inventory: &Inventory, gpu: &Gpu) -> GpuState {
     // A whole GPU whose size the driver does not say still has something that a pod can hold, so that it is not free twice.
     let size = MiB(gpu.total.0.max(1));
-    let (capacity, most, total) = match gpu.is_shared() {
-        false => (size, size, size),
-        true => (
+    let (capacity, most, total) = if gpu.is_shared() {
+        (
             gpu.at_least_whole(inventory.unit.memory(gpu.units).unwrap_or(MiB::ZERO)),
             inventory.capacity(gpu),
             gpu.total,
-        ),
+        )
+    } else {
+        (size, size, size)
     };
     GpuState {
         vendor: gpu.vendor,

@@ -164,9 +164,10 @@ impl Question<'_> {
             return Ok(());
         }
         if self.ask.whole.is_some() {
-            return match whole::enough(view.entry, &self.taste) {
-                true => Ok(()),
-                false => Err(choose::short(self.ask)),
+            return if whole::enough(view.entry, &self.taste) {
+                Ok(())
+            } else {
+                Err(choose::short(self.ask))
             };
         }
         // What is free on GPUs under test counts only for the pods that test them.

@@ -72,9 +72,10 @@ impl Refusal {
     /// Return the text of [`Refusal::filter_message`], without copying it if it does not name the node.
     pub fn filter_text(&self, node: &str) -> Cow<'static, str> {
         let text = self.whole_text(node);
-        match text.len() > FILTER_TEXT_BYTES {
-            true => Cow::Owned(shortened(&text, FILTER_TEXT_BYTES).into_owned()),
-            false => text,
+        if text.len() > FILTER_TEXT_BYTES {
+            Cow::Owned(shortened(&text, FILTER_TEXT_BYTES).into_owned())
+        } else {
+            text
         }
     }
 

@@ -83,9 +83,10 @@ impl Topology {
 
     /// Return what a pair is worth; 0 if nothing is known about it.
     pub fn pair(&self, a: usize, b: usize) -> u32 {
-        match a < self.gpus && b < self.gpus {
-            true => self.pairs.get(a * self.gpus + b).copied().unwrap_or(0),
-            false => 0,
+        if a < self.gpus && b < self.gpus {
+            self.pairs.get(a * self.gpus + b).copied().unwrap_or(0)
+        } else {
+            0
         }
     }
 

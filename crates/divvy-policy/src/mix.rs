@@ -49,9 +49,10 @@ impl Mix {
 
     /// Return the most frequent classes, at most `classes` of them; on a tie, the larger class is kept.
     pub fn most_frequent(self, classes: usize) -> Mix {
-        match self.counts.len() > classes {
-            true => self.by_frequency().into_iter().take(classes).collect(),
-            false => self,
+        if self.counts.len() > classes {
+            self.by_frequency().into_iter().take(classes).collect()
+        } else {
+            self
         }
     }
 

@@ -97,9 +97,10 @@ impl Rule for Rf {
     }
 
     fn cost(&mut self, place: &Place<'_>, _kept: &mut Kept) -> i64 {
-        let after = match place.takes_part() {
-            true => self.least(place).map_or(0, |(waste, _)| waste),
-            false => self.waste_after(place, None),
+        let after = if place.takes_part() {
+            self.least(place).map_or(0, |(waste, _)| waste)
+        } else {
+            self.waste_after(place, None)
         };
         let before = self.waste(place, place.state);
         (after - before + self.price(place)).div_euclid(STEP)

@@ -23,9 +23,10 @@ impl Rule for Spread {
         }
         let node = part(place.state.total(), size * u64::from(shape.gpus));
         // A pod that asks for several GPUs gets whole ones.
-        let gpu = match place.takes_part() {
-            true => part(u64::from(place.state.left.iter().copied().max().unwrap_or(0)), size),
-            false => 0,
+        let gpu = if place.takes_part() {
+            part(u64::from(place.state.left.iter().copied().max().unwrap_or(0)), size)
+        } else {
+            0
         };
         -(gpu * i64::try_from(WHOLE + 1).unwrap_or(1) + node)
     }

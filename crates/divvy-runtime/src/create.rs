@@ -87,13 +87,14 @@ fn alone(mut bundle: Bundle, path: &Path, settings: &Settings) -> Result<(), Err
             path: path.to_owned(),
             source,
         })?;
-    match removed {
-        true => files::replace(path, &bundle.text()).map_err(|source| Error::File {
+    if removed {
+        files::replace(path, &bundle.text()).map_err(|source| Error::File {
             what: "written",
             path: path.to_owned(),
             source,
-        }),
-        false => Ok(()),
+        })
+    } else {
+        Ok(())
     }
 }
 
@@ -124,9 +125,10 @@ fn live(log: &Log, settings: &Settings, container: &Container) -> Result<(Regist
     for note in ignored.iter().chain(&notes).chain(&machine.troubles()) {
         log.warning(note);
     }
-    let registry = match settings.no_additional_groups {
-        true => without_groups(registry),
-        false => registry,
+    let registry = if settings.no_additional_groups {
+        without_groups(registry)
+    } else {
+        registry
     };
     Ok((registry, facts))
 }

@@ -183,9 +183,10 @@ impl Log {
     fn line(&self, level: Level, text: &str) -> String {
         let time = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
         let level = level.as_str();
-        match self.is_json {
-            true => json!({"level": level, "msg": text, "time": time}).to_string(),
-            false => format!("time={time:?} level={level} msg={text:?}"),
+        if self.is_json {
+            json!({"level": level, "msg": text, "time": time}).to_string()
+        } else {
+            format!("time={time:?} level={level} msg={text:?}")
         }
     }
 }

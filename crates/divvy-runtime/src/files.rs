@@ -60,9 +60,10 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf, Error> {
         source,
     })?;
     let path = own.with_file_name(name);
-    match path.is_file() {
-        true => Ok(path),
-        false => Err(Error::NotBeside(path)),
+    if path.is_file() {
+        Ok(path)
+    } else {
+        Err(Error::NotBeside(path))
     }
 }
 
@@ -84,9 +85,10 @@ pub(crate) fn read(path: &Path) -> io::Result<String> {
 /// Read to the end. The result is an error if the input exceeds the size limit.
 pub(crate) fn read_all(from: impl io::Read, text: &mut String) -> io::Result<()> {
     from.take(MOST + 1).read_to_string(text)?;
-    match text.len() as u64 > MOST {
-        true => Err(io::Error::other(format!("it is larger than {} MiB", MOST >> 20))),
-        false => Ok(()),
+    if text.len() as u64 > MOST {
+        Err(io::Error::other(format!("it is larger than {} MiB", MOST >> 20)))
+    } else {
+        Ok(())
     }
 }
 

@@ -30,9 +30,12 @@ pub(crate) fn nvidia_container_cli(settings: &Cli) -> Result<String, String> {
         .unwrap_or("nvidia-container-cli");
     let root = settings.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
     let found = program(name, root).and_then(|path| path.into_os_string().into_string().ok());
-    found.ok_or_else(|| match name.contains('/') {
-        true => name.to_owned(),
-        false => DIRECTORIES.join(", "),
+    found.ok_or_else(|| {
+        if name.contains('/') {
+            name.to_owned()
+        } else {
+            DIRECTORIES.join(", ")
+        }
     })
 }
 

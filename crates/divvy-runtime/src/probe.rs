@@ -61,9 +61,10 @@ pub(crate) fn ask(settings: &Settings) -> Result<String, Error> {
     }
     let complained = complained.recv_timeout(Duration::from_secs(1)).unwrap_or_default();
     let complained = complained.trim().trim_start_matches("divvy-probe: ").to_owned();
-    Err(failed(match complained.is_empty() {
-        true => format!("ended with {status}"),
-        false => complained,
+    Err(failed(if complained.is_empty() {
+        format!("ended with {status}")
+    } else {
+        complained
     }))
 }
 

@@ -164,12 +164,11 @@ pub fn what_if(cluster: &Cluster, change: &Change) -> Result<Outcome, Error> {
     }
     // Building the ledger of a large cluster takes a moment. If no bound pod can move and no node changes, the present ledger is
     // reused.
-    let begin = match same && replayed.iter().all(|pod| pod.pod.node.is_none()) {
-        true => before,
-        false => {
-            drop(before);
-            ledger(&changed, staying)
-        }
+    let begin = if same && replayed.iter().all(|pod| pod.pod.node.is_none()) {
+        before
+    } else {
+        drop(before);
+        ledger(&changed, staying)
     };
     replayed.sort_by(|a, b| (a.created, &a.pod.namespace, &a.pod.name).cmp(&(b.created, &b.pod.namespace, &b.pod.name)));
     let mut placing = Placing::new(change.policy, begin, &changed.nodes);

@@ -16,18 +16,20 @@ pub(crate) fn fit(text: &str, width: usize) -> String {
 /// Keep the beginning of a text that is longer than `width`, and mark the cut with dots, as nvidia-smi does for product names.
 pub(crate) fn keep_start(text: &str, width: usize) -> String {
     let text = printable(text);
-    match text.len() > width {
-        true => format!("{}...", &text[..width - 3]),
-        false => text,
+    if text.len() > width {
+        format!("{}...", &text[..width - 3])
+    } else {
+        text
     }
 }
 
 /// Keep the end of a text that is longer than `width`, as nvidia-smi does for the names of processes.
 pub(crate) fn keep_end(text: &str, width: usize) -> String {
     let text = printable(text);
-    match text.len() > width {
-        true => format!("...{}", &text[text.len() - (width - 3)..]),
-        false => text,
+    if text.len() > width {
+        format!("...{}", &text[text.len() - (width - 3)..])
+    } else {
+        text
     }
 }
 

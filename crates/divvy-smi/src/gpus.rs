@@ -203,9 +203,10 @@ fn memory(memory: &Reading<Memory>, edition: Edition) -> String {
         Reading::Value(Memory { used, total }) => {
             let wide = if edition < Edition::R550 { 8 } else { 9 };
             let [used, total] = [used, total].map(|mib| keep_start(&format!("{mib}MiB"), wide));
-            match edition < Edition::R550 {
-                true => format!("{used:>10} / {total:>8}"),
-                false => format!("{used:>11} / {total:>9}"),
+            if edition < Edition::R550 {
+                format!("{used:>10} / {total:>8}")
+            } else {
+                format!("{used:>11} / {total:>9}")
             }
         }
         // A GPU that uses the machine's main memory, such as the GB10.

@@ -93,12 +93,13 @@ impl Report {
         } else {
             self.result >= steps
         };
-        match agrees {
-            true => Ok(()),
-            false => Err(Error::Contradiction {
+        if agrees {
+            Ok(())
+        } else {
+            Err(Error::Contradiction {
                 said: self.result,
                 steps,
-            }),
+            })
         }
     }
 }

@@ -29,10 +29,13 @@ impl Mark {
         let before = target.failed_before.as_ref();
         match (found, before) {
             (Some(found), _) => Some(Mark::Failed(found)),
-            (None, Some(before)) => match report.is_some_and(|report| passes(report, before)) {
-                true => Some(Mark::Passed),
-                false => Some(Mark::Failed(before.clone())),
-            },
+            (None, Some(before)) => {
+                if report.is_some_and(|report| passes(report, before)) {
+                    Some(Mark::Passed)
+                } else {
+                    Some(Mark::Failed(before.clone()))
+                }
+            }
             (None, None) => None,
         }
     }

@@ -299,13 +299,14 @@ impl Run {
         };
         // The result of a run that was stopped is known before its pod is.
         let is_unwanted = is_stopped || one.verdict.is_some();
-        one.pod = match is_unwanted {
-            true => Pod::Unwanted,
-            false => Pod::There {
+        one.pod = if is_unwanted {
+            Pod::Unwanted
+        } else {
+            Pod::There {
                 since: now_ms,
                 waits: None,
                 is_asked: false,
-            },
+            }
         };
     }
 

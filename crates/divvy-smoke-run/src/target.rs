@@ -332,12 +332,13 @@ fn only(planned: Vec<Planned>, given: &str) -> Result<Vec<Planned>, Error> {
             .filter(|one| one.target.index == Some(index))
             .cloned()
             .collect();
-        return match chosen.is_empty() {
-            false => Ok(chosen),
-            true => Err(Error::NoGpu {
+        return if chosen.is_empty() {
+            Err(Error::NoGpu {
                 given: given.to_owned(),
                 known: known(&planned.iter().collect::<Vec<_>>()),
-            }),
+            })
+        } else {
+            Ok(chosen)
         };
     }
     if let Some(exact) = planned.iter().find(|one| one.target.uuid == given) {

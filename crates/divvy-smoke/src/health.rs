@@ -191,9 +191,10 @@ mod tests {
         let gpu = Gpu::default();
         let (probe, second) = (Path::new("/nonexistent/divvy-probe"), Duration::from_secs(1));
         // Under an emulator, a program that does not exist starts and ends with status 127.
-        let not_started = match divvy_skip::emulated("a program that does not exist is started there") {
-            true => "finds nothing here",
-            false => "could not be started",
+        let not_started = if divvy_skip::emulated("a program that does not exist is started there") {
+            "finds nothing here"
+        } else {
+            "could not be started"
         };
         for (probe, gpu, part) in [
             (None, Some(&gpu), "not in the directory"),

@@ -41,11 +41,10 @@ impl Sizes {
         let bytes = (share / 2).min(MOST).min(free.saturating_sub(free / 4)) / MIB * MIB;
         if bytes < LEAST {
             let (used, share, free) = (share.saturating_sub(free).div_ceil(MIB), share / MIB, free / MIB);
-            return Err(match used <= LARGEST_CONTEXT / MIB {
-                true => {
-                    format!("a context alone takes {used} MiB, and the share has {share} MiB, of which {free} MiB are free then")
-                }
-                false => format!("{free} of {share} MiB are free after a context was made, and other processes hold the rest"),
+            return Err(if used <= LARGEST_CONTEXT / MIB {
+                format!("a context alone takes {used} MiB, and the share has {share} MiB, of which {free} MiB are free then")
+            } else {
+                format!("{free} of {share} MiB are free after a context was made, and other processes hold the rest")
             });
         }
         // The three matrices may take a quarter of the bytes; the largest are 1,024 rows.

@@ -194,10 +194,7 @@ impl Second for Process<'_> {
         };
         // This closes its standard input, at which it ends.
         let status = child.wait().map_err(no_second)?;
-        match status.success() {
-            true => Ok(()),
-            false => Err(no_second(status)),
-        }
+        if status.success() { Ok(()) } else { Err(no_second(status)) }
     }
 }
 

@@ -170,9 +170,10 @@ fn empty(state: &State) -> &str {
 }
 
 fn keys(state: &State) -> String {
-    match state.typing {
-        true => format!("/{}", state.seen.filter),
-        false => "Enter open  Esc back  / filter  s sort  p pods  w wait  t tree  ? help  q quit".to_owned(),
+    if state.typing {
+        format!("/{}", state.seen.filter)
+    } else {
+        "Enter open  Esc back  / filter  s sort  p pods  w wait  t tree  ? help  q quit".to_owned()
     }
 }
 
@@ -237,9 +238,10 @@ impl Page<'_> {
         }
         let width = width.min(usize::from(self.area.width - column));
         let text = plain_line(text.chars());
-        let text = match self.style.ascii {
-            true => text.chars().map(ascii).collect(),
-            false => text,
+        let text = if self.style.ascii {
+            text.chars().map(ascii).collect()
+        } else {
+            text
         };
         let (x, y) = (self.area.x + column, self.area.y + line);
         self.buffer
@@ -292,9 +294,10 @@ impl Page<'_> {
         let lines = explained(pod, self.area.width, 1);
         let more = lines.len() > height - 1;
         for (at, text) in (0..height - 1).zip(lines) {
-            let text = match more && at == height - 2 {
-                true => format!("{text} …"),
-                false => text,
+            let text = if more && at == height - 2 {
+                format!("{text} …")
+            } else {
+                text
             };
             self.line(line + 1 + u16::try_from(at).unwrap_or(u16::MAX), &text, Modifier::empty());
         }
@@ -362,11 +365,10 @@ fn ascii(character: char) -> char {
 
 /// Return the text, or its beginning and a sign if it is too long.
 fn fitted(text: &str, width: usize, ascii: bool) -> String {
-    match text.trim_end().chars().count() > width {
-        true => {
-            let begin = text.chars().take(width.saturating_sub(1));
-            begin.chain([if ascii { '~' } else { '…' }]).collect()
-        }
-        false => text.to_owned(),
+    if text.trim_end().chars().count() > width {
+        let begin = text.chars().take(width.saturating_sub(1));
+        begin.chain([if ascii { '~' } else { '…' }]).collect()
+    } else {
+        text.to_owned()
     }
 }

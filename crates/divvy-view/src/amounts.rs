@@ -66,9 +66,10 @@ pub fn entries<'u>(usage: Option<&'u Usage>, pod: &'u PodView, gpu: Option<&'u s
 pub fn of_pod(node: &NodeView, gpu: &GpuView, pod: &PodView, usage: Option<&Usage>) -> Amounts {
     let uuid = gpu.uuid.as_deref();
     // A GPU that is only offered as a whole has no units.
-    let allocated = match pod.whole {
-        true => bytes(gpu.total, node.unit),
-        false => bytes_of(pod.memory),
+    let allocated = if pod.whole {
+        bytes(gpu.total, node.unit)
+    } else {
+        bytes_of(pod.memory)
     };
     let measured = entries(usage, pod, uuid).filter_map(|of| of.used_bytes);
     let mut used = measured.reduce(u64::saturating_add);

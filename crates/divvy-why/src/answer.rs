@@ -285,9 +285,10 @@ fn bound(answer: &mut Answer, snapshot: &Snapshot, wants: &Wants) {
         answer.shares = written(pod, node, snapshot.ledger.unit());
     }
     let phase = &wants.phase;
-    let deleting = match pod.deleting {
-        true => "; it is being deleted, and holds its memory until its containers have ended",
-        false => "",
+    let deleting = if pod.deleting {
+        "; it is being deleted, and holds its memory until its containers have ended"
+    } else {
+        ""
     };
     answer.message = match &pod.held {
         Held::Nothing if snapshot.unseen.is_empty() && snapshot.site(node).is_none() => {
@@ -509,10 +510,11 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
     near.find_map(|position| {
         let site = question.site(*position);
         let victims = question.snapshot.ledger.in_the_way(&site.name, pod)?;
-        let name = |victim: &&Pod| match question.named.shows(&victim.namespace) {
-            true => format!("{} (priority {})", victim.key(), victim.priority),
-            false => question.named.stranger().to_owned(),
-        };
+        let name = |victim: &&Pod| if question.named.shows(&victim.namespace) {
+format!("{} (priority {})", victim.key(), victim.priority)
+} else {
+question.named.stranger().to_owned()
+};
         let names: Vec<String> = victims.pods.iter().map(name).collect();
         if names.is_empty() {
             return None;

@@ -124,9 +124,10 @@ impl Tenant {
     /// Estimate the size in bytes of the pod's labels, anti-affinity, and host ports.
     pub fn rules_bytes(&self) -> usize {
         let labels: usize = self.labels.iter().map(|(key, value)| key.len() + value.len()).sum();
-        let avoids = match self.avoids.is_empty() {
-            true => 0,
-            false => serde_json::to_string(&self.avoids).map_or(usize::MAX, |text| text.len()),
+        let avoids = if self.avoids.is_empty() {
+            0
+        } else {
+            serde_json::to_string(&self.avoids).map_or(usize::MAX, |text| text.len())
         };
         labels
             .saturating_add(avoids)

@@ -212,9 +212,12 @@ impl Question<'_> {
             let shown = |one: &Obstacle| one.is_of_offer() && !one.is_of_no_offer();
             !look.iter().any(Obstacle::is_of_gpus) || look.iter().any(shown)
         });
-        let usable = |look: &&Vec<Obstacle>| match elsewhere {
-            true => look.iter().all(Obstacle::is_of_gpus),
-            false => true,
+        let usable = |look: &&Vec<Obstacle>| {
+            if elsewhere {
+                look.iter().all(Obstacle::is_of_gpus)
+            } else {
+                true
+            }
         };
         let lacks = |look: &&Vec<Obstacle>| {
             look.iter().any(|one| {
@@ -245,9 +248,10 @@ impl Question<'_> {
         } else {
             "GPU".to_owned()
         };
-        let no_gpu = match elsewhere {
-            true => format!("no {gpu} that it can use now"),
-            false => format!("no {gpu}"),
+        let no_gpu = if elsewhere {
+            format!("no {gpu} that it can use now")
+        } else {
+            format!("no {gpu}")
         };
         let no_node = if elsewhere { "no node that it can use now" } else { "no node" };
         let best = |room: &Room| (room.fitting.min(self.ask.gpus), room.free);
@@ -259,9 +263,10 @@ impl Question<'_> {
                 (_, true) => "as many such GPUs",
                 (_, false) => "as many GPUs",
             };
-            return match such {
-                true => Some(format!("{no_node} has {what}")),
-                false => has_others.then(|| format!("{no_node} shares {gpu}s")),
+            return if such {
+                Some(format!("{no_node} has {what}"))
+            } else {
+                has_others.then(|| format!("{no_node} shares {gpu}s"))
             };
         };
         if let Some(kind) = self.ask.whole {

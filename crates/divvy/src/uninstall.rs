@@ -208,12 +208,15 @@ impl Directories {
 
     /// Return the shell command that removes the files; it must run on the node as root.
     pub fn command(&self) -> String {
-        let quoted = |path: &str| match path
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte))
-        {
-            true => path.to_owned(),
-            false => format!("'{}'", path.replace('\'', r"'\''")),
+        let quoted = |path: &str| {
+            if path
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte))
+            {
+                path.to_owned()
+            } else {
+                format!("'{}'", path.replace('\'', r"'\''"))
+            }
         };
         let (state, cdi) = (quoted(&self.state), quoted(self.cdi.trim_end_matches('/')));
         // What the probe mounted for the shares of pods that still run.
@@ -400,12 +403,13 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
             release.name, release.namespace
         ));
     } else {
-        text.push_str(&match removed {
-            true => "Removed:\n".to_owned(),
-            false => format!(
+        text.push_str(&if removed {
+            "Removed:\n".to_owned()
+        } else {
+            format!(
                 "This would be removed; nothing has been changed. Remove it with divvy uninstall --yes{}\n",
                 release.flags()
-            ),
+            )
         });
         if !found.objects.is_empty() {
             text.push_str(&format!("  {} objects:\n", found.objects.len()));
@@ -454,10 +458,11 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
             "\n{} GPU memory: {}.\n{}",
             if one { "1 pod holds".to_owned() } else { format!("{} pods hold", found.pods.len()) },
             holders(&found.pods),
-            match one {
-                true => "It keeps running with its GPU, but its memory is no longer counted, and its containers cannot start again.",
-                false => "They keep running with their GPUs, but their memory is no longer counted, and their containers cannot start again.",
-            }
+            if one {
+"It keeps running with its GPU, but its memory is no longer counted, and its containers cannot start again."
+} else {
+"They keep running with their GPUs, but their memory is no longer counted, and their containers cannot start again."
+}
         ));
         text.push_str(match (removed, one) {
             (true, _) => "\n",

@@ -208,9 +208,10 @@ fn agents_text(all: &[Agents]) -> String {
         )),
     };
     let parts: Vec<String> = all.iter().filter_map(run).chain(all.iter().filter_map(away)).collect();
-    match parts.is_empty() {
-        true => "no node has published its GPUs".to_owned(),
-        false => parts.join("; "),
+    if parts.is_empty() {
+        "no node has published its GPUs".to_owned()
+    } else {
+        parts.join("; ")
     }
 }
 

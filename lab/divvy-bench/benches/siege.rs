@@ -176,9 +176,10 @@ async fn healthz(to: SocketAddr, tls: Option<&TlsConnector>) -> std::io::Result<
         .await?;
     let mut text = String::new();
     stream.read_to_string(&mut text).await?;
-    match text.starts_with("HTTP/1.1 200 ") {
-        true => Ok(()),
-        false => Err(std::io::Error::other(text)),
+    if text.starts_with("HTTP/1.1 200 ") {
+        Ok(())
+    } else {
+        Err(std::io::Error::other(text))
     }
 }
 
@@ -331,10 +332,11 @@ async fn besiege(attack: &Attack, programs: &Path) -> Result<Report> {
                             let mut stream = connect(ATTACKER, address, tls.as_ref()).await?;
                             opened.fetch_add(1, Ordering::Relaxed);
                             stream.write_all(&text).await?;
-                            match again {
-                                true => stream.read(&mut [0; 4096]).await.map(drop),
+                            if again {
+                                stream.read(&mut [0; 4096]).await.map(drop)
+                            } else {
                                 // Until the program under attack closes the connection.
-                                false => stream.read_to_end(&mut Vec::new()).await.map(drop),
+                                stream.read_to_end(&mut Vec::new()).await.map(drop)
                             }
                         };
                         let held: std::io::Result<()> = held.await;

@@ -258,16 +258,15 @@ async fn answer(
         ("POST", [.., "events"]) => said(StatusCode::CREATED, &body),
         ("PATCH" | "PUT", [.., "events", _]) => said(StatusCode::OK, &body),
         ("GET", [group @ .., resource]) if let Some((_, kind)) = EMPTY.iter().find(|(plural, _)| plural == resource) => {
-            match parameters.contains_key("watch") {
-                true => streamed(only_bookmarks(kind)),
-                false => {
-                    let version = match group {
-                        ["apis", name, version, ..] => format!("{name}/{version}"),
-                        _ => "v1".to_owned(),
-                    };
-                    let list = json!({"kind": format!("{kind}List"), "apiVersion": version, "metadata": {"resourceVersion": FIRST.to_string()}, "items": []});
-                    said(StatusCode::OK, &list)
-                }
+            if parameters.contains_key("watch") {
+                streamed(only_bookmarks(kind))
+            } else {
+                let version = match group {
+                    ["apis", name, version, ..] => format!("{name}/{version}"),
+                    _ => "v1".to_owned(),
+                };
+                let list = json!({"kind": format!("{kind}List"), "apiVersion": version, "metadata": {"resourceVersion": FIRST.to_string()}, "items": []});
+                said(StatusCode::OK, &list)
             }
         }
         _ => {

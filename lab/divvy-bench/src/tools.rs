@@ -184,9 +184,10 @@ impl Bench {
                 ..budget
             };
             let row = judged(tool.name, ended, tool.statuses, &tool.proof, budget);
-            self.part.rows.push(match tool.computes {
-                true => row.with_note("places every pod again".to_owned()),
-                false => row,
+            self.part.rows.push(if tool.computes {
+                row.with_note("places every pod again".to_owned())
+            } else {
+                row
             });
         }
         if wanted("top") {

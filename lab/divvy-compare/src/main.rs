@@ -95,12 +95,11 @@ async fn main() -> Result<ExitCode> {
         }
         Command::Measure { programs } => measure_all(programs, &cli.simulator).await,
         Command::Compare { ours, theirs } => {
-            let theirs: Vec<Outcome> = match theirs.extension().is_some_and(|extension| extension == "json") {
-                true => {
-                    let text = std::fs::read_to_string(theirs).with_context(|| format!("cannot read {}", theirs.display()))?;
-                    serde_json::from_str(&text)?
-                }
-                false => play_all(theirs, &cli.simulator, &scenarios).await?,
+            let theirs: Vec<Outcome> = if theirs.extension().is_some_and(|extension| extension == "json") {
+                let text = std::fs::read_to_string(theirs).with_context(|| format!("cannot read {}", theirs.display()))?;
+                serde_json::from_str(&text)?
+            } else {
+                play_all(theirs, &cli.simulator, &scenarios).await?
             };
             let ours = play_all(ours, &cli.simulator, &scenarios).await?;
             let intended = Intended::read()?;

@@ -49,9 +49,10 @@ pub(crate) fn end_control(scene: &Path) -> Result<()> {
 
 /// End the script of the control daemon if a scenario has left it running.
 pub(crate) fn end_left_over(scene: &Path) -> Result<()> {
-    match scene.join("mps/nvidia.com/gpu/pipe/nvidia-cuda-mps-control.pid").exists() {
-        true => control(scene, &[], "quit"),
-        false => Ok(()),
+    if scene.join("mps/nvidia.com/gpu/pipe/nvidia-cuda-mps-control.pid").exists() {
+        control(scene, &[], "quit")
+    } else {
+        Ok(())
     }
 }
 

@@ -325,9 +325,10 @@ impl Running {
             }
             Step::ControlDaemon(runs) => {
                 let before = self.kubelet.seen().borrow().clone();
-                match runs {
-                    true => mps::start_control(self.directory.path())?,
-                    false => mps::end_control(self.directory.path())?,
+                if *runs {
+                    mps::start_control(self.directory.path())?
+                } else {
+                    mps::end_control(self.directory.path())?
                 }
                 Ok(self.after_a_change(&before).await)
             }

@@ -119,13 +119,15 @@ impl Driver {
             ],
             read_only: vec![(limits_file.display().to_string(), at(LIMITS))],
             writable: vec![(usage_file.display().to_string(), at(USAGE))],
-            loaded: match with_copies {
-                true => vec![(file("libdivvy-guard-audit.so"), AUDIT.to_owned())],
-                false => Vec::new(),
+            loaded: if with_copies {
+                vec![(file("libdivvy-guard-audit.so"), AUDIT.to_owned())]
+            } else {
+                Vec::new()
             },
-            env: match with_copies {
-                true => vec![("LD_AUDIT", AUDIT), ("GLIBC_TUNABLES", TUNABLES)],
-                false => Vec::new(),
+            env: if with_copies {
+                vec![("LD_AUDIT", AUDIT), ("GLIBC_TUNABLES", TUNABLES)]
+            } else {
+                Vec::new()
             },
         });
         Ok(())

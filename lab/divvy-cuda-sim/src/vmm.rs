@@ -66,17 +66,19 @@ impl Vmm {
             found.push(next);
             next += length;
         }
-        match next == end && bytes > 0 {
-            true => Ok(found),
-            false => Err(INVALID_VALUE),
+        if next == end && bytes > 0 {
+            Ok(found)
+        } else {
+            Err(INVALID_VALUE)
         }
     }
 }
 
 /// Check that a size is whole pages.
 pub(crate) fn granular(bytes: u64) -> Result<(), Code> {
-    match bytes > 0 && bytes.is_multiple_of(PAGE) {
-        true => Ok(()),
-        false => Err(INVALID_VALUE),
+    if bytes > 0 && bytes.is_multiple_of(PAGE) {
+        Ok(())
+    } else {
+        Err(INVALID_VALUE)
     }
 }

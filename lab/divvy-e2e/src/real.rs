@@ -179,9 +179,10 @@ impl Cluster for Real {
     }
 
     fn agents_path(&self, _: &str, path: &str) -> String {
-        match self.agents_are_pods() {
-            true => format!("/host{path}"),
-            false => path.to_owned(),
+        if self.agents_are_pods() {
+            format!("/host{path}")
+        } else {
+            path.to_owned()
         }
     }
 

@@ -95,9 +95,10 @@ impl Leg {
     pub(crate) async fn embedded(self, scenes: &[Scene], jobs: usize, seed: u64) -> io::Result<Sum> {
         let divvy = std::env::current_exe()?.with_file_name("divvy");
         let programs = Programs::beside(&divvy)?;
-        let gpu_programs = match scenes.iter().any(|scene| scene.runs_programs()) {
-            true => Some(GpuPrograms::beside(&divvy)?),
-            false => None,
+        let gpu_programs = if scenes.iter().any(|scene| scene.runs_programs()) {
+            Some(GpuPrograms::beside(&divvy)?)
+        } else {
+            None
         };
         let refusal = match &gpu_programs {
             Some(programs) => programs.check().await.err(),

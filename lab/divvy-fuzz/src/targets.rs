@@ -142,9 +142,10 @@ impl Target {
                 Err(why) => return Err(format!("{}: seed {number} breaks a rule: {why}: {shown}", self.name)),
             }
         }
-        match self.accepted.is_empty() {
-            true => Err(format!("{}: it has no accepted seed", self.name)),
-            false => Ok(()),
+        if self.accepted.is_empty() {
+            Err(format!("{}: it has no accepted seed", self.name))
+        } else {
+            Ok(())
         }
     }
 }
@@ -190,9 +191,10 @@ pub fn documented(targets: &[Target]) -> Result<(), String> {
     let said: BTreeSet<&str> = cells.flat_map(|cell| cell.split(';')).map(str::trim).collect();
     let there: BTreeSet<&str> = targets.iter().map(|target| target.name).collect();
     let differ: Vec<&&str> = said.symmetric_difference(&there).collect();
-    match differ.is_empty() {
-        true => Ok(()),
-        false => Err(format!("docs/fuzzing.md and the targets differ: {differ:?}")),
+    if differ.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("docs/fuzzing.md and the targets differ: {differ:?}"))
     }
 }
 

@@ -96,9 +96,10 @@ pub(crate) fn run(target: &Target, ends: Ends, seed: u64, over: &AtomicBool, see
             Ok(cost) => {
                 tally.slowest = tally.slowest.max(cost.time);
                 tally.largest = tally.largest.max(cost.bytes);
-                match cost.accepted {
-                    false => tally.refused += 1,
-                    true => tally.accepted += 1,
+                if cost.accepted {
+                    tally.accepted += 1
+                } else {
+                    tally.refused += 1
                 }
                 if cost.accepted && corpus.len() < CORPUS && input.len() < kept {
                     corpus.push(input);

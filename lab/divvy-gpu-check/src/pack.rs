@@ -61,9 +61,10 @@ impl Pack {
 
     /// Say which C library the programs run with.
     pub(crate) fn c_library(&self) -> &'static str {
-        match self.native {
-            true => "the machine's",
-            false => "the one that was carried here, because the machine's is too old",
+        if self.native {
+            "the machine's"
+        } else {
+            "the one that was carried here, because the machine's is too old"
         }
     }
 

@@ -208,9 +208,10 @@ fn perform(request: Request) -> Result<Value, String> {
                 Some(mig) => changed.mig_of.insert(pid, mig),
                 None => changed.mig_of.remove(&pid),
             };
-            match mps {
-                true => changed.mps.insert(pid),
-                false => changed.mps.remove(&pid),
+            if mps {
+                changed.mps.insert(pid)
+            } else {
+                changed.mps.remove(&pid)
             };
             match graphics {
                 Some(computes) => changed.graphics.insert(pid, computes),

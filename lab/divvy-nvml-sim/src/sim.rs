@@ -308,9 +308,10 @@ impl Inner {
             .cards
             .get(index)
             .ok_or(ffi::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT)?;
-        match self.gpu(index).is_some_and(|changes| changes.lost) {
-            true => Err(ffi::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST),
-            false => Ok(card),
+        if self.gpu(index).is_some_and(|changes| changes.lost) {
+            Err(ffi::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST)
+        } else {
+            Ok(card)
         }
     }
 

@@ -76,9 +76,10 @@ impl<'t, 'p> Body<'t, 'p> {
     /// Return the place of a register of this type.
     fn place(&self, name: &str, of: Type) -> Result<Place, Why> {
         let (place, declared) = self.registers.get(name).ok_or_else(|| format!("{name} is no register"))?;
-        match declared.agrees(of) {
-            true => Ok(*place),
-            false => Err(format!("{name} has another type than the instruction")),
+        if declared.agrees(of) {
+            Ok(*place)
+        } else {
+            Err(format!("{name} has another type than the instruction"))
         }
     }
 
@@ -138,9 +139,12 @@ impl<'t, 'p> Body<'t, 'p> {
             ..
         } = statement;
         let unknown = || format!("the instruction {opcode}.{} is not known", modifiers.join("."));
-        let count = |wanted: usize| match operands.len() == wanted {
-            true => Ok(()),
-            false => Err(format!("{wanted} operands are expected")),
+        let count = |wanted: usize| {
+            if operands.len() == wanted {
+                Ok(())
+            } else {
+                Err(format!("{wanted} operands are expected"))
+            }
         };
         match (*opcode, modifiers.as_slice()) {
             ("ret" | "exit", []) => count(0).map(|()| What::Return),
@@ -255,9 +259,10 @@ impl<'t, 'p> Body<'t, 'p> {
             bytes: declared.bytes,
             ..of
         };
-        match declared.bytes > of.bytes && of.class != Class::Float && declared.class != Class::Float {
-            true => self.place(name, wider),
-            false => self.place(name, of),
+        if declared.bytes > of.bytes && of.class != Class::Float && declared.class != Class::Float {
+            self.place(name, wider)
+        } else {
+            self.place(name, of)
         }
     }
 

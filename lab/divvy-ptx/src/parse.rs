@@ -44,12 +44,11 @@ pub(crate) fn module(text: &str, unread: &dyn Fn(&str) -> bool) -> Result<Module
                 let line = reader.line();
                 let name = reader.name()?;
                 let parameters = parameters(&mut reader)?;
-                let code = match unread(name) {
-                    true => {
-                        skip_body(&mut reader)?;
-                        Code::Unread
-                    }
-                    false => Code::Kernel(Arc::new(kernel(&mut reader, name, parameters)?)),
+                let code = if unread(name) {
+                    skip_body(&mut reader)?;
+                    Code::Unread
+                } else {
+                    Code::Kernel(Arc::new(kernel(&mut reader, name, parameters)?))
                 };
                 if entries.insert(name.to_owned(), code).is_some() {
                     return Err(reader.error_at(line, format!("{name} is defined twice")));
@@ -141,15 +140,14 @@ fn registers<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(),
     loop {
         let line = reader.line();
         let name = reader.name()?;
-        let names: Vec<String> = match reader.takes('<')? {
-            true => {
-                let count = reader.integer()?;
-                reader.mark('>')?;
-                let count = usize::try_from(count).ok().filter(|count| *count <= MOST_REGISTERS);
-                let count = count.ok_or_else(|| reader.error_at(line, "these are too many registers"))?;
-                (0..count).map(|number| format!("{name}{number}")).collect()
-            }
-            false => vec![name.to_owned()],
+        let names: Vec<String> = if reader.takes('<')? {
+            let count = reader.integer()?;
+            reader.mark('>')?;
+            let count = usize::try_from(count).ok().filter(|count| *count <= MOST_REGISTERS);
+            let count = count.ok_or_else(|| reader.error_at(line, "these are too many registers"))?;
+            (0..count).map(|number| format!("{name}{number}")).collect()
+        } else {
+            vec![name.to_owned()]
         };
         for name in names {
             body.register(name, of).map_err(|why| reader.error_at(line, why))?;
@@ -178,13 +176,12 @@ fn shared<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(), Er
         .ok_or_else(|| reader.error(format!(".{kind} is no type of a variable")))?
         .bytes;
     let name = reader.name()?;
-    let count = match reader.takes('[')? {
-        true => {
-            let count = reader.integer()?;
-            reader.mark(']')?;
-            count
-        }
-        false => 1,
+    let count = if reader.takes('[')? {
+        let count = reader.integer()?;
+        reader.mark(']')?;
+        count
+    } else {
+        1
     };
     reader.mark(';')?;
     let align = align.unwrap_or(bytes);
@@ -200,12 +197,11 @@ fn shared<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(), Er
 /// Read a label or an instruction.
 fn statement<'t>(reader: &mut Reader<'t>, body: &mut Body<'t, '_>) -> Result<(), Error> {
     let line = reader.line();
-    let guard = match reader.takes('@')? {
-        true => {
-            let wanted = !reader.takes('!')?;
-            Some((reader.name()?, wanted))
-        }
-        false => None,
+    let guard = if reader.takes('@')? {
+        let wanted = !reader.takes('!')?;
+        Some((reader.name()?, wanted))
+    } else {
+        None
     };
     let opcode = reader.name()?;
     if guard.is_none() && reader.takes(':')? {

@@ -416,9 +416,10 @@ fn copy(to: &mut [u8], from: &[u8]) {
 fn address_of(of: Address, places: &[u64], line: usize) -> Result<u64, Fault> {
     let address = places[of.base as usize].wrapping_add(of.offset);
     // Both are powers of two.
-    match address & (of.bytes * of.count as u64 - 1) == 0 {
-        true => Ok(address),
-        false => Err(Fault::Misaligned { line, address }),
+    if address & (of.bytes * of.count as u64 - 1) == 0 {
+        Ok(address)
+    } else {
+        Err(Fault::Misaligned { line, address })
     }
 }
 

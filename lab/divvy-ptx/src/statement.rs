@@ -34,9 +34,10 @@ impl Operand<'_> {
             (Operand::Double(bits), Class::Float | Class::Bits, 8) => Ok(*bits),
             (Operand::Integer(number), Class::Bits | Class::Unsigned | Class::Signed, bytes @ 1..) => {
                 let bits = 8 * bytes as u32;
-                match *number < 1 << bits && *number >= -(1 << (bits - 1)) {
-                    true => Ok(*number as u64 & of.mask()),
-                    false => Err(format!("{number} does not have {bits} bits")),
+                if *number < 1 << bits && *number >= -(1 << (bits - 1)) {
+                    Ok(*number as u64 & of.mask())
+                } else {
+                    Err(format!("{number} does not have {bits} bits"))
                 }
             }
             _ => Err("a constant of this kind is no operand of this type".to_owned()),

@@ -116,9 +116,10 @@ impl<'t> Reader<'t> {
 
     /// Skip the next word, which must be this mark.
     pub(crate) fn mark(&mut self, mark: char) -> Result<(), Error> {
-        match self.takes(mark)? {
-            true => Ok(()),
-            false => Err(self.expected(&format!("{mark:?}"))),
+        if self.takes(mark)? {
+            Ok(())
+        } else {
+            Err(self.expected(&format!("{mark:?}")))
         }
     }
 
@@ -144,9 +145,10 @@ impl<'t> Reader<'t> {
 
     /// Skip the next word, which must be this one with a dot.
     pub(crate) fn directive(&mut self, wanted: &str) -> Result<(), Error> {
-        match self.ahead == Some(Token::Dot(wanted)) {
-            true => self.step(),
-            false => Err(self.expected(&format!(".{wanted}"))),
+        if self.ahead == Some(Token::Dot(wanted)) {
+            self.step()
+        } else {
+            Err(self.expected(&format!(".{wanted}")))
         }
     }
 

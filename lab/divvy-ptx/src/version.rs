@@ -103,12 +103,13 @@ impl crate::Module {
                 driver,
             });
         }
-        match self.target > gpu {
-            true => Err(Refusal::Target {
+        if self.target > gpu {
+            Err(Refusal::Target {
                 module: self.target,
                 gpu,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }

@@ -238,9 +238,10 @@ impl Embedded {
                 mps: None,
             },
         );
-        match machine.has_gpus() {
-            true => self.start_agent(name).await,
-            false => Ok(()),
+        if machine.has_gpus() {
+            self.start_agent(name).await
+        } else {
+            Ok(())
         }
     }
 
@@ -273,9 +274,10 @@ impl Embedded {
             text(&self.root.path().join("machines.toml")),
             text(&directory.join("nvml.sock")),
         );
-        let node_configs = match self.has_node_configs {
-            true => vec![format!("--node-configs={}", text(&self.root.path().join(NODE_CONFIGS)))],
-            false => Vec::new(),
+        let node_configs = if self.has_node_configs {
+            vec![format!("--node-configs={}", text(&self.root.path().join(NODE_CONFIGS)))]
+        } else {
+            Vec::new()
         };
         let ledger = ledger.as_deref().map(|directory| ("DIVVY_NVML_SIM_LEDGER", directory));
         let program = Program::start(

@@ -274,9 +274,10 @@ impl NodePaths {
     /// Return where a path of the node is on this machine. The agent names its own files by their real paths, and all others as they are below the node's
     /// root.
     pub fn on_this_machine(&self, path: &str) -> PathBuf {
-        match std::path::Path::new(path).starts_with(&self.root) {
-            true => PathBuf::from(path),
-            false => self.sys_root.join(path.trim_start_matches('/')),
+        if std::path::Path::new(path).starts_with(&self.root) {
+            PathBuf::from(path)
+        } else {
+            self.sys_root.join(path.trim_start_matches('/'))
         }
     }
 

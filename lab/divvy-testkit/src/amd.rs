@@ -221,9 +221,10 @@ fn topology(files: &mut Files, machine: Machine, row: &Row) {
             text.push_str(&format!("{key} {}\n", row.number(column)));
         }
     }
-    let (gpu, heap, bytes) = match is_gpu {
-        true => (gpu_id(row.node), 1, memory(machine, row)),
-        false => (0, 0, 64 << 30),
+    let (gpu, heap, bytes) = if is_gpu {
+        (gpu_id(row.node), 1, memory(machine, row))
+    } else {
+        (0, 0, 64 << 30)
     };
     files
         .file(&format!("{directory}/properties"), text)

@@ -61,9 +61,10 @@ fn main() -> ExitCode {
 /// Play histories. An error is the number of a history that breaks an invariant.
 fn run(first: u64, time: Duration) -> Result<(), u64> {
     let began = Instant::now();
-    let cores = match time.is_zero() {
-        true => 1,
-        false => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
+    let cores = if time.is_zero() {
+        1
+    } else {
+        std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
     };
     println!("playing histories from number {first}, on {cores} core(s)");
     let (next, played) = (AtomicU64::new(0), AtomicU64::new(0));

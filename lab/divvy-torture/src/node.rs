@@ -427,13 +427,13 @@ impl SimNode {
                 agent.pre_start_listed(spec, &ids, begun, listing, api, disk, sight, story)
             })?;
             let waits = self.kubelet.pods.get(uid).is_some_and(Local::is_live);
-            let answered = match waits {
-                true => self.answered(api, uid, &container, ids, true, answer, story),
+            let answered = if waits {
+                self.answered(api, uid, &container, ids, true, answer, story)
+            } else {
                 // The kubelet has ended the pod in the meantime: its sync is canceled, and the container is not created.
-                false => {
-                    self.stream();
-                    Ok(())
-                }
+
+                self.stream();
+                Ok(())
             };
             self.finish(uid);
             return answered;
@@ -501,9 +501,12 @@ impl SimNode {
                 .values()
                 .filter(|pod| pod.uid != uid && pod.node.as_deref() == Some(&self.name));
             let has = |pod: &Pod| self.holds.get(&(pod.uid.clone(), wanted.uuid.clone())).copied();
-            let promised = others.map(|pod| match is_by_ids(pod) && !pod.ended() {
-                true => has(pod).unwrap_or(MiB::ZERO),
-                false => booked(pod, &wanted.uuid, api.gpus(&self.name)),
+            let promised = others.map(|pod| {
+                if is_by_ids(pod) && !pod.ended() {
+                    has(pod).unwrap_or(MiB::ZERO)
+                } else {
+                    booked(pod, &wanted.uuid, api.gpus(&self.name))
+                }
             });
             let ended = self.populated.iter().filter(|other| api.pod(other).is_none_or(Pod::ended));
             let running = ended.filter_map(|other| self.holds.get(&(other.clone(), wanted.uuid.clone())).copied());

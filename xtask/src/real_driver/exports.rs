@@ -30,9 +30,10 @@ pub(crate) fn check(bench: &Bench) -> Result<Found> {
             let real = exports(real, prefix)?;
             let own = loaded(bench, driver, &simulated, &all)?;
             for function in all.iter().filter(|function| !OF_TESTS.contains(&function.as_str())) {
-                let what = match real.contains(function) {
-                    true => "is missing in the simulated driver",
-                    false => "is in the simulated driver, and not in the real one",
+                let what = if real.contains(function) {
+                    "is missing in the simulated driver"
+                } else {
+                    "is in the simulated driver, and not in the real one"
                 };
                 found.note(
                     format!("{} {function} {what}", driver.branch),

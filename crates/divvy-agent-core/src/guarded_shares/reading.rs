@@ -49,13 +49,14 @@ impl ShareId {
 
 impl Ord for ShareId {
     fn cmp(&self, other: &ShareId) -> Ordering {
-        self.digest
-            .cmp(&other.digest)
-            .then_with(|| match Arc::ptr_eq(&self.text, &other.text) {
+        self.digest.cmp(&other.digest).then_with(|| {
+            if Arc::ptr_eq(&self.text, &other.text) {
                 // Copies are of the same pod and GPU.
-                true => Ordering::Equal,
-                false => (self.pod(), self.gpu()).cmp(&(other.pod(), other.gpu())),
-            })
+                Ordering::Equal
+            } else {
+                (self.pod(), self.gpu()).cmp(&(other.pod(), other.gpu()))
+            }
+        })
     }
 }
 

@@ -12,9 +12,10 @@ impl Rules for Amd {
     /// Return the PCI address, as AMD's device plugin does (`internal/pkg/amdgpu/amdgpu.go` in ROCm/k8s-device-plugin). The
     /// partitions of one GPU share the address, so a partition's id is its UUID.
     fn device_id(&self, gpu: &Gpu) -> String {
-        match gpu.partition.is_none() && !gpu.pci.is_empty() {
-            true => gpu.pci.clone(),
-            false => gpu.uuid.clone(),
+        if gpu.partition.is_none() && !gpu.pci.is_empty() {
+            gpu.pci.clone()
+        } else {
+            gpu.uuid.clone()
         }
     }
 

@@ -102,10 +102,7 @@ fn mps_alone_is_enough_for_a_share_of_the_compute_time_and_not_for_one_of_the_me
 #[test]
 fn what_mps_limits_the_guard_does_not_limit_a_second_time() {
     for (mps, cores) in [(true, 0), (false, 30)] {
-        let mut node = match mps {
-            true => served(),
-            false => guarding_node(),
-        };
+        let mut node = if mps { served() } else { guarding_node() };
         node.see(with_cores(None));
         node.admit("a").expect("admitted");
         let PreStart::Granted { limits, .. } = node.pre_start("a", "main") else {

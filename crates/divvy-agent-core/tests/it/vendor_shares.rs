@@ -42,9 +42,10 @@ fn a_gpu_is_offered_in_both_ways_if_the_operator_says_so_of_its_vendor_and_a_par
     };
     let sets = [vec![], vec![Vendor::Amd], vec![Vendor::Intel], others().collect()];
     for (vendor, shared) in others().flat_map(|vendor| sets.clone().map(|set| (vendor, set))) {
-        let expected = match shared.contains(&vendor) {
-            true => (MiB(2048), 61, true),
-            false => (MiB::ZERO, 0, true),
+        let expected = if shared.contains(&vendor) {
+            (MiB(2048), 61, true)
+        } else {
+            (MiB::ZERO, 0, true)
         };
         // These two are about NVIDIA's GPUs.
         for (whole, mig) in [(false, MigStrategy::None), (true, MigStrategy::Mixed)] {

@@ -440,10 +440,11 @@ proptest! {
             if free.is_empty() {
                 continue;
             }
-            let pod = match allocated {
-                true => placed(&uid, &[gpu]),
-                false => plain(&uid, &[("main", App, 1)]),
-            };
+            let pod = if allocated {
+placed(&uid, &[gpu])
+} else {
+plain(&uid, &[("main", App, 1)])
+};
             node.see(pod);
             let chosen = free[pick.index(free.len())].clone();
             node.allocate_of(AMD, &uid, "main", &[chosen]).expect("allocated");

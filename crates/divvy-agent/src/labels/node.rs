@@ -128,9 +128,10 @@ impl NodeLabels {
             }
             _ => BTreeMap::new(),
         };
-        Err(match theirs.is_empty() {
-            true => Refusal::Failed(self.failed(&error)),
-            false => Refusal::Owned(theirs),
+        Err(if theirs.is_empty() {
+            Refusal::Failed(self.failed(&error))
+        } else {
+            Refusal::Owned(theirs)
         })
     }
 

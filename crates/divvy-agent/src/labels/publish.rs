@@ -101,9 +101,10 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
         LabelsMode::FeatureFile => Output::FeatureFile(FeatureFile::below(&config.sys_root)),
     };
     // Only whole MIG devices are named `nvidia.com/gpu` by the strategy `single`. Pods choose a MIG device to share by its profile.
-    let strategy = match config.whole_gpus {
-        true => config.mig_strategy,
-        false => MigStrategy::Mixed,
+    let strategy = if config.whole_gpus {
+        config.mig_strategy
+    } else {
+        MigStrategy::Mixed
     };
     let root = config.sys_root;
     let host = blocking(move || Host::of_machine(&root)).await?;

@@ -646,9 +646,10 @@ mod tests {
         struct One(Fake);
         impl Driver for One {
             async fn limit(&self, limit: Limit) -> Result<Limited, Failure> {
-                match limit.uuid == "GPU-a" {
-                    true => Err(Failure::new(Code::GpuLost, "gone")),
-                    false => self.0.limit(limit).await,
+                if limit.uuid == "GPU-a" {
+                    Err(Failure::new(Code::GpuLost, "gone"))
+                } else {
+                    self.0.limit(limit).await
                 }
             }
         }

@@ -235,9 +235,10 @@ impl<'a> Gpu<'a> {
     /// Return the samples of the GPU instances that have some, and otherwise those of the GPU. So a sum counts nothing twice.
     fn samples(&self, of: impl Fn(&Entity<'a>) -> Vec<Sample>) -> Vec<Sample> {
         let of_instances: Vec<Sample> = self.instances.iter().flat_map(&of).collect();
-        match of_instances.is_empty() {
-            true => of(&self.whole),
-            false => of_instances,
+        if of_instances.is_empty() {
+            of(&self.whole)
+        } else {
+            of_instances
         }
     }
 }

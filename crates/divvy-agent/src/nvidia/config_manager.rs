@@ -194,9 +194,10 @@ impl Manager {
     /// Return the outcome of the only switch.
     fn ended(&self, switched: Result<Option<String>, String>) -> Result<(), Error> {
         switched.map_err(Error::ConfigManager)?;
-        match self.is_used {
-            true => Ok(()),
-            false => Err(Error::ConfigManager(problems(&self.reported))),
+        if self.is_used {
+            Ok(())
+        } else {
+            Err(Error::ConfigManager(problems(&self.reported)))
         }
     }
 

@@ -55,9 +55,10 @@ async fn run(program: Program, invocation: Invocation) -> Result<(), Error> {
     if invocation.is_mount_shm() {
         let mps = super::Mps::of_pod(Path::new("/"), super::surroundings::variable)?;
         mps::mount_shm(&mps.shm(), Path::new("/proc"))?;
-        return match mps.for_shares {
-            true => mps::mount_pipe(&crate::mps::pipe(Path::new("/")), Path::new("/proc")),
-            false => Ok(()),
+        return if mps.for_shares {
+            mps::mount_pipe(&crate::mps::pipe(Path::new("/")), Path::new("/proc"))
+        } else {
+            Ok(())
         };
     }
     let stop = divvy_program::until_stopped(other_root().is_some()).map_err(|error| Error::Ended {

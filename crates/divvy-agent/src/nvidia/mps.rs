@@ -262,9 +262,10 @@ impl Node {
             .machine(&Health::new(config, Pace::default()).0, config, &self.root);
         if self.mps.for_shares {
             let wanted: Vec<Daemon> = for_shares(&machine, &self.mps.root, &self.mps.pod).into_iter().collect();
-            self.say(match wanted.is_empty() {
-                true => vec!["no GPU of this node can be used through MPS".to_owned()],
-                false => Vec::new(),
+            self.say(if wanted.is_empty() {
+                vec!["no GPU of this node can be used through MPS".to_owned()]
+            } else {
+                Vec::new()
             });
             return Ok(wanted);
         }

@@ -91,9 +91,10 @@ impl Source {
             .take(BYTES + 1)
             .read_to_string(&mut text)
             .map_err(|error| reading(&plainly(&error)))?;
-        match size as u64 > BYTES {
-            true => Err(reading(&"it is larger than 1 MiB")),
-            false => Ok(Some(text)),
+        if size as u64 > BYTES {
+            Err(reading(&"it is larger than 1 MiB"))
+        } else {
+            Ok(Some(text))
         }
     }
 

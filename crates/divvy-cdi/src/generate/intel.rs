@@ -27,9 +27,10 @@ pub fn generate(tree: &dyn Tree, options: &Options) -> Result<Generated, Error> 
         let mut edits = Edits::default();
         let mut can_compute = false;
         for path in drm_nodes(&machine, &address) {
-            match path.contains("renderD") {
-                true => can_compute |= nodes.add_with_group(&mut edits, &path),
-                false => drop(nodes.add(&mut edits, &path)),
+            if path.contains("renderD") {
+                can_compute |= nodes.add_with_group(&mut edits, &path);
+            } else {
+                nodes.add(&mut edits, &path);
             }
         }
         if !can_compute {

@@ -33,9 +33,10 @@ fn outline(generated: &Generated) -> String {
             text.push_str(&format!("  {}{host}\n", node.path));
         }
         for mount in &edits.mounts {
-            match mount.host_path == mount.container_path {
-                true => text.push_str(&format!("  {}\n", mount.container_path)),
-                false => text.push_str(&format!("  {} <- {}\n", mount.container_path, mount.host_path)),
+            if mount.host_path == mount.container_path {
+                text.push_str(&format!("  {}\n", mount.container_path))
+            } else {
+                text.push_str(&format!("  {} <- {}\n", mount.container_path, mount.host_path))
             }
         }
         if !edits.additional_gids.is_empty() {

@@ -60,9 +60,10 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
         }
     }
     if wrong.is_empty() {
-        let left_out = match refused.is_empty() {
-            true => String::new(),
-            false => format!("; not checked: {} (no usable spec, see C02)", refused.join(", ")),
+        let left_out = if refused.is_empty() {
+            String::new()
+        } else {
+            format!("; not checked: {} (no usable spec, see C02)", refused.join(", "))
         };
         return Ok(format!("{} checked{left_out}{}", count(fresh, "spec"), unused.concat()));
     }
@@ -73,9 +74,10 @@ pub(super) fn fresh(facts: &Facts<'_>) -> Verdict {
             _ => None,
         })
         .collect();
-    let fix = match fix.is_empty() {
-        true => "generate the file again with the tool that wrote it, or remove it".to_owned(),
-        false => format!("{} (or: divvy doctor --fix --only C01)", fix.join("; ")),
+    let fix = if fix.is_empty() {
+        "generate the file again with the tool that wrote it, or remove it".to_owned()
+    } else {
+        format!("{} (or: divvy doctor --fix --only C01)", fix.join("; "))
     };
     let verdict = problem(
         wrong.join("\n"),

@@ -72,12 +72,11 @@ pub(super) fn versions(facts: &Facts<'_>) -> Verdict {
             fix,
         );
     }
-    let left_out = match silent.is_empty() {
-        true => String::new(),
-        false => {
-            let names: Vec<&str> = silent.into_iter().map(name).collect();
-            format!("; not checked: {} (no version published)", some(&names))
-        }
+    let left_out = if silent.is_empty() {
+        String::new()
+    } else {
+        let names: Vec<&str> = silent.into_iter().map(name).collect();
+        format!("; not checked: {} (no version published)", some(&names))
     };
     Ok(format!("{}{left_out}", count(known.len(), "node")))
 }
@@ -116,9 +115,11 @@ fn without(foreign: &[&DaemonSet]) -> String {
         .take(5)
         .map(|set| format!("kubectl delete ds -n {} {}", set.metadata.namespace, set.metadata.name))
         .collect();
-    match commands.is_empty() {
-        true => "find the other plugin (kubectl get ds,pods -A -o wide) and delete it, or keep one of the two off these nodes with labels".to_owned(),
-        false => format!("{}; or keep one of the two off these nodes with labels", commands.join("; ")),
+    if commands.is_empty() {
+        "find the other plugin (kubectl get ds,pods -A -o wide) and delete it, or keep one of the two off these nodes with labels"
+            .to_owned()
+    } else {
+        format!("{}; or keep one of the two off these nodes with labels", commands.join("; "))
     }
 }
 
@@ -183,9 +184,10 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
             };
             let resources: BTreeSet<&str> = theirs.into_iter().flatten().collect();
             let resources: Vec<&str> = resources.into_iter().collect();
-            let sets = match names.is_empty() {
-                true => String::new(),
-                false => format!("; {noun} {}", some(&names)),
+            let sets = if names.is_empty() {
+                String::new()
+            } else {
+                format!("; {noun} {}", some(&names))
             };
             return problem(
                 format!("{node} {} {verb} {GPU_MEM} and {}{sets}", some(&both), some(&resources)),
@@ -196,12 +198,13 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
         if ours && !foreign.is_empty() {
             let verb = if names.len() == 1 { "runs" } else { "run" };
             let whole: Vec<&str> = cluster.nodes.iter().filter(|node| offers_whole(node)).map(name).collect();
-            let now = match whole.is_empty() {
-                true => "no node offers the GPUs of both now".to_owned(),
-                false => format!(
+            let now = if whole.is_empty() {
+                "no node offers the GPUs of both now".to_owned()
+            } else {
+                format!(
                     "where both run, {WHOLE_GPU} is of the one that registered last (Divvy offers it on {})",
                     some(&whole)
-                ),
+                )
             };
             return milder(
                 Severity::Warning,
@@ -331,9 +334,10 @@ pub(super) fn libraries(facts: &Facts<'_>) -> Verdict {
     if looked == 0 && unreadable.is_empty() {
         return skip("no node has the inventory of a Divvy agent");
     }
-    let left_out = match unreadable.is_empty() {
-        true => String::new(),
-        false => format!("; not checked: {} (its inventory cannot be read)", some(&unreadable)),
+    let left_out = if unreadable.is_empty() {
+        String::new()
+    } else {
+        format!("; not checked: {} (its inventory cannot be read)", some(&unreadable))
     };
     Ok(format!("{}{left_out}", count(looked, "node")))
 }
@@ -410,12 +414,13 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
     if let Some((_, _, first)) = lost.first() {
         let found: Vec<&str> = lost.iter().map(|(found, _, _)| found.as_str()).collect();
         let fix: Vec<&str> = lost.iter().map(|(_, fix, _)| fix.as_str()).collect();
-        let leftover = match first.status.capacity.contains_key(GPU_MEM) {
-            true => format!(
+        let leftover = if first.status.capacity.contains_key(GPU_MEM) {
+            format!(
                 "; if the node should no longer share GPUs, remove the leftover resource instead: {}",
                 forget(first, GPU_MEM)
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         return milder(
             Severity::Warning,
@@ -424,12 +429,13 @@ pub(super) fn labels(facts: &Facts<'_>) -> Verdict {
             format!("{}{leftover}", some_lines(&fix)),
         );
     }
-    let anywhere = match anywhere.is_empty() {
-        true => String::new(),
-        false => format!(
+    let anywhere = if anywhere.is_empty() {
+        String::new()
+    } else {
+        format!(
             "; not checked: {} (no nodeSelector; affinity is not evaluated)",
             some(&anywhere)
-        ),
+        )
     };
     Ok(format!("{}{anywhere}", count(looked, "DaemonSet")))
 }
@@ -448,9 +454,10 @@ pub(super) fn extender_node(facts: &Facts<'_>) -> Verdict {
         let nowhere = pod.spec.node_name.is_none() && pod.status.phase == "Pending";
         if nowhere && !cluster.nodes.iter().any(|node| has_labels(node, selector)) {
             let master = "node-role.kubernetes.io/master";
-            let hint = match selector.contains_key(master) {
-                true => format!("; current Kubernetes uses node-role.kubernetes.io/control-plane instead of {master}"),
-                false => String::new(),
+            let hint = if selector.contains_key(master) {
+                format!("; current Kubernetes uses node-role.kubernetes.io/control-plane instead of {master}")
+            } else {
+                String::new()
             };
             return problem(
                 format!(
@@ -489,9 +496,10 @@ fn in_the_way<'n>(node: &'n Node, spec: &PodSpec) -> Option<&'n Taint> {
 }
 
 fn shown(taint: &Taint) -> String {
-    match taint.value.is_empty() {
-        true => format!("{}:{}", taint.key, taint.effect),
-        false => format!("{}={}:{}", taint.key, taint.value, taint.effect),
+    if taint.value.is_empty() {
+        format!("{}:{}", taint.key, taint.effect)
+    } else {
+        format!("{}={}:{}", taint.key, taint.value, taint.effect)
     }
 }
 
@@ -606,13 +614,14 @@ pub(super) fn taints(facts: &Facts<'_>) -> Verdict {
         some_lines(&barred),
         format!("add to the pod, if it may run there: {}", some(&taints)),
     );
-    match nowhere {
-        true => problem(found, "these pods stay Pending: \"had untolerated taint\"", fix),
-        false => milder(
+    if nowhere {
+        problem(found, "these pods stay Pending: \"had untolerated taint\"", fix)
+    } else {
+        milder(
             Severity::Warning,
             found,
             "the scheduler skips these nodes for the pod, even if GPUs are free there: \"had untolerated taint\"",
             fix,
-        ),
+        )
     }
 }

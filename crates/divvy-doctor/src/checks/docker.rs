@@ -29,9 +29,10 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
             fix,
         );
     }
-    let cdi = match version_at_least(version, &[25]) {
-        true => "supports CDI",
-        false => "no CDI (needs Docker 25)",
+    let cdi = if version_at_least(version, &[25]) {
+        "supports CDI"
+    } else {
+        "no CDI (needs Docker 25)"
     };
     Ok(format!("{version}, {cdi}"))
 }

@@ -38,9 +38,10 @@ fn does_cdi(facts: &Facts<'_>, engine: &Engine, configuration: &Configuration) -
         Some((major, ..)) => Ok(major >= 2),
         None => blind(format!(
             "{} does not say whether CDI is on in {}: the default is on from containerd 2.0, but the version is unknown here; containerd --version prints it",
-            match configuration.files.is_empty() {
-                true => format!("there is no {}, so the configuration", engine.file),
-                false => engine.file.clone(),
+            if configuration.files.is_empty() {
+                format!("there is no {}, so the configuration", engine.file)
+            } else {
+                engine.file.clone()
             },
             engine.name
         )),
@@ -127,13 +128,14 @@ pub(super) fn version(facts: &Facts<'_>) -> Verdict {
             return milder(Severity::Warning, found, finding.why, finding.fix);
         }
     }
-    match configuration.files.is_empty() {
-        true => Ok(format!("there is no {}; {} uses its defaults", engine.file, engine.name)),
-        false => Ok(format!(
+    if configuration.files.is_empty() {
+        Ok(format!("there is no {}; {} uses its defaults", engine.file, engine.name))
+    } else {
+        Ok(format!(
             "version {} in {}",
             configuration.version.unwrap_or(2),
             configuration.files.join(", ")
-        )),
+        ))
     }
 }
 
@@ -220,9 +222,10 @@ pub(super) fn handler(facts: &Facts<'_>) -> Verdict {
                 ),
             );
         };
-        let there = match path.starts_with('/') {
-            true => facts.is_program(path),
-            false => facts.program(&[path]).is_some(),
+        let there = if path.starts_with('/') {
+            facts.is_program(path)
+        } else {
+            facts.program(&[path]).is_some()
         };
         if !there {
             return problem(
@@ -488,9 +491,10 @@ pub(super) fn cgroups(facts: &Facts<'_>) -> Verdict {
                 names.filter(|name| !all.iter().any(|known| known == name)).collect()
             }
         };
-        let left_out = match others.is_empty() {
-            true => String::new(),
-            false => format!("; not checked: {} (not for GPUs)", others.join(", ")),
+        let left_out = if others.is_empty() {
+            String::new()
+        } else {
+            format!("; not checked: {} (not for GPUs)", others.join(", "))
         };
         return Ok(format!("{wanted} for {}{left_out}", all.join(", ")));
     }

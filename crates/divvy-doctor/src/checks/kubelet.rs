@@ -206,17 +206,19 @@ pub(super) fn message(facts: &Facts<'_>) -> Verdict {
         return skip("no device plugin for GPUs is registered");
     };
     let bytes = most.saturating_mul(TENTHS_PER_ID) / 10;
-    let left_out = match unreadable.is_empty() {
-        true => String::new(),
-        false => format!("; not checked: {} (its inventory cannot be read)", some(&unreadable)),
+    let left_out = if unreadable.is_empty() {
+        String::new()
+    } else {
+        format!("; not checked: {} (its inventory cannot be read)", some(&unreadable))
     };
-    match bytes < LARGEST_MESSAGE {
-        true => Ok(format!("{} at most ({place}){left_out}", count_ids(*most))),
-        false => problem(
+    if bytes < LARGEST_MESSAGE {
+        Ok(format!("{} at most ({place}){left_out}", count_ids(*most)))
+    } else {
+        problem(
             format!("{place} has {most} device ids, about {bytes} bytes"),
             "the kubelet accepts at most 4194304 bytes in one message: \"grpc: received message larger than max\", and the node offers 0",
             "use a larger unit, the same on all agents and the extender: --memory-unit GiB, or 256MiB",
-        ),
+        )
     }
 }
 

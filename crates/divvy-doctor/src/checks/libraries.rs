@@ -8,13 +8,14 @@ pub(super) fn nvml(facts: &Facts<'_>) -> Verdict {
     facts.nvidia()?;
     if facts.wsl() {
         let library = "/usr/lib/wsl/lib/libnvidia-ml.so.1";
-        return match facts.exists(library) {
-            true => Ok(library.to_owned()),
-            false => problem(
+        return if facts.exists(library) {
+            Ok(library.to_owned())
+        } else {
+            problem(
                 format!("there is no {library}"),
                 "NVML cannot be loaded: Windows does not share an NVIDIA driver with WSL",
                 "install NVIDIA's driver in Windows (not in WSL), then in PowerShell: wsl --update; wsl --shutdown",
-            ),
+            )
         };
     }
     let why =

@@ -95,13 +95,14 @@ pub(super) fn for_containers(facts: &Facts<'_>) -> Verdict {
 
 fn at_least(facts: &Facts<'_>, least: &[u32], why: &str) -> Verdict {
     let version = facts.nvidia_driver()?;
-    match version_at_least(&version, least) {
-        true => Ok(version),
-        false => problem(
+    if version_at_least(&version, least) {
+        Ok(version)
+    } else {
+        problem(
             format!("driver {version} is loaded"),
             why,
             "upgrade the driver (NVIDIA maintains 550 and later), then reboot",
-        ),
+        )
     }
 }
 
@@ -334,9 +335,10 @@ fn probed<'f>(facts: &'f Facts<'_>) -> Result<&'f [ProbedGpu], Stop> {
 /// Return a suffix that names the GPUs for which the driver does not report the value. It is empty if there are none.
 fn left_out<'g>(gpus: impl Iterator<Item = &'g ProbedGpu>) -> String {
     let names: Vec<String> = gpus.map(|gpu| format!("GPU {}", gpu.index)).collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!("; not checked: {} (the driver does not report it)", names.join(", ")),
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!("; not checked: {} (the driver does not report it)", names.join(", "))
     }
 }
 
@@ -391,9 +393,10 @@ pub(super) fn char_links(facts: &Facts<'_>) -> Verdict {
     let fix = "divvy doctor --fix --only D10 creates the links until the next boot; this udev rule creates them at every boot: \
                ACTION==\"add\", DEVPATH==\"/bus/pci/drivers/nvidia\", RUN+=\"/usr/local/bin/divvy doctor --fix --only D10\"";
     // With CDI the OCI runtime allows the devices in the cgroup and passes the rules to systemd, so a reload keeps them.
-    let verdict = match facts.has_spec("nvidia.com") {
-        true => milder(Severity::Info, found, why, fix),
-        false => problem(found, why, fix),
+    let verdict = if facts.has_spec("nvidia.com") {
+        milder(Severity::Info, found, why, fix)
+    } else {
+        problem(found, why, fix)
     };
     repaired_by(verdict, missing)
 }

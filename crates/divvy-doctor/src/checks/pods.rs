@@ -113,13 +113,14 @@ pub(super) fn visible_devices(facts: &Facts<'_>) -> Verdict {
     left_out.add(&ended, "ended");
     let left_out = left_out.text();
     let wrong: Vec<String> = wrong.into_iter().collect();
-    match wrong.is_empty() {
-        true => Ok(format!("{} checked{left_out}", count(looked, "pod"))),
-        false => problem(
+    if wrong.is_empty() {
+        Ok(format!("{} checked{left_out}", count(looked, "pod")))
+    } else {
+        problem(
             format!("{VISIBLE_DEVICES} is set by {}{left_out}", some(&wrong)),
             "on a node whose default runtime is NVIDIA's, this container sees the GPUs that the variable names, even without a request, and its memory is not counted",
             "remove the variable from the pod; or, on the node, use divvy-runtime, or use CDI without a default runtime for GPUs",
-        ),
+        )
     }
 }
 
@@ -143,22 +144,24 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
         if pod.spec.wants_gpu() || !images.any(|image| IMAGES.iter().any(|part| image.contains(part))) {
             continue;
         }
-        match of_a_caretaker(pod) {
-            true => caretakers.insert(full_name(pod)),
-            false => silent.insert(full_name(pod)),
+        if of_a_caretaker(pod) {
+            caretakers.insert(full_name(pod))
+        } else {
+            silent.insert(full_name(pod))
         };
     }
     let mut left_out = LeftOut::default();
     left_out.add(&caretakers, "the namespace is for components that manage GPUs");
     let left_out = left_out.text();
     let silent: Vec<String> = silent.into_iter().collect();
-    match silent.is_empty() {
-        true => Ok(format!(
+    if silent.is_empty() {
+        Ok(format!(
             "{} on {} with GPUs checked{left_out}",
             count(looked - caretakers.len(), "pod"),
             count(with_gpus.len(), "node")
-        )),
-        false => problem(
+        ))
+    } else {
+        problem(
             format!(
                 "pods with an image for GPUs but no GPU request, on nodes with GPUs: {}{left_out}",
                 some(&silent)
@@ -167,7 +170,7 @@ pub(super) fn silent(facts: &Facts<'_>) -> Verdict {
             format!(
                 "add limits: {{{GPU_MEM}: N}} to the pod; or, on the nodes, use no default runtime for GPUs, or set accept-nvidia-visible-devices-envvar-when-unprivileged = false"
             ),
-        ),
+        )
     }
 }
 

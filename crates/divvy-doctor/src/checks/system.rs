@@ -15,13 +15,14 @@ pub(super) fn linux(facts: &Facts<'_>) -> Verdict {
     let arch = facts.text("/proc/sys/kernel/arch").or_else(|| facts.arch.clone());
     let found = format!("Linux {release} {}", arch.as_deref().unwrap_or("(unknown processor)"));
     let known = arch.is_none_or(|arch| ["x86_64", "aarch64", "arm64"].contains(&arch.as_str()));
-    match known && version_at_least(&release, &[3, 10, 1]) {
-        true => Ok(found),
-        false => problem(
+    if known && version_at_least(&release, &[3, 10, 1]) {
+        Ok(found)
+    } else {
+        problem(
             found,
             "GPU drivers and container runtimes for GPUs exist only for Linux later than 3.10, on x86_64 and arm64",
             "upgrade the distribution",
-        ),
+        )
     }
 }
 
@@ -143,12 +144,13 @@ pub(super) fn cgroup_v2(facts: &Facts<'_>) -> Verdict {
     let Some(version) = toolkit(facts) else {
         return skip("nvidia-container-toolkit is not installed, or is not a dpkg package");
     };
-    match version_at_least(&version, &[1, 8]) {
-        true => Ok(format!("cgroup v2, toolkit {version}")),
-        false => problem(
+    if version_at_least(&version, &[1, 8]) {
+        Ok(format!("cgroup v2, toolkit {version}"))
+    } else {
+        problem(
             format!("cgroup v2 and nvidia-container-toolkit {version}"),
             "the toolkit before 1.8 cannot allow devices in cgroup v2: \"bpf_prog_query(BPF_CGROUP_DEVICE) failed: operation not permitted\"",
             "upgrade nvidia-container-toolkit (no-cgroups = true does not help: a container can then open any device or none)",
-        ),
+        )
     }
 }

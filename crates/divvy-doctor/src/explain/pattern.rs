@@ -20,9 +20,10 @@ pub(super) fn plain(text: &str) -> String {
             _ => plain.push('?'),
         }
     }
-    match plain.contains(".real:") {
-        true => plain.replace(".real:", ":"),
-        false => plain,
+    if plain.contains(".real:") {
+        plain.replace(".real:", ":")
+    } else {
+        plain
     }
 }
 

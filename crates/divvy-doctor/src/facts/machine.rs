@@ -136,9 +136,10 @@ impl Facts<'_> {
     /// Return the driver container's root directory if only that directory contains driver libraries. Otherwise return `/`.
     pub(super) fn usual_driver_root(&self) -> String {
         let has = |root: &str| nvidia::installed(self.tree, root).is_some();
-        match !has("/") && has(DRIVER_CONTAINER) {
-            true => DRIVER_CONTAINER.to_owned(),
-            false => "/".to_owned(),
+        if !has("/") && has(DRIVER_CONTAINER) {
+            DRIVER_CONTAINER.to_owned()
+        } else {
+            "/".to_owned()
         }
     }
 
@@ -165,9 +166,10 @@ impl Facts<'_> {
     /// the machine's `/dev`.
     pub(crate) fn dev(&self) -> String {
         let own = self.of_driver("/dev");
-        match self.exists(&format!("{own}/nvidiactl")) {
-            true => own,
-            false => "/dev".to_owned(),
+        if self.exists(&format!("{own}/nvidiactl")) {
+            own
+        } else {
+            "/dev".to_owned()
         }
     }
 

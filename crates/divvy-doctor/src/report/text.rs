@@ -105,9 +105,10 @@ impl Report {
         let do_not_apply = skipped(Skipped::DoesNotApply);
         if do_not_apply > 0 {
             let verb = if do_not_apply == 1 { "does" } else { "do" };
-            let hint = match style.verbose {
-                true => "",
-                false => "; --verbose lists them with the reasons",
+            let hint = if style.verbose {
+                ""
+            } else {
+                "; --verbose lists them with the reasons"
             };
             let _ = writeln!(text, "{} {verb} not apply here{hint}.", count(do_not_apply, "check"));
         }
@@ -137,9 +138,10 @@ impl Report {
             if ids.is_empty() {
                 continue;
             }
-            let which = match style.verbose {
-                true => format!(": {}", ids.join(" ")),
-                false => String::new(),
+            let which = if style.verbose {
+                format!(": {}", ids.join(" "))
+            } else {
+                String::new()
             };
             let _ = writeln!(text, "Not run: {} ({flag}){which}.", count(ids.len(), noun));
         }

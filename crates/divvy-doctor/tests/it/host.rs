@@ -114,9 +114,10 @@ impl Tree for Host {
     }
 
     fn read(&self, path: &str, limit: usize) -> Option<Vec<u8>> {
-        match self.unreadable.iter().any(|other| other == path) {
-            true => None,
-            false => self.files.read(path, limit),
+        if self.unreadable.iter().any(|other| other == path) {
+            None
+        } else {
+            self.files.read(path, limit)
         }
     }
 

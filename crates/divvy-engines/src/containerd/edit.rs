@@ -423,9 +423,10 @@ fn import(files: &dyn Files, at: &Where<'_>, drop_in: &str, version: i64) -> Res
         .names(directory)
         .iter()
         .any(|name| name.ends_with(".toml") && format!("{directory}/{name}") != drop_in);
-    let pattern = match drop_in.ends_with(".toml") && !others {
-        true => format!("{directory}/*.toml"),
-        false => drop_in.to_owned(),
+    let pattern = if drop_in.ends_with(".toml") && !others {
+        format!("{directory}/*.toml")
+    } else {
+        drop_in.to_owned()
     };
     let now = text(files, at.config)?.unwrap_or_default();
     let mut document = toml_text::document(at.config, &now)?;

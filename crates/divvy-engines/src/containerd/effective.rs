@@ -59,9 +59,10 @@ pub fn effective(files: &dyn Files, main: &str, release: Release) -> Result<Conf
         return Ok(all);
     }
     // Each file is converted on its own from containerd 2.3 on; before that, all files together.
-    let units: Vec<&[(&File, Values<'_>)]> = match release >= (2, 3, 0) {
-        true => read.chunks(1).collect(),
-        false => vec![&read],
+    let units: Vec<&[(&File, Values<'_>)]> = if release >= (2, 3, 0) {
+        read.chunks(1).collect()
+    } else {
+        vec![&read]
     };
     for unit in units {
         let mut has_new = false;

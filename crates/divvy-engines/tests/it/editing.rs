@@ -134,9 +134,10 @@ fn added(before: &str, after: &str) -> Vec<String> {
     let mut lines = before.lines().peekable();
     let mut added = Vec::new();
     for line in after.lines() {
-        match lines.peek() == Some(&line) {
-            true => drop(lines.next()),
-            false => added.push(line.to_owned()),
+        if lines.peek() == Some(&line) {
+            lines.next();
+        } else {
+            added.push(line.to_owned());
         }
     }
     assert_eq!(lines.next(), None, "a line is gone");

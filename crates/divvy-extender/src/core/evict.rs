@@ -97,9 +97,10 @@ impl Core {
 
     fn refused_eviction(&mut self, uid: &str, text: &str) -> Option<Action> {
         let pod = self.index.ledger().pod(uid)?.key();
-        let hint = match text.contains("(403 ") {
-            true => ". Install Divvy's chart with agent.onEscape=evict, which gives the extender this right",
-            false => "",
+        let hint = if text.contains("(403 ") {
+            ". Install Divvy's chart with agent.onEscape=evict, which gives the extender this right"
+        } else {
+            ""
         };
         self.evictions.told.insert(uid.to_owned()).then(|| Action::Warn {
             pod,

@@ -34,9 +34,10 @@ impl Names {
         if found.iter().any(|name| self.0.contains(name)) {
             return Ok(());
         }
-        let mut shown = match found.is_empty() {
-            true => "no name".to_owned(),
-            false => found.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", "),
+        let mut shown = if found.is_empty() {
+            "no name".to_owned()
+        } else {
+            found.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
         };
         if let Some((cut, _)) = shown.char_indices().nth(LONGEST) {
             shown.truncate(cut);

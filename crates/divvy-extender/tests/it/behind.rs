@@ -27,9 +27,10 @@ fn no_refusal_is_final_until_a_broken_watch_has_gone_on_and_caught_up_however_lo
         let mut core = synced(&[node("n1", &[8])], &[]);
         assert!(!tried_again(&mut core, &large, 0));
         let cut = || "the connection was refused".to_owned();
-        match pods {
-            true => core.pod_change(Change::Interrupted(cut()), at(1_000)),
-            false => core.node_change(Change::Interrupted(cut()), at(1_000)),
+        if pods {
+            core.pod_change(Change::Interrupted(cut()), at(1_000))
+        } else {
+            core.node_change(Change::Interrupted(cut()), at(1_000))
         };
         // An outage of the API server, then the last wait of a back-off.
         for ms in [1_000, 46_500, 3_600_000] {
@@ -37,9 +38,10 @@ fn no_refusal_is_final_until_a_broken_watch_has_gone_on_and_caught_up_however_lo
         }
         let fits = core.filter_at(&small, ["n1"], at(3_600_000)).map(|answer| answer.passed);
         assert_eq!(fits, Ok(vec![0]), "there is room");
-        match pods {
-            true => core.pod_change(Change::Resumed, at(3_600_000)),
-            false => core.node_change(Change::Resumed, at(3_600_000)),
+        if pods {
+            core.pod_change(Change::Resumed, at(3_600_000))
+        } else {
+            core.node_change(Change::Resumed, at(3_600_000))
         };
         // The missed changes follow.
         assert!(tried_again(&mut core, &large, 3_600_900));

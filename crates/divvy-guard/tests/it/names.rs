@@ -105,9 +105,10 @@ fn addresses(version: &'static str, rate: u64) {
                 for way in 0..3 {
                     let call = format!("address {name} {asked} {flags} {way}");
                     // The guard has the second version of the question also if the driver has only the first.
-                    let theirs = match has_second {
-                        true => plain.call(&call),
-                        false => plain.call(&format!("address {name} {asked} {flags} 2")),
+                    let theirs = if has_second {
+                        plain.call(&call)
+                    } else {
+                        plain.call(&format!("address {name} {asked} {flags} 2"))
                     };
                     let ours = program.call(&call);
                     assert_eq!(ours[0], theirs[0], "{version}: {call}: code");

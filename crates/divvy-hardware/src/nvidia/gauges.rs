@@ -185,9 +185,10 @@ fn parts(
     mut gpm: impl FnMut(&str, Option<u32>) -> Result<Option<Gpm>, NvmlError>,
 ) -> Result<Vec<PartGauges>, NvmlError> {
     let is_divided = returned(device.mig_mode())?.is_some_and(|mode| mode.current == 1);
-    let count = match is_divided {
-        true => returned(device.mig_device_count())?.unwrap_or(0),
-        false => 0,
+    let count = if is_divided {
+        returned(device.mig_device_count())?.unwrap_or(0)
+    } else {
+        0
     };
     let mut found: Vec<(Device<'_>, String, Option<u32>)> = Vec::new();
     for index in 0..count {

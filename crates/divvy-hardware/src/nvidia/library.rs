@@ -80,9 +80,10 @@ pub(super) fn cuda_candidates(options: &Options, soname: &str) -> Vec<PathBuf> {
 /// installed on the host itself.
 pub fn driver_root(options: &Options) -> PathBuf {
     let container = options.driver_root.join(DRIVER_CONTAINER);
-    match !has_library(&options.driver_root) && has_library(&container) {
-        true => container,
-        false => options.driver_root.clone(),
+    if !has_library(&options.driver_root) && has_library(&container) {
+        container
+    } else {
+        options.driver_root.clone()
     }
 }
 

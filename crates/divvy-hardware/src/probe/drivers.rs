@@ -109,9 +109,10 @@ impl Drivers {
         for slot in &mut self.slots {
             slot.ensure_open(self.pace, self.publish.as_ref());
         }
-        match self.slots.iter().any(|slot| slot.backend.is_some()) {
-            true => Ok(()),
-            false => Err(self.no_driver()),
+        if self.slots.iter().any(|slot| slot.backend.is_some()) {
+            Ok(())
+        } else {
+            Err(self.no_driver())
         }
     }
 
@@ -225,9 +226,10 @@ impl Drivers {
                 None => return Err(slot.failure.clone()),
             }
         }
-        match answers.is_empty() {
-            true => Err(self.no_driver()),
-            false => Ok(answers),
+        if answers.is_empty() {
+            Err(self.no_driver())
+        } else {
+            Ok(answers)
         }
     }
 

@@ -183,12 +183,13 @@ fn socket_path(value: &OsStr) -> Result<PathBuf, UsageError> {
 
 fn absolute(value: &OsStr) -> Result<PathBuf, UsageError> {
     let path = PathBuf::from(value);
-    match path.is_absolute() {
-        true => Ok(path),
-        false => Err(UsageError(format!(
+    if path.is_absolute() {
+        Ok(path)
+    } else {
+        Err(UsageError(format!(
             "--share-files {} is not an absolute path",
             path.display()
-        ))),
+        )))
     }
 }
 

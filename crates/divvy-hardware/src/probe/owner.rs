@@ -209,12 +209,13 @@ mod tests {
         }
 
         fn limit(&mut self, uuid: &str, _: &Cgroup, hard: divvy_model::MiB) -> Result<Limited, Failure> {
-            match uuid == self::uuid(self.vendor) {
-                true => Ok(Limited {
+            if uuid == self::uuid(self.vendor) {
+                Ok(Limited {
                     used: hard,
                     left_out: false,
-                }),
-                false => Err(Failure::new(Code::Unknown, format!("{} has no {uuid}", self.vendor))),
+                })
+            } else {
+                Err(Failure::new(Code::Unknown, format!("{} has no {uuid}", self.vendor)))
             }
         }
 

@@ -47,9 +47,10 @@ fn whichever_function_a_library_lacks_the_probe_answers_or_says_what_is_missing(
                 let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
                 snapshot.validate().expect("valid");
                 let gpus: Vec<_> = snapshot.gpus.iter().map(|gpu| (gpu.uuid.as_str(), gpu.total)).collect();
-                match NEEDED.contains(&name.as_str()) {
-                    true => assert_eq!(snapshot.gpus.len() + snapshot.unreadable.len(), 2, "without {name}"),
-                    false => assert_eq!(gpus, [(GPU0, MiB(40960)), (GPU1, MiB(15360))], "without {name}"),
+                if NEEDED.contains(&name.as_str()) {
+                    assert_eq!(snapshot.gpus.len() + snapshot.unreadable.len(), 2, "without {name}")
+                } else {
+                    assert_eq!(gpus, [(GPU0, MiB(40960)), (GPU1, MiB(15360))], "without {name}")
                 }
                 // What cannot be read about the division of GPU 0 must not make it look like a whole GPU.
                 let whole = snapshot

@@ -132,10 +132,7 @@ impl Trap {
             });
             let (mut done, mut refused) = (0, 0);
             while !ended.load(Ordering::Acquire) {
-                match work(&root) {
-                    true => done += 1,
-                    false => refused += 1,
-                }
+                if work(&root) { done += 1 } else { refused += 1 }
             }
             (done, refused)
         })

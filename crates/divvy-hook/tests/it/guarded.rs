@@ -15,9 +15,10 @@ const KINDS: [(&str, &str); 3] = [(GUARD, "guard"), (REAL, "driver"), (DRIVER, "
 
 /// An image that contains a libcuda: the file, a link to it, and a copy. If the pod is guarded, the container also has the guard's mounts.
 fn image(guarded: bool) -> Image {
-    let image = match guarded {
-        true => Image::new(&[GUARD, REAL, DRIVER]),
-        false => Image::new(&[DRIVER]),
+    let image = if guarded {
+        Image::new(&[GUARD, REAL, DRIVER])
+    } else {
+        Image::new(&[DRIVER])
     };
     let put = |path: &str, kind: &str| image.put(path, &[&elf(), kind.as_bytes()].concat());
     for (path, kind) in KINDS {

@@ -74,9 +74,10 @@ impl<P: Plugin> PluginServer<P> {
             stop,
             status,
         };
-        match server.settings.registers {
-            true => server.keep_registered().await,
-            false => server.keep_serving().await,
+        if server.settings.registers {
+            server.keep_registered().await
+        } else {
+            server.keep_serving().await
         }
         Ok(())
     }

@@ -161,17 +161,18 @@ impl Hook {
                 let (host_driver, directory, on_failure) = lists(name, rest, "host-driver-version", &more)?;
                 let compat = directory.into_iter().next_back().unwrap_or_else(|| DIRECTORY.to_owned());
                 // The path is written as a line of a file in the container, so it must not contain a newline.
-                match compat.starts_with('/') && !compat.contains(char::is_control) {
-                    false => Err(Error::Usage(format!(
-                        "--cuda-compat-container-root {}: an absolute path is required",
-                        plain_line(compat.chars().take(200))
-                    ))),
-                    true => Ok(Hook::UpdateLdcache {
+                if compat.starts_with('/') && !compat.contains(char::is_control) {
+                    Ok(Hook::UpdateLdcache {
                         directories: Vec::new(),
                         host_driver: host_driver.into_iter().next_back(),
                         compat,
                         on_failure,
-                    }),
+                    })
+                } else {
+                    Err(Error::Usage(format!(
+                        "--cuda-compat-container-root {}: an absolute path is required",
+                        plain_line(compat.chars().take(200))
+                    )))
                 }
             }
             "disable-device-node-modification" => Ok(Hook::DisableDeviceNodeModification {
@@ -189,12 +190,13 @@ impl Hook {
                 let end = rest.iter().position(|word| word == "--").unwrap_or(rest.len());
                 let environment = values(name, &rest[..end], &["env"])?;
                 let words = rest.get(end + 1..).unwrap_or_default().to_vec();
-                match words.is_empty() {
-                    true => Err(Error::Usage("legacy: no program is named after --".to_owned())),
-                    false => Ok(Hook::Legacy {
+                if words.is_empty() {
+                    Err(Error::Usage("legacy: no program is named after --".to_owned()))
+                } else {
+                    Ok(Hook::Legacy {
                         environment: environment.into_iter().map(|(_, value)| value).collect(),
                         words,
-                    }),
+                    })
                 }
             }
             name if name.starts_with('-') => {
@@ -216,9 +218,10 @@ fn lists(hook: &str, words: &[OsString], flag: &str, others: &[&str]) -> Result<
         .filter(|(name, _)| name != "on-failure")
         .partition(|(name, _)| name == flag);
     let text = |list: Vec<(String, String)>| list.into_iter().map(|(_, value)| value).collect();
-    match list.is_empty() {
-        true => Err(Error::Usage(format!("{hook} needs --{flag}"))),
-        false => Ok((text(list), text(rest), on_failure)),
+    if list.is_empty() {
+        Err(Error::Usage(format!("{hook} needs --{flag}")))
+    } else {
+        Ok((text(list), text(rest), on_failure))
     }
 }
 

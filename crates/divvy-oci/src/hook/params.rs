@@ -12,9 +12,12 @@ pub fn forbidding(text: &str) -> Option<String> {
     // A line is passed on with its own end.
     let lines = text.split_inclusive('\n');
     lines.clone().any(allows).then(|| {
-        let lines = lines.map(|line| match allows(line) {
-            true => format!("{NAME}: 0\n"),
-            false => line.to_owned(),
+        let lines = lines.map(|line| {
+            if allows(line) {
+                format!("{NAME}: 0\n")
+            } else {
+                line.to_owned()
+            }
         });
         lines.collect()
     })

@@ -189,12 +189,13 @@ impl Bundle {
     pub fn root(&self) -> Result<String, Error> {
         let root: Object = self.all.read("root", "")?;
         let path: String = root.read("path", "root.")?;
-        match path.is_empty() {
-            true => Err(Error::Shape {
+        if path.is_empty() {
+            Err(Error::Shape {
                 at: "root.path".to_owned(),
                 source: serde::de::Error::custom("it is missing"),
-            }),
-            false => Ok(path),
+            })
+        } else {
+            Ok(path)
         }
     }
 

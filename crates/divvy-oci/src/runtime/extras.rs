@@ -33,9 +33,10 @@ pub fn extras(container: &Container, settings: &Settings) -> Result<(Extras, Vec
         ));
     }
     let has = |name| count && asked.contains(&name);
-    let channels = match channels_by_variable && !count {
-        true => None,
-        false => legacy::imex(container, settings)?,
+    let channels = if channels_by_variable && !count {
+        None
+    } else {
+        legacy::imex(container, settings)?
     };
     let imex = match channels {
         Some(names) if names.split(',').any(|name| name == "all") => Channels::All,

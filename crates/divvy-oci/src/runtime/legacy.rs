@@ -119,9 +119,10 @@ fn devices(wanted: &Wanted) -> Result<Option<String>, Error> {
 pub(super) fn imex(container: &Container, settings: &Settings) -> Result<Option<String>, Error> {
     let mounted = imex_by_mount(container, settings);
     let list = container.variable(IMEX).unwrap_or_default();
-    let names: Vec<&str> = match mounted.is_empty() {
-        true => list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect(),
-        false => mounted.iter().map(String::as_str).collect(),
+    let names: Vec<&str> = if mounted.is_empty() {
+        list.split(',').map(str::trim).filter(|name| !name.is_empty()).collect()
+    } else {
+        mounted.iter().map(String::as_str).collect()
     };
     if settings.ignore_imex || names.is_empty() {
         return Ok(None);

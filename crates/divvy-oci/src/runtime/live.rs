@@ -158,30 +158,29 @@ pub fn registry(tree: &dyn Tree, probe: &str, driver_root: &str, extras: Extras)
     );
     let facts = facts(&driver.version, &driver.cuda, &there);
     let version = Some(driver.version.as_str());
-    let Generated { spec, notes } = match wsl::is_there(tree) {
-        true => wsl::generate(tree, version, &options)?,
-        false => {
-            let mut gpus = Vec::new();
-            for gpu in there {
-                let Some(minor) = gpu.minor else {
-                    left_out.push(format!(
-                        "GPU {} ({}) is left out: the driver does not report its minor number, which names its device node",
-                        gpu.index,
-                        plain_line(gpu.uuid.chars())
-                    ));
-                    continue;
-                };
-                let mig_devices: Vec<MigDevice> = gpu.mig_devices.into_iter().map(MigDevice::from).collect();
-                gpus.push(nvidia::Gpu {
-                    index: gpu.index,
-                    mig: proc::mig_of(tree, minor, MigDevice::of(gpu.mig, &mig_devices)),
-                    uuid: Some(gpu.uuid),
-                    minor,
-                    pci: gpu.pci,
-                });
-            }
-            nvidia::generate(tree, &gpus, version, &options)?
+    let Generated { spec, notes } = if wsl::is_there(tree) {
+        wsl::generate(tree, version, &options)?
+    } else {
+        let mut gpus = Vec::new();
+        for gpu in there {
+            let Some(minor) = gpu.minor else {
+                left_out.push(format!(
+                    "GPU {} ({}) is left out: the driver does not report its minor number, which names its device node",
+                    gpu.index,
+                    plain_line(gpu.uuid.chars())
+                ));
+                continue;
+            };
+            let mig_devices: Vec<MigDevice> = gpu.mig_devices.into_iter().map(MigDevice::from).collect();
+            gpus.push(nvidia::Gpu {
+                index: gpu.index,
+                mig: proc::mig_of(tree, minor, MigDevice::of(gpu.mig, &mig_devices)),
+                uuid: Some(gpu.uuid),
+                minor,
+                pci: gpu.pci,
+            });
         }
+        nvidia::generate(tree, &gpus, version, &options)?
     };
     left_out.extend(notes);
     let found = Found {

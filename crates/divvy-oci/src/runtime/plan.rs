@@ -175,9 +175,10 @@ fn live_or_specs(wanted: Wanted, settings: &Settings) -> Result<Decides, Error> 
     let kind = settings.default_kind.as_str();
     let others_are_live = kind == live::KIND || settings.mode != Mode::Cdi && kind == cdi::NVIDIA_KIND;
     let Wanted::Devices(names) = &wanted else {
-        return Ok(match others_are_live {
-            true => Decides::Live(plan(wanted, live::KIND)?),
-            false => Decides::Specs(plan(wanted, kind)?),
+        return Ok(if others_are_live {
+            Decides::Live(plan(wanted, live::KIND)?)
+        } else {
+            Decides::Specs(plan(wanted, kind)?)
         });
     };
     let of_kind = |name: &str, kind: &str| name.strip_prefix(kind).is_some_and(|rest| rest.starts_with('='));
@@ -356,8 +357,9 @@ fn full_name(name: &str, kind: &str) -> Result<String, Error> {
         return Ok(name.to_owned());
     }
     let full = format!("{kind}={name}");
-    match is_qualified(&full) {
-        true => Ok(full),
-        false => Err(Error::Name(name.chars().take(100).collect())),
+    if is_qualified(&full) {
+        Ok(full)
+    } else {
+        Err(Error::Name(name.chars().take(100).collect()))
     }
 }

@@ -174,12 +174,11 @@ fn mounted(container: &Container) -> Vec<String> {
 
 /// Convert `vendor/class/device` or `vendor/class=device` into a CDI name. The result is `None` if that is not a valid name.
 fn cdi_name(path: &str) -> Option<String> {
-    let name = match path.contains('=') {
-        true => path.to_owned(),
-        false => {
-            let (kind, device) = path.rsplit_once('/')?;
-            format!("{kind}={device}")
-        }
+    let name = if path.contains('=') {
+        path.to_owned()
+    } else {
+        let (kind, device) = path.rsplit_once('/')?;
+        format!("{kind}={device}")
     };
     name.parse::<QualifiedName>().is_ok().then_some(name)
 }

@@ -192,9 +192,10 @@ impl Cli {
 /// Return the default of `nvidia-container-cli.ldconfig`. On Ubuntu, `/sbin/ldconfig` is a script that calls
 /// `/sbin/ldconfig.real`, so `/sbin/ldconfig.real` is preferred if it exists.
 pub fn ldconfig(exists: impl Fn(&str) -> bool) -> &'static str {
-    match exists("/sbin/ldconfig.real") {
-        true => "@/sbin/ldconfig.real",
-        false => "@/sbin/ldconfig",
+    if exists("/sbin/ldconfig.real") {
+        "@/sbin/ldconfig.real"
+    } else {
+        "@/sbin/ldconfig"
     }
 }
 

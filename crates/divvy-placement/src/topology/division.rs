@@ -319,37 +319,38 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+            #![proptest_config(ProptestConfig::with_cases(64))]
 
-        #[test]
-        fn the_choice_is_the_first_of_the_best_among_all_divisions(
-            gpus in 1..8usize,
-            links in proptest::collection::vec(0..4u32, 64),
-            must in proptest::collection::btree_set(0..8usize, 0..3),
-            count in 1..8usize,
-        ) {
-            let topology = topology(gpus, &links);
-            let positions: Vec<usize> = (0..gpus).collect();
-            let must: Vec<usize> = must.into_iter().filter(|gpu| *gpu < gpus).collect();
-            let chosen = choose(&topology, &positions, &must, count);
-            match count <= gpus && must.len() <= count {
-                true => prop_assert_eq!(chosen, by_trying_all(&topology, gpus, &must, count)),
-                false => prop_assert_eq!(chosen, None),
+            #[test]
+            fn the_choice_is_the_first_of_the_best_among_all_divisions(
+                gpus in 1..8usize,
+                links in proptest::collection::vec(0..4u32, 64),
+                must in proptest::collection::btree_set(0..8usize, 0..3),
+                count in 1..8usize,
+            ) {
+                let topology = topology(gpus, &links);
+                let positions: Vec<usize> = (0..gpus).collect();
+                let must: Vec<usize> = must.into_iter().filter(|gpu| *gpu < gpus).collect();
+                let chosen = choose(&topology, &positions, &must, count);
+                if count <= gpus && must.len() <= count {
+    prop_assert_eq!(chosen, by_trying_all(&topology, gpus, &must, count))
+    } else {
+    prop_assert_eq!(chosen, None)
+    }
+            }
+
+            #[test]
+            fn sixteen_gpus_of_any_kind_give_as_many_as_requested(
+                links in proptest::collection::vec(0..6u32, 256),
+                must in proptest::collection::btree_set(0..16usize, 0..4),
+                count in 4..17usize,
+            ) {
+                let topology = topology(16, &links);
+                let positions: Vec<usize> = (0..16).collect();
+                let must: Vec<usize> = must.into_iter().collect();
+                let chosen = choose(&topology, &positions, &must, count).expect("a choice");
+                prop_assert_eq!(chosen.len(), count);
+                prop_assert!(must.iter().all(|gpu| chosen.contains(gpu)));
             }
         }
-
-        #[test]
-        fn sixteen_gpus_of_any_kind_give_as_many_as_requested(
-            links in proptest::collection::vec(0..6u32, 256),
-            must in proptest::collection::btree_set(0..16usize, 0..4),
-            count in 4..17usize,
-        ) {
-            let topology = topology(16, &links);
-            let positions: Vec<usize> = (0..16).collect();
-            let must: Vec<usize> = must.into_iter().collect();
-            let chosen = choose(&topology, &positions, &must, count).expect("a choice");
-            prop_assert_eq!(chosen.len(), count);
-            prop_assert!(must.iter().all(|gpu| chosen.contains(gpu)));
-        }
-    }
 }

@@ -29,9 +29,10 @@ impl Turnover {
         let (before, answered) = (self.pods_end, self.pods_end());
         // The answer becomes true when the released amount reaches a twentieth of the taken amount, and false when it falls below
         // a fortieth. The gap keeps the answer from flipping back and forth.
-        self.pods_end = match before {
-            false => self.given_back * 20 >= self.taken,
-            true => self.given_back * 40 >= self.taken,
+        self.pods_end = if before {
+            self.given_back * 40 >= self.taken
+        } else {
+            self.given_back * 20 >= self.taken
         };
         self.pods_end() != answered
     }

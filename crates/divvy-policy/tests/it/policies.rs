@@ -351,9 +351,10 @@ fn a_decision_does_not_hang_on_how_it_came_about_when_pods_end() {
 fn a_scheduler_takes_no_policy_that_is_for_comparison_only() {
     for policy in Policy::ALL {
         let taken = Policy::for_scheduling(policy.name());
-        match Policy::FOR_SCHEDULING.contains(&policy) {
-            true => assert_eq!(taken, Ok(policy)),
-            false => assert!(taken.is_err_and(|error| error.contains("divvy simulate")), "{policy}"),
+        if Policy::FOR_SCHEDULING.contains(&policy) {
+            assert_eq!(taken, Ok(policy))
+        } else {
+            assert!(taken.is_err_and(|error| error.contains("divvy simulate")), "{policy}")
         }
     }
     assert!(Policy::for_scheduling("x").is_err_and(|error| error.contains("best-fit")));

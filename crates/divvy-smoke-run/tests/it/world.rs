@@ -169,9 +169,10 @@ impl World {
                         }
                         pods.insert(number);
                         most_pods = most_pods.max(pods.len());
-                        let answer = match self.unclear.contains(&number) {
-                            true => Event::Unclear(number, "timeout".to_owned()),
-                            false => Event::Created(number),
+                        let answer = if self.unclear.contains(&number) {
+                            Event::Unclear(number, "timeout".to_owned())
+                        } else {
+                            Event::Created(number)
                         };
                         later(&mut queue, &mut events, now + 5, answer);
                         let uuid = &planned[number].target.uuid;
@@ -188,18 +189,17 @@ impl World {
                     }
                     Action::Delete(number) => {
                         calls.push(now);
-                        match self.undeletable.contains(&number) {
-                            true => later(
+                        if self.undeletable.contains(&number) {
+                            later(
                                 &mut queue,
                                 &mut events,
                                 now + 5,
                                 Event::Undeletable(number, "forbidden".to_owned()),
-                            ),
-                            false => {
-                                pods.remove(&number);
-                                later(&mut queue, &mut events, now + 5, Event::Deleted(number));
-                                later(&mut queue, &mut events, now + 6, Event::Gone(number));
-                            }
+                            )
+                        } else {
+                            pods.remove(&number);
+                            later(&mut queue, &mut events, now + 5, Event::Deleted(number));
+                            later(&mut queue, &mut events, now + 6, Event::Gone(number));
                         }
                     }
                     Action::Mark(number, mark) => {

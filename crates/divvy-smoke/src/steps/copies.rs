@@ -101,9 +101,12 @@ fn speeds(bytes: u64, times: Times) -> [(&'static str, f64); 3] {
 }
 
 fn rates(bytes: u64, times: Times) -> String {
-    let text = |(name, speed): (&str, f64)| match speed.is_finite() && speed > 0.0 {
-        true => format!("{name} {} GB/s", tenths(speed)),
-        false => format!("{name} at an unknown speed"),
+    let text = |(name, speed): (&str, f64)| {
+        if speed.is_finite() && speed > 0.0 {
+            format!("{name} {} GB/s", tenths(speed))
+        } else {
+            format!("{name} at an unknown speed")
+        }
     };
     speeds(bytes, times).map(text).join(", ")
 }

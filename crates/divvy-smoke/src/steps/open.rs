@@ -129,15 +129,16 @@ fn open<'d>(
         .unwrap_or_else(|| estimate(capability));
     let too_small = |found: String, context: u64| {
         let is_full = memory >= sizes::LARGEST_CONTEXT + sizes::WANTED;
-        let (why, fix) = match is_full {
-            true => (
+        let (why, fix) = if is_full {
+            (
                 "there is no memory left for a program",
                 "wait until other processes have ended: divvy-probe --once lists them on the node".to_owned(),
-            ),
-            false => (
+            )
+        } else {
+            (
                 "the share is too small for a context and the 64 MiB that a run is to have",
                 format!("request at least {} MiB for the container", sizes::needed_mib(context)),
-            ),
+            )
         };
         Problem::finding(found, why, fix)
     };
@@ -211,9 +212,10 @@ fn hinted(failure: Failure, bad: Option<&str>) -> Problem {
 
 /// Return the UUID of a device of this name as NVML writes it. CUDA's UUID of a MIG device has the same form as a GPU's, and its name says what it is.
 fn of_part(uuid: String, name: &str) -> String {
-    match name.contains(" MIG ") {
-        true => uuid.replacen("GPU-", "MIG-", 1),
-        false => uuid,
+    if name.contains(" MIG ") {
+        uuid.replacen("GPU-", "MIG-", 1)
+    } else {
+        uuid
     }
 }
 
@@ -242,12 +244,13 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
     };
     let Some(wanted) = wanted else { return Ok(0) };
     if let Ok(index) = wanted.parse::<usize>() {
-        return match index < uuids.len() {
-            true => Ok(index),
-            false => Err(Problem::Skip(format!(
+        return if index < uuids.len() {
+            Ok(index)
+        } else {
+            Err(Problem::Skip(format!(
                 "there is no GPU {index}; the GPUs here: {}",
                 there_are()
-            ))),
+            )))
         };
     }
     // A MIG device's UUID from CUDA has the same digits.
@@ -278,13 +281,14 @@ pub fn select(uuids: &[&str], wanted: Option<&str>) -> Result<usize, Problem> {
 /// Require that the GPU is one of those that the container was given.
 fn granted(uuid: &str, uuids: &[String]) -> Result<(), Problem> {
     let digits = |text: &str| text.get(4..).unwrap_or_default().to_ascii_lowercase();
-    match uuids.is_empty() || uuids.iter().any(|granted| digits(granted) == digits(uuid)) {
-        true => Ok(()),
-        false => Err(Problem::finding(
+    if uuids.is_empty() || uuids.iter().any(|granted| digits(granted) == digits(uuid)) {
+        Ok(())
+    } else {
+        Err(Problem::finding(
             format!("the GPU is {uuid}, and the container was given {}", uuids.join(", ")),
             "the container has another GPU than it was to get",
             "restart the pod; look at the node's agent if it happens again",
-        )),
+        ))
     }
 }
 

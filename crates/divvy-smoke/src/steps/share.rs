@@ -153,9 +153,10 @@ pub(super) fn refused(code: Option<Code>) -> Result<(), Problem> {
 
 /// Require that what is held is within the share.
 pub(super) fn check_sum(held: u64, total: u64) -> Result<(), Problem> {
-    match held <= total {
-        true => Ok(()),
-        false => Err(Problem::finding(
+    if held <= total {
+        Ok(())
+    } else {
+        Err(Problem::finding(
             format!(
                 "{} MiB were allocated, and the driver shows {} MiB in all",
                 held / MIB,
@@ -163,7 +164,7 @@ pub(super) fn check_sum(held: u64, total: u64) -> Result<(), Problem> {
             ),
             "a container can take the memory of others",
             "look at the agent's log on the node, and restart the pod",
-        )),
+        ))
     }
 }
 

@@ -97,9 +97,10 @@ impl Fake<'_> {
 
     /// Return how many bytes the copy that was counted last leaves out.
     fn left_out(&self, bytes: usize) -> usize {
-        match self.machine.half == Some(self.state.borrow().calls) {
-            true => bytes / 2,
-            false => 0,
+        if self.machine.half == Some(self.state.borrow().calls) {
+            bytes / 2
+        } else {
+            0
         }
     }
 

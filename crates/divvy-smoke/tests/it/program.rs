@@ -206,9 +206,10 @@ fn a_parent_that_is_killed_or_asked_to_end_leaves_no_child() {
             let is_worker = |pid: &String| {
                 fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| maps.contains("libdivvy_cuda_sim"))
             };
-            match children.len() == 2 && children.iter().any(is_worker) {
-                true => break children,
-                false => assert!(started.elapsed() < Duration::from_secs(20), "no child"),
+            if children.len() == 2 && children.iter().any(is_worker) {
+                break children;
+            } else {
+                assert!(started.elapsed() < Duration::from_secs(20), "no child")
             }
             std::thread::yield_now();
         };

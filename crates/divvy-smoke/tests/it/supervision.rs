@@ -81,11 +81,10 @@ fn a_hanging_child_is_killed_and_reported_even_if_it_cannot_be_killed() {
             statuses,
             [(Id::S01, Status::Pass), (Id::S02, Status::Fail), (Id::S03, Status::Skip)]
         );
-        let expected = match can_be_killed {
-            true => "cuStreamSynchronize had not returned after 200 ms, and the process was killed",
-            false => {
-                "cuStreamSynchronize had not returned after 200 ms, and the process cannot be killed: hung in the kernel, state D, wchan nvidia_ioctl"
-            }
+        let expected = if can_be_killed {
+            "cuStreamSynchronize had not returned after 200 ms, and the process was killed"
+        } else {
+            "cuStreamSynchronize had not returned after 200 ms, and the process cannot be killed: hung in the kernel, state D, wchan nvidia_ioctl"
         };
         assert_eq!(steps[1].found, expected);
         assert!(steps[1].gpu_at_fault);

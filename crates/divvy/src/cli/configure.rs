@@ -131,9 +131,10 @@ fn engine() -> impl clap::builder::TypedValueParser<Value = Engine> {
 
 fn runtime_name(text: &str) -> Result<String, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    match !text.is_empty() && text.chars().all(allowed) {
-        true => Ok(text.to_owned()),
-        false => Err("a runtime's name consists of letters, digits, -, _ and .".to_owned()),
+    if !text.is_empty() && text.chars().all(allowed) {
+        Ok(text.to_owned())
+    } else {
+        Err("a runtime's name consists of letters, digits, -, _ and .".to_owned())
     }
 }
 

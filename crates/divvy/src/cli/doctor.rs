@@ -96,9 +96,10 @@ pub enum DoctorOutput {
 
 fn patience(text: &str) -> Result<Duration, String> {
     let time = divvy_program::values::duration(text)?;
-    match time.is_zero() {
-        true => Err("no program answers within 0 s; write a longer time, such as 3s".to_owned()),
-        false => Ok(time),
+    if time.is_zero() {
+        Err("no program answers within 0 s; write a longer time, such as 3s".to_owned())
+    } else {
+        Ok(time)
     }
 }
 

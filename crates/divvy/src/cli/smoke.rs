@@ -133,8 +133,9 @@ pub enum SmokeOutput {
 
 fn limit(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
-    match (1..=TEST_TIMEOUT.as_secs()).contains(&time.as_secs()) {
-        true => Ok(time),
-        false => Err("write a time from 1s to 60m".to_owned()),
+    if (1..=TEST_TIMEOUT.as_secs()).contains(&time.as_secs()) {
+        Ok(time)
+    } else {
+        Err("write a time from 1s to 60m".to_owned())
     }
 }

@@ -68,9 +68,12 @@ fn listed(
             continue;
         }
         if is_spec_file(&name) {
-            let text = kind.and_then(|(metadata, real)| match metadata.is_file() {
-                true => read_bounded(&real, LARGEST_SPEC),
-                false => Err(std::io::Error::other("it is a device, a socket or a pipe")),
+            let text = kind.and_then(|(metadata, real)| {
+                if metadata.is_file() {
+                    read_bounded(&real, LARGEST_SPEC)
+                } else {
+                    Err(std::io::Error::other("it is a device, a socket or a pipe"))
+                }
             });
             found.push(Found::of(shown, priority, text));
         } else if name

@@ -150,34 +150,34 @@ async fn one(args: &ConfigureArgs, engine: Engine, files: &Files, root: &Root<'_
     let record_path = target.record();
     let record = record(root, &record_path)?;
     let mut requested = None;
-    let mut plan = match args.undo {
-        true => engines::undo(root, &target, &args.runtime_name, record.as_ref())?,
-        false => {
-            let mut settings = settings(args, engine, root, here)?;
-            if args.ask_engine {
-                anyhow::ensure!(
-                    here,
-                    "the engine of another machine cannot be queried; omit --config-source=command"
-                );
-                settings.printed = Some(queries::configuration(engine, args.executable_path.as_deref()).await?);
-            }
-            let mut plan = engines::configure(root, &target, &settings, record.as_ref())?;
-            if let (Some(release), Engine::Containerd) = (release, engine) {
-                let read = engines::containerd::effective(&plan.after(root), target.config(), release)?;
-                engines::in_effect(&target, &settings, &read)
-                    .map_err(|error| unused(&read, release).unwrap_or_else(|| error.into()))?;
-            }
-            plan.notes.extend(notes(root, engine, &settings, &wanted)?);
-            requested = Some(settings);
-            plan
+    let mut plan = if args.undo {
+        engines::undo(root, &target, &args.runtime_name, record.as_ref())?
+    } else {
+        let mut settings = settings(args, engine, root, here)?;
+        if args.ask_engine {
+            anyhow::ensure!(
+                here,
+                "the engine of another machine cannot be queried; omit --config-source=command"
+            );
+            settings.printed = Some(queries::configuration(engine, args.executable_path.as_deref()).await?);
         }
+        let mut plan = engines::configure(root, &target, &settings, record.as_ref())?;
+        if let (Some(release), Engine::Containerd) = (release, engine) {
+            let read = engines::containerd::effective(&plan.after(root), target.config(), release)?;
+            engines::in_effect(&target, &settings, &read)
+                .map_err(|error| unused(&read, release).unwrap_or_else(|| error.into()))?;
+        }
+        plan.notes.extend(notes(root, engine, &settings, &wanted)?);
+        requested = Some(settings);
+        plan
     };
     let mut shown = show::Shown::of(engine, &target, &plan, args.dry_run);
     if args.dry_run {
         if args.output == ConfigureOutput::Text {
-            match args.as_nvidia_ctk {
-                true => show::texts(root, &target, &plan)?,
-                false => show::diff(&plan)?,
+            if args.as_nvidia_ctk {
+                show::texts(root, &target, &plan)?
+            } else {
+                show::diff(&plan)?
             }
         }
     } else {
@@ -353,9 +353,10 @@ fn own_runtime(here: bool) -> String {
         let path = beside.to_str()?.to_owned();
         (beside.is_file() && !path.contains(['"', '\'', '\\', ' '])).then_some(path)
     };
-    match here {
-        true => beside().unwrap_or_else(|| RUNTIME.to_owned()),
-        false => RUNTIME.to_owned(),
+    if here {
+        beside().unwrap_or_else(|| RUNTIME.to_owned())
+    } else {
+        RUNTIME.to_owned()
     }
 }
 

@@ -43,9 +43,10 @@ pub async fn run(args: SmiArgs) -> anyhow::Result<u8> {
         }
     }
     let is_in_pod = |gpu: &GpuProcesses| gpu.processes.iter().any(|process| process.pod.is_some());
-    let (pods, troubles) = match answers.processes.iter().any(is_in_pod) {
-        true => grants::read(&args.machine.state_dir),
-        false => Default::default(),
+    let (pods, troubles) = if answers.processes.iter().any(is_in_pod) {
+        grants::read(&args.machine.state_dir)
+    } else {
+        Default::default()
     };
     for trouble in troubles {
         say(&format!("note: {trouble}"))?;

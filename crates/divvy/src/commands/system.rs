@@ -30,10 +30,13 @@ const NOT_LINKED: [&str; 3] = ["nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"];
 pub fn run(command: SystemCommand) -> anyhow::Result<()> {
     match command {
         SystemCommand::DevCharLinks(args) => links(&args),
-        SystemCommand::DeviceNodes(args) => match args.control {
-            true => nodes(&args),
-            false => Ok(()),
-        },
+        SystemCommand::DeviceNodes(args) => {
+            if args.control {
+                nodes(&args)
+            } else {
+                Ok(())
+            }
+        }
         SystemCommand::PrintLdcache { driver_root } => print_ldcache(&driver_root),
     }
 }
@@ -111,10 +114,7 @@ fn links(args: &DevCharLinksArgs) -> anyhow::Result<()> {
             dry_run: args.dry_run,
         })?;
     }
-    let found = match args.all {
-        true => possible(&machine)?,
-        false => existing(&machine),
-    };
+    let found = if args.all { possible(&machine)? } else { existing(&machine) };
     if found.is_empty() {
         say("No NVIDIA devices found in /")?;
         return Ok(());

@@ -103,9 +103,10 @@ async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
     if let Some(notice) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()?.notice()) {
         say(&format!("note: {notice}"))?;
     }
-    let waiting = match args.nodes.is_empty() {
-        true => Some(waiting(client, now()).await),
-        false => None,
+    let waiting = if args.nodes.is_empty() {
+        Some(waiting(client, now()).await)
+    } else {
+        None
     };
     if let Some((_, Some(unknown))) = &waiting {
         say(&format!("note: {unknown}"))?;

@@ -45,9 +45,10 @@ pub async fn run(args: WhyArgs) -> anyhow::Result<()> {
     // Not dropped: freeing 50,000 pods one by one takes 0.1 s, and the program ends after its answer anyway.
     let snapshot = ManuallyDrop::new(snapshot);
     let mut missing = Vec::new();
-    let asked = match args.names.is_empty() {
-        true => unnamed(client, &args, &namespace, waiting).await?,
-        false => named(client, &namespace, &args.names, &mut missing).await?,
+    let asked = if args.names.is_empty() {
+        unnamed(client, &args, &namespace, waiting).await?
+    } else {
+        named(client, &namespace, &args.names, &mut missing).await?
     };
     if let Some(wants) = asked.first().filter(|_| args.placement) {
         let placement = why::placement(&snapshot.ledger, &wants.pod, args.policy);
@@ -234,9 +235,10 @@ fn pods_of<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> impl Iterator<I
 /// Replace the answers by the explainer's answers, which consider the whole cluster. If the explainer gives no answer, add two
 /// notes: the reason, and the role that would let the user see more.
 async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_nodes: bool) {
-    let mut explainer = match answers.is_empty() {
-        true => return,
-        false => Explainer::reach(connection).await,
+    let mut explainer = if answers.is_empty() {
+        return;
+    } else {
+        Explainer::reach(connection).await
     };
     let mut user = None;
     for answer in answers {
@@ -341,9 +343,10 @@ async fn nothing_waits(client: &kube::Client, args: &WhyArgs, namespace: &str) -
         Some(namespace) => format!("namespace {namespace}"),
         None => "any namespace".to_owned(),
     };
-    let mut text = match refused.is_empty() {
-        true => format!("No pod waits for GPU memory in {place}.\n"),
-        false => format!("No pod waits for GPU memory in {place}, but some pods could not be created:\n"),
+    let mut text = if refused.is_empty() {
+        format!("No pod waits for GPU memory in {place}.\n")
+    } else {
+        format!("No pod waits for GPU memory in {place}, but some pods could not be created:\n")
     };
     for refused in refused {
         text.push_str(&format!("{}\n", not_made_text(&refused)));
@@ -403,12 +406,11 @@ async fn pod(client: &kube::Client, namespace: &str, name: &str) -> anyhow::Resu
                 .filter(|refused| refused.by.contains(name))
                 .map(not_made_text)
                 .collect();
-            match of_it.is_empty() {
-                true => Err(error.into()),
-                false => {
-                    let words = format!("{error}. {}", of_it.join(" "));
-                    Err(anyhow::Error::new(error).context(words))
-                }
+            if of_it.is_empty() {
+                Err(error.into())
+            } else {
+                let words = format!("{error}. {}", of_it.join(" "));
+                Err(anyhow::Error::new(error).context(words))
             }
         }
     }

@@ -180,9 +180,10 @@ pub fn wide(view: &View, headers: bool) -> String {
                 .collect::<Vec<_>>()
                 .join(",");
             let pods = if pods.is_empty() { "-".to_owned() } else { pods };
-            let (allocated, total) = match gpu.is_shared() {
-                false => (u64::from(!gpu.pods.is_empty()), "whole".to_owned()),
-                true => (gpu.allocated, format!("{} {}", gpu.total, times(&view.unit))),
+            let (allocated, total) = if gpu.is_shared() {
+                (gpu.allocated, format!("{} {}", gpu.total, times(&view.unit)))
+            } else {
+                (u64::from(!gpu.pods.is_empty()), "whole".to_owned())
             };
             let compute = match gpu.cores {
                 0 => "-".to_owned(),
@@ -268,9 +269,10 @@ const TROUBLES: usize = 3;
 
 /// Return the text that follows a number of units: `GiB` as in `16 GiB`, and `x 256MiB` as in `64 x 256MiB`.
 fn times(unit: &str) -> String {
-    match unit.starts_with(|first: char| first.is_ascii_digit()) {
-        true => format!("x {unit}"),
-        false => unit.to_owned(),
+    if unit.starts_with(|first: char| first.is_ascii_digit()) {
+        format!("x {unit}")
+    } else {
+        unit.to_owned()
     }
 }
 

@@ -101,9 +101,10 @@ impl std::str::FromStr for Name {
             },
             _ => return Err(wrong(text)),
         };
-        match parts.iter().any(|part| part.is_empty()) {
-            true => Err(wrong(text)),
-            false => Ok(found),
+        if parts.iter().any(|part| part.is_empty()) {
+            Err(wrong(text))
+        } else {
+            Ok(found)
         }
     }
 }

@@ -45,10 +45,7 @@ pub fn text(answer: &Answer, style: Style) -> String {
         page.body(answer);
     }
     let text = plain(&(page.lines.join("\n") + "\n")).into_owned();
-    match style.coloured {
-        true => coloured(&text, answer),
-        false => text,
-    }
+    if style.coloured { coloured(&text, answer) } else { text }
 }
 
 /// Color the titles. The color of the first words shows the pod's state.
@@ -202,9 +199,10 @@ impl Page {
             _ => "The closest nodes:",
         });
         let with_gpus = shown.iter().filter(|node| lacks_memory(node)).count();
-        let per_node = match self.style.all_nodes {
-            true => usize::MAX,
-            false => GPUS / with_gpus.max(1),
+        let per_node = if self.style.all_nodes {
+            usize::MAX
+        } else {
+            GPUS / with_gpus.max(1)
         };
         for node in shown {
             self.node(node, per_node);

@@ -55,9 +55,10 @@ fn rights_of(objects: &[Value], subject: &str) -> Vec<Right> {
                         Some(namespace) => Right::new(&verbs, &resource).in_namespace(namespace),
                         None => Right::new(&verbs, &resource),
                     };
-                    match names.is_empty() {
-                        true => rights.push(right),
-                        false => rights.extend(names.iter().map(|name| right.clone().named(name))),
+                    if names.is_empty() {
+                        rights.push(right)
+                    } else {
+                        rights.extend(names.iter().map(|name| right.clone().named(name)))
                     }
                 }
             }

@@ -192,9 +192,10 @@ impl Bed {
             let object = bed.api().get("nodes", "", node).map_err(|error| error.message)?;
             let allocatable = object["status"]["allocatable"][names::GPU_MEM].clone();
             let known = bed.inspect(node).await;
-            match allocatable == *units.to_string() && known["totalGPU"] == units {
-                true => Ok(()),
-                false => Err(format!("allocatable {allocatable}, the extender knows {known}")),
+            if allocatable == *units.to_string() && known["totalGPU"] == units {
+                Ok(())
+            } else {
+                Err(format!("allocatable {allocatable}, the extender knows {known}"))
             }
         })
         .await;
@@ -410,9 +411,10 @@ impl Bed {
 
     pub(crate) async fn bound(&self, name: &str) {
         self.until(&format!("pod {name} to be bound"), async |bed: &Bed| {
-            match bed.is_bound(name) {
-                true => Ok(()),
-                false => Err(bed.pod(name)["status"].to_string()),
+            if bed.is_bound(name) {
+                Ok(())
+            } else {
+                Err(bed.pod(name)["status"].to_string())
             }
         })
         .await;

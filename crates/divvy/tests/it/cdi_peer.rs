@@ -210,9 +210,10 @@ impl Bed {
         [self.theirs.clone(), self.directory.path().join("nvidia-ctk")].map(|program| {
             let output = self.run(&program, words, input);
             let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-            match output.status.success() {
-                true => Ok(text(&output.stdout)),
-                false => Err(text(&output.stderr)),
+            if output.status.success() {
+                Ok(text(&output.stdout))
+            } else {
+                Err(text(&output.stderr))
             }
         })
     }

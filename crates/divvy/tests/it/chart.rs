@@ -69,9 +69,10 @@ fn render(chosen: &[Value]) -> Option<Result<String, String>> {
     }
     let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", helm.display()));
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
-    Some(match output.status.success() {
-        true => Ok(text(output.stdout)),
-        false => Err(text(output.stderr)),
+    Some(if output.status.success() {
+        Ok(text(output.stdout))
+    } else {
+        Err(text(output.stderr))
     })
 }
 

@@ -28,9 +28,10 @@ fn tests_that_look_at_this_machine_pass_with_and_without_nvidias_device_nodes() 
     if !divvy_skip::root("have another /dev") {
         return;
     }
-    let nodes = match Path::new("/dev/nvidiactl").exists() {
-        true => "",
-        false => "nvidiactl:255 nvidia0:0 nvidia-modeset:254",
+    let nodes = if Path::new("/dev/nvidiactl").exists() {
+        ""
+    } else {
+        "nvidiactl:255 nvidia0:0 nvidia-modeset:254"
     };
     let directory = tempfile::tempdir().expect("a directory");
     let output = Command::new("unshare")

@@ -217,9 +217,10 @@ fn nothing_outside_of_a_copied_machine_is_read() {
     let up = "../../../../../../../../../..";
     for (absolute, what) in [(true, "absolute"), (false, "relative")] {
         let directory = laid_out(&whole());
-        let target = match absolute {
-            true => secret.clone(),
-            false => PathBuf::from(format!("{up}{}", secret.display())),
+        let target = if absolute {
+            secret.clone()
+        } else {
+            PathBuf::from(format!("{up}{}", secret.display()))
         };
         // Replace each file by a link to a file outside, and then each directory.
         for file in plain_files(directory.path()) {

@@ -206,9 +206,10 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
                 bed.held_mib("n1"),
                 bed.grants("n1"),
             );
-            match used == 0 && held == 0 && grants.is_empty() {
-                true => Ok(()),
-                false => Err(format!("{used} units used, {held} MiB held, grants {grants:?}")),
+            if used == 0 && held == 0 && grants.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("{used} units used, {held} MiB held, grants {grants:?}"))
             }
         })
         .await;

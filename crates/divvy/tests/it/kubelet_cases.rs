@@ -25,9 +25,10 @@ fn hardware(view: &ContainerView) -> (Vec<String>, BTreeMap<String, String>, Vec
 async fn started(bed: &Bed, uid: &str, container: &str, attempt: u32) -> ContainerView {
     bed.until(&format!("start {attempt} of {container}"), async |bed: &Bed| {
         let view = bed.container(uid, container).ok_or("it never ran")?;
-        match view.attempt >= attempt {
-            true => Ok(view),
-            false => Err(format!("it was started {} times", view.attempt)),
+        if view.attempt >= attempt {
+            Ok(view)
+        } else {
+            Err(format!("it was started {} times", view.attempt))
         }
     })
     .await

@@ -213,9 +213,10 @@ async fn each_expression_of_the_dashboards_has_data_and_the_containers_memory_ad
     for dashboard in ["divvy-cluster", "divvy-pod"] {
         for (title, expressions) in expressions(dashboard) {
             for expression in expressions {
-                match OF_TROUBLE.contains(&title.as_str()) {
-                    true => drop(prometheus.ask(&expression).expect("understood")),
-                    false => drop(prometheus.data(&expression).await),
+                if OF_TROUBLE.contains(&title.as_str()) {
+                    drop(prometheus.ask(&expression).expect("understood"))
+                } else {
+                    drop(prometheus.data(&expression).await)
                 }
             }
         }
@@ -332,11 +333,12 @@ async fn an_older_driver_changes_neither_metrics_nor_escapes() {
             play.create(&share, "asks for 2 GiB").await.expect("created");
             let (object, reports) = play.started("default", &name).await.expect("it runs");
             let mut mounts = reports.iter().flat_map(|report| &report.mounts);
-            let library = match mib > 2048 {
-                true => mounts
+            let library = if mib > 2048 {
+                mounts
                     .find(|path| path.ends_with("/libcuda.so.real"))
-                    .expect("the driver's own library"),
-                false => "libcuda.so.1",
+                    .expect("the driver's own library")
+            } else {
+                "libcuda.so.1"
             };
             let uid = object.metadata.uid.expect("a UID");
             let mut program = play

@@ -227,9 +227,10 @@ async fn with_report_a_gpu_that_fails_is_offered_to_nobody_until_it_passes() {
     let is = async |bed: &Bed, wanted: Health| {
         bed.until("the inventory to say so", async |bed: &Bed| {
             let gpu = bed.inventory("n1").gpus.remove(0);
-            match gpu.health == wanted {
-                true => Ok(gpu.reason),
-                false => Err(format!("{gpu:?}")),
+            if gpu.health == wanted {
+                Ok(gpu.reason)
+            } else {
+                Err(format!("{gpu:?}"))
             }
         })
         .await
@@ -647,9 +648,10 @@ async fn wrong_names_and_missing_parts_are_told() {
     bed.create(&slow);
     bed.until("the pod to run", async |bed: &Bed| {
         let found = pods(bed);
-        match found.first().is_some_and(|pod| pod["status"]["phase"] == "Running") {
-            true => Ok(()),
-            false => Err(format!("{found:?}")),
+        if found.first().is_some_and(|pod| pod["status"]["phase"] == "Running") {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
         }
     })
     .await;

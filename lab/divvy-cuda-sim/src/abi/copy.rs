@@ -34,10 +34,11 @@ symbols! {
     call cuMemHostGetDevicePointer_v2(pointer: Out<u64>, host: u64, flags: c_uint) |driver| {
         driver.current()?;
         let known = driver.memory.containing(host).is_some_and(|(_, allocation)| matches!(allocation.kind, Kind::Host(_)));
-        match known && flags == 0 {
-            true => pointer.put(host),
-            false => Err(INVALID_VALUE),
-        }
+        if known && flags == 0 {
+pointer.put(host)
+} else {
+Err(INVALID_VALUE)
+}
     };
 
     wait [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to: u64, from: Bytes, bytes: u64) |driver| {
@@ -189,8 +190,9 @@ fn inside(driver: &Driver, address: u64, bytes: u64) -> Result<(), Code> {
         .containing(address)
         .map(|(start, allocation)| start + allocation.bytes);
     let mapped = driver.mapping(address).map(|(start, length)| start + length);
-    match allocated.or(mapped).is_some_and(|limit| end <= limit) {
-        true => Ok(()),
-        false => Err(INVALID_VALUE),
+    if allocated.or(mapped).is_some_and(|limit| end <= limit) {
+        Ok(())
+    } else {
+        Err(INVALID_VALUE)
     }
 }

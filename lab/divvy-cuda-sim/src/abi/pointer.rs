@@ -16,10 +16,7 @@ pub(super) struct Out<T>(*mut T);
 impl<T: Copy> Out<T> {
     /// Check that the pointer is not NULL. A symbol does this before it changes anything.
     pub(super) fn present(self) -> Result<(), Code> {
-        match self.0.is_null() {
-            true => Err(INVALID_VALUE),
-            false => Ok(()),
-        }
+        if self.0.is_null() { Err(INVALID_VALUE) } else { Ok(()) }
     }
 
     /// Write a result.
@@ -71,10 +68,11 @@ impl<T: Copy> In<T> {
 
     /// Read a value of the array, whose length the caller has told to be greater than the index.
     pub(super) fn at(self, index: u32) -> Result<T, Code> {
-        match self.0.is_null() {
-            true => Err(INVALID_VALUE),
+        if self.0.is_null() {
+            Err(INVALID_VALUE)
+        } else {
             // SAFETY: not NULL, and so valid for a read of this element by the caller's promise.
-            false => Ok(unsafe { self.0.add(index as usize).read_unaligned() }),
+            Ok(unsafe { self.0.add(index as usize).read_unaligned() })
         }
     }
 }
@@ -121,9 +119,10 @@ pub(super) struct Bytes(*mut u8);
 impl Bytes {
     /// Check that there is memory if there has to be some.
     pub(super) fn present(self, length: u64) -> Result<(), Code> {
-        match length > 0 && self.0.is_null() {
-            true => Err(INVALID_VALUE),
-            false => Ok(()),
+        if length > 0 && self.0.is_null() {
+            Err(INVALID_VALUE)
+        } else {
+            Ok(())
         }
     }
 

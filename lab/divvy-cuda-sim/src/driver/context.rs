@@ -63,9 +63,10 @@ impl Driver {
         freed
             .into_iter()
             .try_for_each(|(bytes, common)| self.give_common(context.device, bytes, common))?;
-        match self.contexts.values().any(|other| other.device == context.device) {
-            true => Ok(()),
-            false => self.end_of_device(context.device),
+        if self.contexts.values().any(|other| other.device == context.device) {
+            Ok(())
+        } else {
+            self.end_of_device(context.device)
         }
     }
 

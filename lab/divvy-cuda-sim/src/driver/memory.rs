@@ -10,9 +10,10 @@ impl Driver {
     /// Allocate linear memory in the current context.
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, Code> {
         let (context, device) = self.place(bytes)?;
-        match bytes < LARGE {
-            true => self.allocate_small(context, device, bytes),
-            false => self.allocate_pages(bytes),
+        if bytes < LARGE {
+            self.allocate_small(context, device, bytes)
+        } else {
+            self.allocate_pages(bytes)
         }
     }
 
@@ -103,9 +104,10 @@ impl Driver {
             Kind::Pages(bytes) | Kind::Managed(_, bytes) => self.give_common(allocation.device, bytes, allocation.common),
             Kind::Small => {
                 let context = allocation.context.and_then(|handle| self.contexts.get_mut(&handle));
-                match context.is_some_and(|context| context.slabs.free(address)) {
-                    true => device.give(PAGE),
-                    false => Ok(()),
+                if context.is_some_and(|context| context.slabs.free(address)) {
+                    device.give(PAGE)
+                } else {
+                    Ok(())
                 }
             }
             Kind::Pool(pool) => self.free_to_pool(pool, allocation.bytes),

@@ -134,10 +134,7 @@ impl Driver {
             return Ok(());
         };
         pool.used = pool.used.saturating_sub(used_by(bytes).unwrap_or(0));
-        match pool.destroyed {
-            true => self.shrink_pool(handle, 0),
-            false => Ok(()),
-        }
+        if pool.destroyed { self.shrink_pool(handle, 0) } else { Ok(()) }
     }
 
     /// Have a pool give back what it does not use, down to a size. A destroyed pool that is empty ends.

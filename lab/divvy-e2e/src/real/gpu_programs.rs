@@ -92,10 +92,11 @@ impl RunsGpuPrograms for Real {
             let file = library_in(&root, name)?;
             let file_name = file.file_name().unwrap_or_default().to_string_lossy();
             let next = file.with_file_name(format!("{file_name}.next"));
-            match provide {
-                true => std::fs::copy(self.built().join(library), &next).map(drop)?,
+            if provide {
+                std::fs::copy(self.built().join(library), &next).map(drop)?
+            } else {
                 // As e2e/lib.sh writes it.
-                false => std::fs::write(&next, file_name.replacen(".so.", " of ", 1) + "\n")?,
+                std::fs::write(&next, file_name.replacen(".so.", " of ", 1) + "\n")?
             }
             std::fs::rename(next, file)?;
         }

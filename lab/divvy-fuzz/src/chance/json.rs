@@ -103,12 +103,11 @@ fn place(value: &mut Value, number: usize) -> Option<&mut Value> {
     };
     inner.find_map(|value| {
         let size = size(value);
-        match left < size {
-            true => place(value, left),
-            false => {
-                left -= size;
-                None
-            }
+        if left < size {
+            place(value, left)
+        } else {
+            left -= size;
+            None
         }
     })
 }

@@ -833,13 +833,14 @@ impl Api {
 
     fn binding(&mut self, body: &[u8]) -> Reply {
         let binding: Value = serde_json::from_slice(body).expect("a Binding is JSON");
-        let reply = match self.cluster.posts.is_empty() {
-            true => Reply {
+        let reply = if self.cluster.posts.is_empty() {
+            Reply {
                 status: 201,
                 body: json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}).to_string(),
                 done: true,
-            },
-            false => self.cluster.posts.remove(0),
+            }
+        } else {
+            self.cluster.posts.remove(0)
         };
         self.posted.push(binding.clone());
         if reply.done || (200..300).contains(&reply.status) {

@@ -61,12 +61,13 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
             let with = Bench::all(&mut programs, &request(WARM_UP_MS, length)).await?;
             let (with, without) = (of_all(&with, whole)?, of_all(&without, whole)?);
             findings.both(format!("{what}, {}", list(shares)), texts(&with), texts(&without));
-            let after = match bench.driver.simulated {
-                true => of_all(
+            let after = if bench.driver.simulated {
+                of_all(
                     &unlimited(bench, shares.len(), &load, &request(500, length / 4)).await?,
                     whole,
-                )?,
-                false => without.clone(),
+                )?
+            } else {
+                without.clone()
             };
             let together = without.iter().sum::<f64>().min(after.iter().sum());
             // A simulated GPU is as fast as the machine's CPU lets the programs be. A real one is always judged.

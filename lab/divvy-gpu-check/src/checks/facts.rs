@@ -56,9 +56,10 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         Err(error) => error.to_string(),
         Ok(mut command) => {
             let output = command.arg("--check").output().await?;
-            match output.status.success() {
-                true => "can be made".to_owned(),
-                false => String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            if output.status.success() {
+                "can be made".to_owned()
+            } else {
+                String::from_utf8_lossy(&output.stderr).trim().to_owned()
             }
         }
     };
@@ -73,12 +74,13 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
         .map(|(of, _)| of.to_string());
     findings.value(
         "NVML's PID of a process",
-        match listed.has(pid) {
-            true => "the process's own".to_owned(),
-            false => format!(
+        if listed.has(pid) {
+            "the process's own".to_owned()
+        } else {
+            format!(
                 "not its own ({pid}): NVML lists [{}] in addition",
                 new.collect::<Vec<_>>().join(", ")
-            ),
+            )
         },
     );
     findings.value(

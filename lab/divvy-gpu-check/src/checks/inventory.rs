@@ -30,13 +30,14 @@ pub(super) async fn run(bench: &mut Bench, findings: &mut Findings) -> Result<()
     findings.raw.insert("probe".to_owned(), probe);
 
     let query = ["--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"];
-    let (expected, whose) = match bench.driver.simulated {
-        true => (Err("there is none for a simulated driver".to_owned()), ""),
-        false => match Command::new("nvidia-smi").args(query).kill_on_drop(true).output().await {
+    let (expected, whose) = if bench.driver.simulated {
+        (Err("there is none for a simulated driver".to_owned()), "")
+    } else {
+        match Command::new("nvidia-smi").args(query).kill_on_drop(true).output().await {
             Ok(output) if output.status.success() => (Ok(of_smi(&String::from_utf8_lossy(&output.stdout))?), "nvidia-smi"),
             Ok(output) => (Err(String::from_utf8_lossy(&output.stdout).trim().to_owned()), ""),
             Err(error) => (Err(error.to_string()), ""),
-        },
+        }
     };
     let (expected, whose) = match expected {
         Ok(gpus) => (gpus, whose),

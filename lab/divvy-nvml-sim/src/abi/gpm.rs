@@ -88,9 +88,10 @@ fn fill(sample: ffi::nvmlGpmSample_t, gpu: usize, instance: Option<u32>) -> Resu
 /// Return the GPU of two samples, and the GPU instance, if the second one was taken later.
 fn of_both(first: Measured, second: Measured) -> Result<(usize, Option<u32>), Code> {
     let is_same = first.gpu == second.gpu && first.instance == second.instance;
-    match is_same && first.at < second.at {
-        true => Ok((first.gpu, first.instance)),
-        false => Err(INVALID_ARGUMENT),
+    if is_same && first.at < second.at {
+        Ok((first.gpu, first.instance))
+    } else {
+        Err(INVALID_ARGUMENT)
     }
 }
 

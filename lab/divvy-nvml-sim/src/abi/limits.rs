@@ -50,9 +50,10 @@ fn call<T>(device: ffi::nvmlDevice_t, work: impl FnOnce(&Inner, &Card, usize, Li
             .limit_mode()
             .or((branch >= Some(FIRST_BRANCH)).then_some(LimitMode::Misc));
         let mode = mode.ok_or(ffi::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND)?;
-        match mode == LimitMode::Off || part.is_some() || !card.mig.is_empty() {
-            true => Err(NOT_SUPPORTED),
-            false => work(inner, card, index, mode),
+        if mode == LimitMode::Off || part.is_some() || !card.mig.is_empty() {
+            Err(NOT_SUPPORTED)
+        } else {
+            work(inner, card, index, mode)
         }
     })
 }
@@ -63,9 +64,10 @@ fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<
         inner.limit_can_be_set(index)?;
         let file = (mode == LimitMode::Dmem).then(|| (path.join(DMEM_MAX), region(card.pci)));
         let has_files = file.as_ref().is_none_or(|(file, _)| file.exists());
-        match path.is_absolute() && path.is_dir() && has_files {
-            true => Ok((index, file)),
-            false => Err(NOT_FOUND),
+        if path.is_absolute() && path.is_dir() && has_files {
+            Ok((index, file))
+        } else {
+            Err(NOT_FOUND)
         }
     })?;
     if soft > hard {

@@ -85,12 +85,11 @@ unsafe fn put_third(
     })?;
     // SAFETY: this function's contract.
     unsafe {
-        match is_large {
-            true => {
-                let large = list.into_iter().map(|common| LargeProcess { common, protected: 0 });
-                put_list(count, to.cast(), large.collect())
-            }
-            false => put_list(count, to, list),
+        if is_large {
+            let large = list.into_iter().map(|common| LargeProcess { common, protected: 0 });
+            put_list(count, to.cast(), large.collect())
+        } else {
+            put_list(count, to, list)
         }
     }
 }

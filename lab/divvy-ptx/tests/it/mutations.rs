@@ -179,9 +179,12 @@ fn fill(module: &Module) -> bool {
         let start = AT + 4 * first;
         let (length, known) = ((words - first) as usize, kind < 3);
         let expected: Vec<u32> = (first..words).map(|index| word(index, kind, seed)).collect();
-        let check = |memory: &mut Window| match known {
-            true => memory.words(start, length) == expected && memory.untouched_but(start, 4 * length),
-            false => memory.untouched_but(start, 0),
+        let check = |memory: &mut Window| {
+            if known {
+                memory.words(start, length) == expected && memory.untouched_but(start, 4 * length)
+            } else {
+                memory.untouched_but(start, 0)
+            }
         };
         let arguments = [U64(AT), U64(words), U32(kind), U32(seed)];
         let window = || Window::new(start - 512, 4 * length + 1024);
@@ -226,10 +229,7 @@ fn check(module: &Module) -> bool {
                 memory.race = race.map(|value| (result + 8, value));
                 memory
             };
-            let count = match known {
-                true => wrong.len() as u64,
-                false => 0,
-            };
+            let count = if known { wrong.len() as u64 } else { 0 };
             let least = wrong.iter().min().filter(|_| known);
             let raced = race.filter(|_| least.is_some()).unwrap_or(u64::MAX);
             let least = least.map_or(u64::MAX, |index| raced.min(first + *index as u64));

@@ -102,11 +102,12 @@ pub(crate) fn next(pod: &PodPlan, latest: &[Latest]) -> Step {
     if init_failed || done == apps().count() {
         let running = latest.iter().filter(|run| run.state == ContainerState::Running);
         let running: Vec<String> = running.map(|run| run.container.clone()).collect();
-        return match running.is_empty() {
-            true => Step::Finish {
+        return if running.is_empty() {
+            Step::Finish {
                 succeeded: succeeded && !init_failed,
-            },
-            false => Step::Stop(running),
+            }
+        } else {
+            Step::Stop(running)
         };
     }
     if start.is_empty() { Step::Wait } else { Step::Start(start) }

@@ -49,9 +49,10 @@ impl History {
         let follows = tokio::spawn(follow(play.cluster.client(), audit.clone(), is_listed.clone()));
         let history = History { audit, follows };
         play.eventually("the audit to know all nodes and pods", async |_| {
-            Ok(match is_listed.load(Ordering::Relaxed) {
-                true => Ok(()),
-                false => Err("they are being listed".to_owned()),
+            Ok(if is_listed.load(Ordering::Relaxed) {
+                Ok(())
+            } else {
+                Err("they are being listed".to_owned())
             })
         })
         .await?;
@@ -175,9 +176,10 @@ fn take<T>(audit: &Shared, kind: Kind, seen: Seen<T>, broken: &mut Option<String
 
 fn node(object: NodeObject, is_gone: bool) -> (Option<u64>, Fact) {
     let node = convert::node(&object);
-    let fact = match is_gone {
-        true => Fact::NodeGone(node.name),
-        false => Fact::Node(node),
+    let fact = if is_gone {
+        Fact::NodeGone(node.name)
+    } else {
+        Fact::Node(node)
     };
     (revision(&object.metadata), fact)
 }
@@ -188,9 +190,10 @@ fn pod(object: PodObject, is_gone: bool) -> (Option<u64>, Fact) {
     let delete_by_ms = delete_by.map(|time| time.0.as_millisecond());
     // The pod's requests may be unreadable; what it holds still counts.
     let (pod, _) = ReadPod::from(object).into_parts();
-    let fact = match is_gone {
-        true => Fact::PodGone(pod),
-        false => Fact::Pod { pod, delete_by_ms },
+    let fact = if is_gone {
+        Fact::PodGone(pod)
+    } else {
+        Fact::Pod { pod, delete_by_ms }
     };
     (revision, fact)
 }

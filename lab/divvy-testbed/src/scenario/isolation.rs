@@ -209,9 +209,10 @@ pub(super) async fn measured<C: RunsGpuPrograms>(play: &mut Play<'_, C>, user: &
         .eventually(&format!("the agent to measure the context of {pod}"), async |play| {
             let answer = program.ask("memory").await?;
             let held = play.cluster.held(gpu)?.get(&program.pid()).copied().unwrap_or_default() / MIB;
-            Ok(match (answer.free_mib + held).abs_diff(share) <= rounding {
-                true => Ok(held),
-                false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
+            Ok(if (answer.free_mib + held).abs_diff(share) <= rounding {
+                Ok(held)
+            } else {
+                Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}"))
             })
         })
         .await?;

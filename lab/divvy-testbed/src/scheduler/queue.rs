@@ -108,9 +108,10 @@ impl Queue {
         let delay = self.backoff.delay(waiting.attempts.saturating_sub(1));
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self.ready_ms.insert(uid.to_owned(), now_ms.saturating_add(delay));
-        waiting.place = match wait_for_event && !moved {
-            true => Place::Unschedulable { since_ms: now_ms },
-            false => Place::Backoff,
+        waiting.place = if wait_for_event && !moved {
+            Place::Unschedulable { since_ms: now_ms }
+        } else {
+            Place::Backoff
         };
     }
 

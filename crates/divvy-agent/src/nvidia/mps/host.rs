@@ -128,9 +128,10 @@ impl Host {
             }
             Action::Check { command, limit } => {
                 let answer = self.tools.ask(daemon, command, time).await?;
-                match limit.is(&answer) {
-                    true => Ok(()),
-                    false => Err(not_set(command, *limit, answer.trim())),
+                if limit.is(&answer) {
+                    Ok(())
+                } else {
+                    Err(not_set(command, *limit, answer.trim()))
                 }
             }
             Action::Quit => self.quit(daemon, time).await,
@@ -165,11 +166,12 @@ impl Host {
                 .kill()
                 .map_err(|error| format!("cannot kill the MPS control daemon: {error}"))?;
         }
-        match ended(&running, HOPELESS).await {
-            true => Ok(()),
-            false => Err(format!(
+        if ended(&running, HOPELESS).await {
+            Ok(())
+        } else {
+            Err(format!(
                 "error sending quit message: {reason}, and the killed process does not end"
-            )),
+            ))
         }
     }
 
@@ -223,10 +225,11 @@ fn with_name(path: &Path, act: impl Fn(&Path, &str) -> Result<(), files::FileErr
 
 /// Return the message for a limit that the control daemon did not set.
 fn not_set(command: &str, limit: Limit, answer: &str) -> String {
-    let reason = match answer.starts_with("Unknown command") {
+    let reason = if answer.starts_with("Unknown command") {
         // It came with CUDA 11.5 (NVIDIA's documentation of MPS, "set_default_device_pinned_mem_limit").
-        true => "limits of memory need a driver from 495 on",
-        false => "without the limit, one container could take the whole GPU",
+        "limits of memory need a driver from 495 on"
+    } else {
+        "without the limit, one container could take the whole GPU"
     };
     format!("{limit} was set, and the control daemon answers {answer:?} to {command}; {reason}")
 }

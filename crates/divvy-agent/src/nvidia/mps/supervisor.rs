@@ -83,10 +83,11 @@ impl Supervisor {
             Next::Look(pause) => {
                 sleep(Duration::from_millis(pause)).await;
                 self.log.pass_on(&self.daemon);
-                match self.runs() && socket(&self.daemon) == self.socket {
-                    true => Report::Lives,
+                if self.runs() && socket(&self.daemon) == self.socket {
+                    Report::Lives
+                } else {
                     // The answer, or its absence, says whether clients still reach the daemon.
-                    false => self.ask().await,
+                    self.ask().await
                 }
             }
             Next::Ask(pause) => {

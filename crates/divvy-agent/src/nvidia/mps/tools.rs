@@ -188,9 +188,10 @@ impl Tools {
             Ok(()) => timeout(KILL_LIMIT, child.wait()).await.is_ok(),
             Err(_) => false,
         };
-        let rest = match ended {
-            true => "it was killed",
-            false => "it was killed and does not end, so it hangs in the driver's kernel module",
+        let rest = if ended {
+            "it was killed"
+        } else {
+            "it was killed and does not end, so it hangs in the driver's kernel module"
         };
         format!("{program} did not end within {} s; {rest}", deadline.as_secs_f64())
     }

@@ -134,8 +134,9 @@ async fn check(mps: &Mps, host: &Host, resource: &str, asks: bool) -> Result<(),
         }
         Err(error) => return Err(format!("{}: {error}", marker.display())),
     }
-    match asks && host.tools.has(CONTROL) {
-        true => host.answers(&daemon).await,
-        false => Ok(()),
+    if asks && host.tools.has(CONTROL) {
+        host.answers(&daemon).await
+    } else {
+        Ok(())
     }
 }

@@ -132,9 +132,10 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                             refuses_container_limits,
                             ..
                         } = &*machine.borrow();
-                        let refuses = match is_of_pod(&request) {
-                            true => refuses_limits,
-                            false => refuses_container_limits,
+                        let refuses = if is_of_pod(&request) {
+                            refuses_limits
+                        } else {
+                            refuses_container_limits
                         };
                         match refuses {
                             Some(text) => json!({"err": {"code": "no_permission", "text": text}}),

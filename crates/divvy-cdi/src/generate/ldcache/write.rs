@@ -123,9 +123,10 @@ fn written(libraries: &[Library<'_>], hwcaps: &[&str]) -> Vec<u8> {
         entries.extend(library.hwcap.to_le_bytes());
     }
     let directories: Vec<[u8; 4]> = hwcaps.iter().map(|name| small(texts_from + texts.put(name))).collect();
-    let extensions = match directories.is_empty() {
-        true => 0,
-        false => (texts_from + texts.bytes.len()).next_multiple_of(4),
+    let extensions = if directories.is_empty() {
+        0
+    } else {
+        (texts_from + texts.bytes.len()).next_multiple_of(4)
     };
     let mut file = NEW_MAGIC.to_vec();
     file.extend(small(libraries.len()));

@@ -76,10 +76,11 @@ fn lists() -> impl Strategy<Value = String> {
         let members: Vec<String> = members
             .into_iter()
             .map(|((name, value), escaped)| {
-                let name = match escaped {
+                let name = if escaped {
                     // Another spelling of the same name.
-                    true => name.chars().map(|c| format!("\\u{:04x}", u32::from(c))).collect::<String>(),
-                    false => Value::from(name).to_string().trim_matches('"').to_owned(),
+                    name.chars().map(|c| format!("\\u{:04x}", u32::from(c))).collect::<String>()
+                } else {
+                    Value::from(name).to_string().trim_matches('"').to_owned()
                 };
                 let value = if pretty { format!("{value:#}") } else { value.to_string() };
                 if pretty {

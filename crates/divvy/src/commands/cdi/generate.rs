@@ -221,9 +221,10 @@ async fn nvidia(args: &CdiGenerateArgs, files: &Files, options: &Options) -> any
     };
     if args.mode != CdiMode::Nvml && wsl::is_there(files) {
         // Under WSL no file has the driver's version; the probe knows it.
-        let driver = match ask {
-            true => Some(ask_probe(args).await?.driver(Vendor::Nvidia).to_owned()),
-            false => None,
+        let driver = if ask {
+            Some(ask_probe(args).await?.driver(Vendor::Nvidia).to_owned())
+        } else {
+            None
         };
         return Ok(wsl::generate(files, driver.as_deref(), options)?);
     }

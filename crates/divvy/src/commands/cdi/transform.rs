@@ -45,9 +45,10 @@ pub(super) fn run(args: &CdiTransformArgs) -> anyhow::Result<()> {
     }
     let named = |path: &Path| path.extension().is_some_and(|ending| ending == "json");
     // Keep the input's format, unless the output file's name implies another.
-    let is_json = match args.output == Path::new("-") {
-        true => text.trim_start().starts_with('{'),
-        false => named(&args.output),
+    let is_json = if args.output == Path::new("-") {
+        text.trim_start().starts_with('{')
+    } else {
+        named(&args.output)
     };
     let text = spec.print(if is_json { Format::Json } else { Format::Yaml });
     if args.output == Path::new("-") {

@@ -100,9 +100,12 @@ fn unified(edit: &Edit, coloured: bool) -> String {
         Some(_) => edit.path.clone(),
         None => "/dev/null".to_owned(),
     };
-    let paint = |colour: &str, line: &str| match coloured {
-        true => printer::paint(colour, line) + "\n",
-        false => format!("{line}\n"),
+    let paint = |colour: &str, line: &str| {
+        if coloured {
+            printer::paint(colour, line) + "\n"
+        } else {
+            format!("{line}\n")
+        }
     };
     let mut out = paint("1", &format!("--- {}", name(&edit.before)));
     out += &paint("1", &format!("+++ {}", name(&edit.after)));
@@ -131,9 +134,10 @@ pub(super) fn tell(args: &ConfigureArgs, engine: Engine, target: &Target, plan: 
     }
     let name = engine.as_str();
     if plan.edits.is_empty() {
-        say(&match args.undo {
-            true => format!("{name}: nothing to remove from {}", target.config()),
-            false => format!("{name}: already configured, nothing changed ({})", target.written()),
+        say(&if args.undo {
+            format!("{name}: nothing to remove from {}", target.config())
+        } else {
+            format!("{name}: already configured, nothing changed ({})", target.written())
         })?;
         return Ok(());
     }

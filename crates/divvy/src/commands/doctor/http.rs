@@ -39,9 +39,10 @@ where
             .map_err(|error| error.to_string())?;
         driven.abort();
         let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-        match status.is_success() {
-            true => Ok(text),
-            false => Err(format!("{status}: {}", text.lines().next().unwrap_or_default())),
+        if status.is_success() {
+            Ok(text)
+        } else {
+            Err(format!("{status}: {}", text.lines().next().unwrap_or_default()))
         }
     };
     match tokio::time::timeout(limit, asked).await {

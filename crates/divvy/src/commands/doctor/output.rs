@@ -51,11 +51,12 @@ async fn all_of(from: Option<impl AsyncRead + Unpin>) -> std::io::Result<Vec<u8>
     if let Some(from) = from {
         from.take(LARGEST_OUTPUT + 1).read_to_end(&mut bytes).await?;
     }
-    match u64::try_from(bytes.len()).is_ok_and(|length| length <= LARGEST_OUTPUT) {
-        true => Ok(bytes),
-        false => Err(std::io::Error::new(
+    if u64::try_from(bytes.len()).is_ok_and(|length| length <= LARGEST_OUTPUT) {
+        Ok(bytes)
+    } else {
+        Err(std::io::Error::new(
             ErrorKind::FileTooLarge,
             format!("printed more than {} MiB", LARGEST_OUTPUT >> 20),
-        )),
+        ))
     }
 }

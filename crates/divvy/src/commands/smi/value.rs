@@ -65,9 +65,10 @@ fn gpu(facts: &GpuFacts, measured: Option<&GpuGauges>) -> Gpu {
             divvy_hardware::ComputeMode::Prohibited => ComputeMode::Prohibited,
             divvy_hardware::ComputeMode::ExclusiveProcess => ComputeMode::ExclusiveProcess,
         }),
-        mig: match failed(Measure::Mig) {
-            true => Reading::Failed,
-            false => facts.mig.map(|(is_on, _)| is_on).into(),
+        mig: if failed(Measure::Mig) {
+            Reading::Failed
+        } else {
+            facts.mig.map(|(is_on, _)| is_on).into()
         },
         mig_devices: facts.mig_devices.iter().map(|device| part(device, parts)).collect(),
         error,

@@ -59,13 +59,14 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
     let reading = read_without_waiting(&client, MemoryUnit::GIB).await.map_err(|error| {
         let rights = error.is_forbidden();
         let error = anyhow::Error::new(error);
-        match rights {
-            true => error.context(
+        if rights {
+error.context(
                 "divvy smoke chooses GPUs with room, and so it must list the nodes and the pods of all namespaces; an administrator can grant that with the cluster \
                  role divvy-viewer (RELEASE-viewer, if Divvy was installed under another name); on the machine itself, divvy smoke --here needs no rights",
-            ),
-            false => error,
-        }
+            )
+} else {
+error
+}
     })?;
     let snapshot = reading.snapshot;
     let wanted = Choice {

@@ -89,9 +89,10 @@ pub(super) async fn sequence(seed: u64) -> Result<BTreeMap<&'static str, u64>, S
         chaos.cluster.machines(),
     );
     wrong.extend(played.err());
-    let outcome = match wrong.is_empty() {
-        true => Ok(std::mem::take(&mut chaos.counts)),
-        false => Err(chaos.report(&wrong.join("\n")).await),
+    let outcome = if wrong.is_empty() {
+        Ok(std::mem::take(&mut chaos.counts))
+    } else {
+        Err(chaos.report(&wrong.join("\n")).await)
     };
     chaos.cluster.shutdown().await;
     outcome

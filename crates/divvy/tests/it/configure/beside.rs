@@ -178,11 +178,10 @@ impl Root {
         for entry in std::fs::read_dir(self.at(directory)).expect("a directory") {
             let entry = entry.expect("an entry");
             let path = format!("{directory}/{}", entry.file_name().display());
-            match entry.file_type().expect("a type").is_dir() {
-                true => self.collect(&path, files),
-                false => {
-                    files.insert(path, std::fs::read_to_string(entry.path()).expect("text"));
-                }
+            if entry.file_type().expect("a type").is_dir() {
+                self.collect(&path, files)
+            } else {
+                files.insert(path, std::fs::read_to_string(entry.path()).expect("text"));
             }
         }
     }

@@ -74,9 +74,10 @@ async fn r16_an_agent_killed_between_allocate_and_pre_start_starts_the_pod_when_
     bed.cluster.kill_agent("n1").await.expect("killed");
     bed.until("the starts to fail", async |bed: &Bed| {
         let failed = |name: &str| bed.pod(name)["status"].to_string().contains("CreateContainerConfigError");
-        match failed("a") && failed("b") {
-            true => Ok(()),
-            false => Err(bed.pod("a")["status"].to_string()),
+        if failed("a") && failed("b") {
+            Ok(())
+        } else {
+            Err(bed.pod("a")["status"].to_string())
         }
     })
     .await;
@@ -218,9 +219,10 @@ async fn r18_a_pod_with_the_ids_of_another_does_not_start_and_both_are_named() {
         // The same ids have the same name: the old pod's end must not take the new one's spec along.
         bed.gone(&one).await;
         bed.until("the old grant to be gone", async |bed: &Bed| {
-            match bed.has_grant("n1", &first) {
-                true => Err("it is there".to_owned()),
-                false => Ok(()),
+            if bed.has_grant("n1", &first) {
+                Err("it is there".to_owned())
+            } else {
+                Ok(())
             }
         })
         .await;

@@ -254,10 +254,7 @@ impl<C: Cluster> Play<'_, C> {
             }
             self.eventually(&format!("nothing to be left on {node}"), async |play| {
                 let kept = play.cluster.grants(&node)?;
-                Ok(match kept.is_empty() {
-                    true => Ok(()),
-                    false => Err(format!("{kept:?}")),
-                })
+                Ok(if kept.is_empty() { Ok(()) } else { Err(format!("{kept:?}")) })
             })
             .await?;
             if offered(&object) != "none" {

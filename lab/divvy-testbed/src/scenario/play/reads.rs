@@ -76,9 +76,10 @@ impl<C: Cluster> Play<'_, C> {
                 Err(error) => return Ok(Err(divvy_kube::in_words(&error))),
             };
             let offered = found.allocatable.get(resource).map_or("0", |amount| amount.0.as_str());
-            Ok(match offered == amount.to_string() {
-                true => Ok(()),
-                false => Err(format!("it offers {offered}")),
+            Ok(if offered == amount.to_string() {
+                Ok(())
+            } else {
+                Err(format!("it offers {offered}"))
             })
         })
         .await
@@ -292,16 +293,17 @@ impl<C: Cluster> Play<'_, C> {
             if !old_runs && ended.is_none() {
                 ended = Some(Instant::now());
             }
-            Ok(match new_runs {
-                true => Ok(HandedOver {
+            Ok(if new_runs {
+                Ok(HandedOver {
                     overlap: old_runs,
                     early,
                     gap: ended.map(|ended| ended.elapsed()).unwrap_or_default(),
-                }),
-                false => Err(format!(
+                })
+            } else {
+                Err(format!(
                     "the old program {}",
                     if old_runs { "is running" } else { "has ended" }
-                )),
+                ))
             })
         })
         .await

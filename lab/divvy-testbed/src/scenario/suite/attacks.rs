@@ -690,11 +690,12 @@ fn get(agent: SocketAddr, path: &str) -> io::Result<()> {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {agent}\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
-    match answer.starts_with(b"HTTP/1.1 200 ") {
-        true => Ok(()),
-        false => Err(io::Error::other(format!(
+    if answer.starts_with(b"HTTP/1.1 200 ") {
+        Ok(())
+    } else {
+        Err(io::Error::other(format!(
             "an answer of {} bytes that is no success",
             answer.len()
-        ))),
+        )))
     }
 }

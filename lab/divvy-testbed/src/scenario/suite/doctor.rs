@@ -70,9 +70,10 @@ async fn fires<C: Cluster>(play: &mut Play<'_, C>, ids: &[&str], status: i32) ->
     let said = play
         .eventually(&what, async |play| {
             let said = asked(play).await?;
-            Ok(match said.fired() == ids {
-                true => Ok(said),
-                false => Err(format!("{said:?}")),
+            Ok(if said.fired() == ids {
+                Ok(said)
+            } else {
+                Err(format!("{said:?}"))
             })
         })
         .await?;

@@ -135,9 +135,10 @@ fn has_guard<C: Cluster>(play: &mut Play<'_, C>, pod: &str, reports: &[Report], 
     let has_library = mounts
         .iter()
         .any(|path| path.contains("/libcuda.so.") && !path.starts_with("/run/divvy/"));
-    let what = match expected {
-        true => "has the guard, and its share",
-        false => "has the driver's own library",
+    let what = if expected {
+        "has the guard, and its share"
+    } else {
+        "has the driver's own library"
     };
     play.check(found == [expected; 4] && has_library, &format!("{pod} {what}"), || {
         format!("{mounts:?}")

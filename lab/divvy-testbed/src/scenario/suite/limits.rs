@@ -119,9 +119,10 @@ async fn limited<C: Cluster>(play: &mut Play<'_, C>, node: &str, expected: &[(&s
             let found = limits(&nvml).await?;
             let of_pods = found.iter().filter_map(|(path, hard)| Some((pod_of(path)?, *hard)));
             let of_pods: BTreeMap<String, u64> = of_pods.collect();
-            Ok(match of_pods == expected {
-                true => Ok(found),
-                false => Err(format!("{found:?}")),
+            Ok(if of_pods == expected {
+                Ok(found)
+            } else {
+                Err(format!("{found:?}"))
             })
         })
         .await?;

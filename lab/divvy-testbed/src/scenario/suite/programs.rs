@@ -78,9 +78,10 @@ async fn replaced<C: RunsGpuPrograms>(play: &mut Play<'_, C>, node: &str) -> Res
     play.eventually("the agent to measure the context of the other program", async |play| {
         let answer = second.program.ask("memory").await?;
         let held = isolation::held(play, &neighbor)? + isolation::held(play, &second)?;
-        Ok(match answer.free_mib + held == neighbor.share {
-            true => Ok(()),
-            false => Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}")),
+        Ok(if answer.free_mib + held == neighbor.share {
+            Ok(())
+        } else {
+            Err(format!("the driver has recorded {held} MiB, and the program says {answer:?}"))
         })
     })
     .await?;

@@ -146,9 +146,10 @@ async fn shared<C: Cluster>(play: &mut Play<'_, C>, instinct: &str, side: Side) 
         &format!("asks for 8 GiB of an {vendor} GPU, with divvy.dev/isolation: hard"),
     )
     .await?;
-    match is_enforced {
-        true => play.started("default", "hard").await.map(drop),
-        false => play.why("hard", &["on which the driver enforces shares"]).await,
+    if is_enforced {
+        play.started("default", "hard").await.map(drop)
+    } else {
+        play.why("hard", &["on which the driver enforces shares"]).await
     }
 }
 

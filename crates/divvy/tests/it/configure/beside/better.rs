@@ -168,9 +168,10 @@ fn containerd(theirs: &mut Root, own: &str, input: &str, run: &Run) -> Option<(&
         }
         "version 2, the runtime with options of its own" if !renamed => {
             let options = meaning(own, &main).pointer(RUNTIME)?.clone();
-            let mut files = match without {
-                true => all_in_one(theirs, own, run, &main),
-                false => meanings(&theirs.run(run).files),
+            let mut files = if without {
+                all_in_one(theirs, own, run, &main)
+            } else {
+                meanings(&theirs.run(run).files)
             };
             for path in [own, OWN, "/etc/other.d/gpu.toml"] {
                 let untouched = path == own && !without;
@@ -227,12 +228,13 @@ fn crio(theirs: &mut Root, own: &str, input: &str, run: &Run) -> Option<(&'stati
         "our drop-in, no TOML" if without || elsewhere => ("CRI-O refuses that file", Expected::Refused),
         "the runtime with options of its own" if !renamed => {
             let options = meaning(own, &main).pointer(RUNTIME)?.clone();
-            let (mut files, paths) = match without {
-                true => (all_in_one(theirs, own, run, &main), [own, own]),
-                false => (
+            let (mut files, paths) = if without {
+                (all_in_one(theirs, own, run, &main), [own, own])
+            } else {
+                (
                     meanings(&theirs.run(run).files),
                     ["/etc/crio/crio.conf.d/99-nvidia.toml", "/etc/other.d/gpu.toml"],
-                ),
+                )
             };
             for path in paths {
                 own_options(&mut files, path, RUNTIME, &options);
@@ -241,14 +243,13 @@ fn crio(theirs: &mut Root, own: &str, input: &str, run: &Run) -> Option<(&'stati
         }
         "a runtime in a drop-in" => {
             let text = &run.files[OF_CRIO];
-            let files = match without {
-                true => all_in_one(theirs, own, run, text),
-                false => {
-                    let mut files = meanings(&run.files);
-                    let made = meanings(&theirs.run(&run.with(file(own, text))).files);
-                    files.extend(made.into_iter().filter(|(path, _)| path != own));
-                    files
-                }
+            let files = if without {
+                all_in_one(theirs, own, run, text)
+            } else {
+                let mut files = meanings(&run.files);
+                let made = meanings(&theirs.run(&run.with(file(own, text))).files);
+                files.extend(made.into_iter().filter(|(path, _)| path != own));
+                files
             };
             ("runtimes of CRI-O's drop-ins are copied from, too", Expected::Files(files))
         }
