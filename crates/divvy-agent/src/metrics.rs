@@ -282,7 +282,8 @@ impl Metrics {
 
     /// Return the text of `/metrics/dcgm`, in the text format 0.0.4: dcgm-exporter's names do not fit into OpenMetrics.
     pub(crate) fn dcgm(&self, node: &str, core: &Core, measured: &Measured) -> String {
-        dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids, &self.allow)
+        let page = self.allow.page(Format::Text);
+        dcgm::text(node, &core.inventory(), measured, &self.counts.faults().xids, page)
     }
 }
 

@@ -10,11 +10,11 @@
 use std::collections::BTreeMap;
 
 use divvy_agent_core::Used;
-use divvy_exposition::{Decimal, Format, Kind, Metric};
+use divvy_exposition::{Decimal, Kind, Metric, Page};
 use divvy_hardware::{Gauges, GpuGauges, gpu_of_mig_index};
 use divvy_model::{Inventory, Vendor};
 
-use super::{Allow, Measured, Xids};
+use super::{Measured, Xids};
 
 /// A metric of a GPU.
 struct OfGpu {
@@ -243,12 +243,11 @@ impl<'a> Gpu<'a> {
     }
 }
 
-/// Return the metrics of the node's NVIDIA GPUs in the text format 0.0.4. Where containers have a grant, the memory in use and the utilization are shown
+/// Write the metrics of the node's NVIDIA GPUs to a page, and return its text. Where containers have a grant, the memory in use and the utilization are shown
 /// for each of them and not for the GPU or GPU instance, so that a sum counts nothing twice.
-pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, allow: &Allow) -> String {
+pub(super) fn text(node: &str, inventory: &Inventory, measured: &Measured, xids: &Xids, mut page: Page<'_>) -> String {
     let gpus = measured.gpus.iter().filter_map(|gpu| Gpu::of(node, inventory, gpu));
     let gpus: Vec<Gpu<'_>> = gpus.collect();
-    let mut page = allow.page(Format::Text);
     for OfGpu { metric, value } in METRICS {
         let sample = |of: &Entity<'_>| {
             let value = value(&of.values);
@@ -355,6 +354,7 @@ fn bus_id(pci: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use divvy_exposition::Format;
     use serde_json::json;
 
     use super::*;
@@ -421,7 +421,7 @@ mod tests {
             containers: vec![used],
             ..Measured::default()
         };
-        let text = super::text("n", &inventory, &measured, &Xids::default(), &Allow::default());
+        let text = super::text("n", &inventory, &measured, &Xids::default(), Page::new(Format::Text));
         let head = r#"gpu="0",UUID="GPU-a",pci_bus_id="00000000:0A:00.0",device="nvidia0",modelName="NVIDIA H100","#;
         let tail = r#"Hostname="n",hostname="n",DCGM_FI_DRIVER_VERSION="550""#;
         let whole = |name: &str, value: &str| format!("DCGM_FI_{name}{{{head}{tail}}} {value}");
