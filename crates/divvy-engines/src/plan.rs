@@ -219,13 +219,13 @@ pub fn undo(files: &dyn Files, target: &Target, name: &str, record: Option<&Reco
             }
         }
         plan.notes.push(if plan.edits.is_empty() {
-format!("divvy did not write anything here, and there is no runtime {name} to remove")
-} else {
-format!(
+            format!("divvy wrote nothing here, and this configuration has no runtime {name}")
+        } else {
+            format!(
                 "there is no record of the original configuration (divvy did not write the current one), so only the runtime {name} and a default \
                  that names it are removed"
             )
-});
+        });
         return Ok(plan);
     };
     // Edit the importing file first, so that an import never names a missing file.

@@ -24,7 +24,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Return a page that takes only the metrics with these names; all if there is no name.
+    /// Return a page that takes only the metrics with these names. If no name is given, it takes all metrics.
     pub fn only(format: Format, names: &'a BTreeSet<String>) -> Page<'a> {
         Page {
             only: Some(names).filter(|names| !names.is_empty()),

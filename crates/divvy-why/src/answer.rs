@@ -510,11 +510,13 @@ fn preemption(question: &Question<'_>, looks: &[Vec<Obstacle>], order: &[usize])
     near.find_map(|position| {
         let site = question.site(*position);
         let victims = question.snapshot.ledger.in_the_way(&site.name, pod)?;
-        let name = |victim: &&Pod| if question.named.shows(&victim.namespace) {
-format!("{} (priority {})", victim.key(), victim.priority)
-} else {
-question.named.stranger().to_owned()
-};
+        let name = |victim: &&Pod| {
+            if question.named.shows(&victim.namespace) {
+                format!("{} (priority {})", victim.key(), victim.priority)
+            } else {
+                question.named.stranger().to_owned()
+            }
+        };
         let names: Vec<String> = victims.pods.iter().map(name).collect();
         if names.is_empty() {
             return None;

@@ -459,10 +459,10 @@ pub fn text(found: &Found, release: &Release, labels: bool, removed: bool) -> St
             if one { "1 pod holds".to_owned() } else { format!("{} pods hold", found.pods.len()) },
             holders(&found.pods),
             if one {
-"It keeps running with its GPU, but its memory is no longer counted, and its containers cannot start again."
-} else {
-"They keep running with their GPUs, but their memory is no longer counted, and their containers cannot start again."
-}
+                "It keeps running with its GPU, but its memory is no longer counted, and its containers cannot start again."
+            } else {
+                "They keep running with their GPUs, but their memory is no longer counted, and their containers cannot start again."
+            }
         ));
         text.push_str(match (removed, one) {
             (true, _) => "\n",

@@ -441,10 +441,10 @@ proptest! {
                 continue;
             }
             let pod = if allocated {
-placed(&uid, &[gpu])
-} else {
-plain(&uid, &[("main", App, 1)])
-};
+                placed(&uid, &[gpu])
+            } else {
+                plain(&uid, &[("main", App, 1)])
+            };
             node.see(pod);
             let chosen = free[pick.index(free.len())].clone();
             node.allocate_of(AMD, &uid, "main", &[chosen]).expect("allocated");

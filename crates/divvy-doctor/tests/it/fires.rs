@@ -15,7 +15,7 @@ use crate::host::{Host, debian, facts, none, one};
 enum Change {
     /// This file has this content.
     File(&'static str, &'static str),
-    /// There is no such file.
+    /// This file does not exist.
     Remove(&'static str),
     /// In containerd's configuration, the first text is replaced by the second.
     Containerd(&'static str, &'static str),

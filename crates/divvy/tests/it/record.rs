@@ -127,7 +127,7 @@ fn published(node: &Node, machines: &Machines) -> Result<(), String> {
         return Ok(());
     };
     let Some(machine) = machines.node(&node.name) else {
-        return Err(format!("node {} is no machine", node.name));
+        return Err(format!("node {} is not in the description of the machines", node.name));
     };
     let (whole, shared): (Vec<_>, Vec<_>) = inventory.gpus.iter().partition(|gpu| !gpu.is_shared());
     let whole: Vec<_> = whole.iter().map(|gpu| gpu.total.0).collect();

@@ -34,11 +34,7 @@ symbols! {
     call cuMemHostGetDevicePointer_v2(pointer: Out<u64>, host: u64, flags: c_uint) |driver| {
         driver.current()?;
         let known = driver.memory.containing(host).is_some_and(|(_, allocation)| matches!(allocation.kind, Kind::Host(_)));
-        if known && flags == 0 {
-pointer.put(host)
-} else {
-Err(INVALID_VALUE)
-}
+        if known && flags == 0 { pointer.put(host) } else { Err(INVALID_VALUE) }
     };
 
     wait [cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds](to: u64, from: Bytes, bytes: u64) |driver| {

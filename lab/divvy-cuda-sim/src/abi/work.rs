@@ -59,11 +59,7 @@ symbols! {
         Ok(stream.ends)
     };
 
-    call [cuStreamQuery, cuStreamQuery_ptsz](stream: usize) |driver| if driver.stream(stream)?.ends > now() {
-Err(NOT_READY)
-} else {
-Ok(())
-};
+    call [cuStreamQuery, cuStreamQuery_ptsz](stream: usize) |driver| if driver.stream(stream)?.ends > now() { Err(NOT_READY) } else { Ok(()) };
 
     call [cuStreamWaitEvent, cuStreamWaitEvent_ptsz](stream: usize, event: usize, _flags: c_uint) |driver| {
         let until = driver.work.events.get(&event).ok_or(INVALID_HANDLE)?.unwrap_or(0);

@@ -60,13 +60,13 @@ pub(super) async fn run(args: &SmokeArgs) -> anyhow::Result<u8> {
         let rights = error.is_forbidden();
         let error = anyhow::Error::new(error);
         if rights {
-error.context(
+            error.context(
                 "divvy smoke chooses GPUs with room, and so it must list the nodes and the pods of all namespaces; an administrator can grant that with the cluster \
                  role divvy-viewer (RELEASE-viewer, if Divvy was installed under another name); on the machine itself, divvy smoke --here needs no rights",
             )
-} else {
-error
-}
+        } else {
+            error
+        }
     })?;
     let snapshot = reading.snapshot;
     let wanted = Choice {

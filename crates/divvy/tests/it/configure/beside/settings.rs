@@ -73,7 +73,7 @@ fn better(words: &str, is_toml: bool) -> Option<(&'static str, bool)> {
         "--set supported-driver-capabilities=compute:utility" if is_toml => {
             ("a value is refused with which the runtime would not start", false)
         }
-        "bogus" if is_toml => ("a command that is not there is told", false),
+        "bogus" if is_toml => ("an unknown command is refused", false),
         "default --output=/etc/new/out.toml" => ("the directory is created", true),
         _ => return None,
     })
