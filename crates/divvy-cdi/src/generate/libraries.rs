@@ -68,6 +68,24 @@ enum Machine {
     Arm,
 }
 
+impl Machine {
+    /// The directories that loaders search: one of Debian's multiarch, and the other distributions' one.
+    fn loader_directories(self) -> [&'static str; 2] {
+        match self {
+            Machine::X86 => ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"],
+            Machine::Arm => ["/usr/lib/aarch64-linux-gnu", "/usr/lib64"],
+        }
+    }
+}
+
+/// Return the directories in which loaders search for libraries of the architecture of `library`.
+pub(super) fn loader_directories(root: &Root<'_>, library: &str) -> [&'static str; 2] {
+    match header(root, library) {
+        Header::Bits64(machine) => machine.loader_directories(),
+        Header::Bits32 | Header::Unknown => Machine::X86.loader_directories(),
+    }
+}
+
 /// The driver's libraries, and how they are mounted.
 #[derive(Debug, Clone)]
 pub(super) struct Libraries {
@@ -108,10 +126,7 @@ pub(super) fn find(root: &Root<'_>, loaded: Option<&str>, notes: &mut Vec<String
         }
     }
     let machine = found.machine.unwrap_or(Machine::X86);
-    let usual = match machine {
-        Machine::X86 => ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"],
-        Machine::Arm => ["/usr/lib/aarch64-linux-gnu", "/usr/lib64"],
-    };
+    let usual = machine.loader_directories();
     let mut placed = Placed::default();
     for (file, (directory, name)) in &found.files {
         placed.put(root, file, &format!("{directory}/{name}"));

@@ -2,6 +2,7 @@
 //! `/usr/lib/wsl`.
 
 use super::files::{FILE, mount};
+use super::libraries::loader_directories;
 use super::{Draft, Error, Generated, Item, Nodes, Options, Tree, open_root};
 use crate::Edits;
 use divvy_host::Root;
@@ -9,8 +10,8 @@ use divvy_host::Root;
 const NODE: &str = "/dev/dxg";
 const LIBRARIES: &str = "/usr/lib/wsl/lib";
 const STORE: &str = "/usr/lib/wsl/drivers";
-/// The directories that loaders search.
-const USUAL: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+/// The driver's library in a directory of [`STORE`].
+const CUDA: &str = "libcuda.so.1.1";
 
 /// Report whether this machine is WSL 2 with a GPU.
 pub fn is_there(tree: &dyn Tree) -> bool {
@@ -41,14 +42,15 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         .names(STORE)
         .iter()
         .map(|name| format!("{STORE}/{name}"))
-        .filter(|directory| root.file(&format!("{directory}/libcuda.so.1.1")).is_some())
+        .filter(|directory| root.file(&format!("{directory}/{CUDA}")).is_some())
         .collect();
-    if stores.is_empty() {
+    let Some(first) = stores.first() else {
         return Err(Error::NoDriver(format!(
-            "no directory in {} has libcuda.so.1.1: install NVIDIA's driver in Windows (not in WSL), then run wsl --shutdown",
+            "no directory in {} has {CUDA}: install NVIDIA's driver in Windows (not in WSL), then run wsl --shutdown",
             root.host(STORE)
         )));
-    }
+    };
+    let searched = loader_directories(&root, &format!("{first}/{CUDA}"));
     let mounts = &mut draft.common.mounts;
     let mut add = |file: &str, path: String| mounts.push(mount(root.host(file), path, &FILE));
     for directory in &stores {
@@ -66,7 +68,7 @@ pub fn generate(tree: &dyn Tree, driver: Option<&str>, options: &Options) -> Res
         // Direct3D's libraries are left out: they are not NVIDIA's, and they are useless without Mesa's.
         let own = ["libcuda.so", "libnvidia-", "libdxcore.so", "libnvcuvid.so", "libnvoptix"];
         if own.iter().any(|own| name.starts_with(own)) {
-            for directory in USUAL {
+            for directory in searched {
                 add(&file, format!("{directory}/{name}"));
             }
             add(&file, path);

@@ -106,6 +106,23 @@ fn wsl_has_one_device() {
 }
 
 #[test]
+fn wsl_on_arm_serves_arms_loader() {
+    let mut machine = kinds::wsl();
+    let mut arm = elf();
+    arm[18] = 0xb7;
+    machine.file("/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0b6f8f2c/libcuda.so.1.1", arm);
+    let generated = wsl::generate(&machine, None, &Options::new("nvidia.com")).expect("a spec");
+    let mounts = &generated.spec.container_edits.mounts;
+    let target = |directory: &str| {
+        mounts
+            .iter()
+            .any(|mount| mount.container_path == format!("{directory}/libcuda.so.1"))
+    };
+    assert!(target("/usr/lib/aarch64-linux-gnu") && target("/usr/lib64"));
+    assert!(!target("/usr/lib/x86_64-linux-gnu"));
+}
+
+#[test]
 fn mi300_with_partitions() {
     let machine = kinds::mi300();
     assert!(amd::is_there(&machine) && !amd::is_there(&kinds::intel()));
