@@ -1,4 +1,4 @@
-//! `cargo xtask prose`: comments, texts, and documents use plain words, and refer only to files that exist.
+//! `cargo xtask prose`: comments, texts, and documents use plain words, and refer only to files that exist. The documents name every crate.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -62,8 +62,46 @@ pub(crate) fn check() -> Result<()> {
             }
         }
     }
-    ensure!(found.is_empty(), "plain words ({WORDS}) and references:\n{found}");
+    for directory in ["crates", "lab"] {
+        let crates = names(Path::new(directory))?;
+        for document in ["ARCHITECTURE.md", "docs/design/layout.md"] {
+            let text = fs::read_to_string(document).with_context(|| format!("{document} cannot be read"))?;
+            for name in crates.iter().filter(|name| !is_listed(&text, name)) {
+                let _ = writeln!(found, "{document}: it does not list {directory}/{name}");
+            }
+        }
+    }
+    ensure!(found.is_empty(), "plain words ({WORDS}), references, and lists:\n{found}");
     Ok(())
+}
+
+/// Return the names of a directory's directories.
+fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = fs::read_dir(directory).with_context(|| format!("{} cannot be read", directory.display()))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.path().join("Cargo.toml").exists() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Report whether a document's table has a row for a crate, or its listing a line. The listing of what is not shipped leaves out `divvy-`.
+fn is_listed(document: &str, name: &str) -> bool {
+    document.lines().any(|line| {
+        let head = match line.strip_prefix("| ") {
+            Some(row) => row.split('|').next().unwrap_or_default(),
+            None => line
+                .strip_prefix("    ")
+                .map_or("", |line| line.split("   ").next().unwrap_or(line)),
+        };
+        let words = head.split(|c: char| c.is_whitespace() || "`,".contains(c));
+        let short = name.strip_prefix("divvy-").unwrap_or(name);
+        words.into_iter().any(|word| word == name || word == short)
+    })
 }
 
 fn rules(text: &str) -> Result<Vec<Rule>> {
@@ -171,6 +209,23 @@ mod tests {
         ] {
             let squeezed: Vec<&str> = prose_of(line).leak().split_whitespace().collect();
             assert_eq!(squeezed, prose.split_whitespace().collect::<Vec<_>>(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_crate_is_listed_in_the_first_cell_of_a_row_or_in_a_listing() {
+        let document =
+            "| `divvy-a`, `divvy-b` | uses `divvy-c` |\n    divvy-d  divvy-e           uses divvy-f\n    g, h   the files\n";
+        for (name, is) in [
+            ("a", true),
+            ("b", true),
+            ("c", false),
+            ("d", true),
+            ("e", true),
+            ("f", false),
+            ("h", true),
+        ] {
+            assert_eq!(is_listed(document, &format!("divvy-{name}")), is, "{name}");
         }
     }
 
