@@ -62,7 +62,7 @@ fn pack(directory: &Path) -> Result<()> {
         ("divvy-gpu-check".to_owned(), in_fixed("divvy-gpu-check")),
     ];
     // Without the features that divvy selects, as in the image. A later build replaces the file.
-    cargo(&fixed, "-p divvy-agent --no-default-features")?;
+    cargo(&fixed, "-p divvy-agent")?;
     files.push(("divvy-agent".to_owned(), in_fixed("divvy-agent")));
     cargo(&dynamic, "-p divvy-hardware --bin divvy-probe")?;
     // Alone, as in the image.

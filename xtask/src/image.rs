@@ -179,34 +179,23 @@ fn build(machine: &Machine) -> Result<Programs> {
     let packed = format!("{flags} -Clink-arg=-Wl,-z,pack-relative-relocs");
     let directory = directory()?;
     let in_static = |path: &str| directory.join(&static_target).join(path);
-    let built = in_static("node/divvy-agent");
-    let what = ["--no-default-features", "--profile"];
     cargo(
         machine,
         &static_target,
         &packed,
-        &[&what[..], &["release", "--package", "divvy"]].concat(),
+        &["--no-default-features", "--profile", "release", "--package", "divvy"],
     )?;
     cargo(
         machine,
         &static_target,
-        &packed,
-        &[&what[..], &["node", "--package", "divvy-agent"]].concat(),
-    )?;
-    let agent = in_static("agent");
-    std::fs::copy(&built, &agent).with_context(|| format!("{} could not be copied", built.display()))?;
-    cargo(
-        machine,
-        &static_target,
-        &packed,
+        &without_unwinding(&packed)?,
         &["--profile", "node", "--package", "divvy-agent"],
     )?;
     let probe = ["--profile", "node", "--package", "divvy-hardware", "--bin", "divvy-probe"];
     cargo(machine, &dynamic_target, &flags, &probe)?;
     Ok(Programs {
         divvy: in_static("release/divvy"),
-        agent,
-        nvidia: built,
+        agent: in_static("node/divvy-agent"),
         probe: directory.join(&dynamic_target).join("node/divvy-probe"),
         in_containers: in_containers(machine)?,
     })
@@ -259,11 +248,9 @@ fn take_debug_builds(machine: &Machine) -> Result<Programs> {
         output(Command::new("strip").arg("-o").arg(&to).arg(debug_directory().join(name)))?;
         Ok::<_, anyhow::Error>(to)
     };
-    let agent = stripped("divvy-agent")?;
     Ok(Programs {
         divvy: stripped("divvy")?,
-        nvidia: agent.clone(),
-        agent,
+        agent: stripped("divvy-agent")?,
         probe: stripped("divvy-probe")?,
         in_containers: in_containers(machine)?,
     })
@@ -275,7 +262,7 @@ fn build_runtime(machine: &Machine) -> Result<()> {
     cargo(
         machine,
         &machine.target("musl"),
-        &flags()?,
+        &without_unwinding(&flags()?)?,
         &[&["--profile", "node"], &packages[..]].concat(),
     )
 }
@@ -308,12 +295,16 @@ fn flags() -> Result<String> {
     ))
 }
 
+/// Add to the flags of a static program of the profile `node` that it has no tables for unwinding.
+fn without_unwinding(flags: &str) -> Result<String> {
+    let script = std::path::absolute("xtask/src/image/no-unwinding.ld").context("the current directory is unknown")?;
+    Ok(format!("{flags} -Clink-arg=-Wl,-T,{}", script.display()))
+}
+
 /// The paths of the programs in an image.
 struct Programs {
     divvy: PathBuf,
     agent: PathBuf,
-    /// The agent with the programs under NVIDIA's names.
-    nvidia: PathBuf,
     probe: PathBuf,
     in_containers: InContainers,
 }
@@ -333,7 +324,6 @@ fn files(machine: &Machine, programs: &Programs, is_fast: bool) -> Result<BTreeM
     let Programs {
         divvy,
         agent,
-        nvidia,
         probe,
         in_containers: InContainers {
             smoke,
@@ -342,7 +332,7 @@ fn files(machine: &Machine, programs: &Programs, is_fast: bool) -> Result<BTreeM
             hook,
         },
     } = programs;
-    let of_the_image = [divvy.as_path(), agent, nvidia];
+    let of_the_image = [divvy.as_path(), agent];
     let statics = [runtime.as_path(), hook];
     let (linked, statics) = if is_fast {
         ([&of_the_image[..], &[probe, smoke]].concat(), statics.to_vec())
@@ -368,10 +358,10 @@ fn files(machine: &Machine, programs: &Programs, is_fast: bool) -> Result<BTreeM
         // Each has only what it runs, because an agent's memory use depends on the size of its program.
         ("usr/bin/divvy-agent".to_owned(), agent.clone()),
         // One file. Its name decides which of NVIDIA's programs it is.
-        ("usr/bin/nvidia-device-plugin".to_owned(), nvidia.clone()),
-        ("usr/bin/gpu-feature-discovery".to_owned(), nvidia.clone()),
-        ("usr/bin/config-manager".to_owned(), nvidia.clone()),
-        ("usr/bin/mps-control-daemon".to_owned(), nvidia.clone()),
+        ("usr/bin/nvidia-device-plugin".to_owned(), agent.clone()),
+        ("usr/bin/gpu-feature-discovery".to_owned(), agent.clone()),
+        ("usr/bin/config-manager".to_owned(), agent.clone()),
+        ("usr/bin/mps-control-daemon".to_owned(), agent.clone()),
         ("usr/bin/divvy-probe".to_owned(), probe.clone()),
         ("usr/bin/divvy-smoke".to_owned(), smoke.clone()),
         ("bin/divvy-runtime".to_owned(), runtime.clone()),

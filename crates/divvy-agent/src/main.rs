@@ -1,7 +1,7 @@
 //! `divvy agent` as a separate program, for a node's image. An idle agent's memory consists mostly of the pages of its program,
 //! and the complete `divvy` has more of them.
 //!
-//! With the feature `nvidia-programs`, it replaces one of NVIDIA's programs if it is started under that program's name.
+//! It replaces one of NVIDIA's programs if it is started under that program's name.
 
 use std::process::ExitCode;
 
@@ -20,12 +20,9 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    #[cfg(feature = "nvidia-programs")]
-    {
-        let name = std::env::args().next().unwrap_or_default();
-        if let Some(program) = divvy_nvidia_config::Program::named(&name) {
-            return divvy_agent::nvidia::main(program);
-        }
+    let name = std::env::args().next().unwrap_or_default();
+    if let Some(program) = divvy_nvidia_config::Program::named(&name) {
+        return divvy_agent::nvidia::main(program);
     }
     let Cli { agent, log } = Cli::parse();
     divvy_program::run(log.as_deref(), async {
