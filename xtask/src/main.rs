@@ -5,7 +5,6 @@ mod bench;
 mod build;
 mod cargo;
 mod cluster;
-mod codegen;
 mod compat;
 mod cycles;
 mod debian;
@@ -58,9 +57,7 @@ const USAGE: &str = "usage: cargo xtask COMMAND
   quick             format, prose, purity, clippy, and the tests of the pure crates: about a minute
   prose             fail on words that .ci/words lists, and on references to files that do not exist
   purity            fail if a crate that must be pure can do I/O, if files import each other in a circle, or if a dependency is unused
-  reference         write docs/reference, and man pages into target/man, from what the programs are made of
-  codegen           generate crates/divvy-kubelet/src/gen/*.rs from crates/divvy-kubelet/proto
-  codegen --check   change nothing; fail if the generated files are out of date";
+  reference         write docs/reference, and man pages into target/man, from what the programs are made of";
 
 fn main() -> ExitCode {
     match run() {
@@ -112,8 +109,6 @@ fn command(arguments: &[&str]) -> Result<ExitCode> {
         ["prose"] => prose::check()?,
         ["reference"] => build::reference()?,
         ["quick"] => quick::run()?,
-        ["codegen"] => codegen::write()?,
-        ["codegen", "--check"] => codegen::check()?,
         ["help" | "--help" | "-h"] => writeln!(std::io::stdout(), "{USAGE}")?,
         _ => anyhow::bail!("{USAGE}"),
     }

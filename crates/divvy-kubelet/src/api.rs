@@ -1,4 +1,4 @@
-//! The kubelet's device plugin API: messages, clients, and servers, which `cargo xtask codegen` generates from `proto/`.
+//! The kubelet's device plugin API: messages, clients, and servers.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,9 +9,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 /// The API of device plugins: `k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1`.
 #[allow(missing_debug_implementations, unreachable_pub, clippy::all)]
-pub mod v1beta1 {
-    include!("gen/deviceplugin_v1beta1.rs");
-}
+pub mod v1beta1;
 
 /// The API version in a [`v1beta1::RegisterRequest`].
 pub const VERSION: &str = "v1beta1";
