@@ -3,4 +3,3 @@
 
 mod api;
 mod node;
-mod scheduler;

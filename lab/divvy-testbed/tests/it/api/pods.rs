@@ -2,8 +2,7 @@
 
 use divvy_testbed::api::{EventKind, PatchKind};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use kube::ResourceExt;
-use kube::api::{DeleteParams, EvictParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 
 use super::*;
 
@@ -15,31 +14,6 @@ async fn bind(api: &ApiServer, name: &str, binding: &Value) -> kube::Result<Stat
     pods(api)
         .create_subresource("binding", name, &PostParams::default(), binding)
         .await
-}
-
-#[tokio::test]
-async fn a_new_pod_is_pending_with_defaults_and_a_request_equal_to_its_limit() {
-    let api = server();
-    let mut value = pod("p");
-    value["status"] = json!({"phase": "Running"});
-    let made = pods(&api).create(&PostParams::default(), &typed(value)).await.unwrap();
-    let spec = made.spec.clone().unwrap();
-    let status = made.status.clone().unwrap();
-    assert_eq!(
-        (status.phase.as_deref(), status.qos_class.as_deref()),
-        (Some("Pending"), Some("BestEffort"))
-    );
-    assert_eq!(spec.restart_policy.as_deref(), Some("Always"));
-    assert_eq!(spec.scheduler_name.as_deref(), Some("default-scheduler"));
-    assert_eq!(spec.service_account_name.as_deref(), Some("default"));
-    assert_eq!(spec.termination_grace_period_seconds, Some(30));
-    let resources = spec.containers[0].resources.clone().unwrap();
-    assert_eq!(resources.requests, resources.limits);
-    assert_eq!(
-        resources.limits.unwrap()["aliyun.com/gpu-mem"].0,
-        "3",
-        "a number in the manifest, text from the server"
-    );
 }
 
 #[tokio::test]
@@ -58,35 +32,6 @@ async fn extended_resources_are_refused_with_a_cause_per_field() {
         json!([{"reason": "FieldValueRequired", "field": "spec.containers[0].resources.limits",
                 "message": "Required value: Limit must be set for non overcommitable resources"}])
     );
-}
-
-#[tokio::test]
-async fn a_binding_sets_the_node_merges_its_annotations_and_says_scheduled_in_one_commit() {
-    let api = server();
-    let mut value = pod("p");
-    value["metadata"]["annotations"] = json!({"kept": "1", "changed": "old"});
-    let made = api.create("pods", value).unwrap();
-    let before = api.revision();
-    let mut body = binding("p", "n1");
-    body["metadata"]["uid"] = made["metadata"]["uid"].clone();
-    body["metadata"]["annotations"] = json!({"changed": "new", "divvy.dev/allocation": "{}"});
-    body["metadata"]["labels"] = json!({"zone": "z"});
-    let status = bind(&api, "p", &body).await.unwrap();
-    assert_eq!((status.status.as_deref(), status.code), (Some("Success"), Some(201)));
-    assert_eq!(api.revision(), before + 1);
-    let bound = api.get("pods", "default", "p").unwrap();
-    assert_eq!(bound["spec"]["nodeName"], "n1");
-    assert_eq!(
-        bound["metadata"]["annotations"],
-        json!({"kept": "1", "changed": "new", "divvy.dev/allocation": "{}"})
-    );
-    assert_eq!(bound["metadata"]["labels"], json!({"zone": "z"}));
-    let condition = &bound["status"]["conditions"][0];
-    assert_eq!(
-        (&condition["type"], &condition["status"]),
-        (&json!("PodScheduled"), &json!("True"))
-    );
-    assert_eq!(bound["status"]["phase"], "Pending");
 }
 
 #[tokio::test]
@@ -221,53 +166,6 @@ async fn a_bound_pod_stays_until_its_kubelet_lets_it_go() {
 }
 
 #[tokio::test]
-async fn pods_that_no_kubelet_holds_go_at_once() {
-    let api = server();
-    api.create("pods", pod("unbound")).unwrap();
-    pods(&api).delete("unbound", &DeleteParams::default()).await.unwrap();
-    assert_eq!(refusal(pods(&api).get("unbound").await).0, 404);
-
-    for (name, delete) in [
-        ("forced", DeleteParams::default().grace_period(0)),
-        ("ended", DeleteParams::default()),
-    ] {
-        let mut bound = pod(name);
-        bound["spec"]["nodeName"] = json!("n1");
-        api.create("pods", bound).unwrap();
-        if name == "ended" {
-            api.patch(
-                "pods/status",
-                "default",
-                name,
-                PatchKind::Merge,
-                &json!({"status": {"phase": "Failed"}}),
-            )
-            .unwrap();
-        }
-        pods(&api).delete(name, &delete).await.unwrap();
-        assert_eq!(refusal(pods(&api).get(name).await).0, 404, "{name}");
-    }
-
-    let mut bound = pod("evicted");
-    bound["spec"]["nodeName"] = json!("n1");
-    api.create("pods", bound).unwrap();
-    pods(&api).evict("evicted", &EvictParams::default()).await.unwrap();
-    assert!(pods(&api).get("evicted").await.unwrap().metadata.deletion_timestamp.is_some());
-}
-
-#[tokio::test]
-async fn a_pod_of_the_same_name_is_another_pod() {
-    let api = server();
-    let first = api.create("pods", pod("p")).unwrap();
-    pods(&api).delete("p", &DeleteParams::default()).await.unwrap();
-    let second = api.create("pods", pod("p")).unwrap();
-    assert_ne!(first["metadata"]["uid"], second["metadata"]["uid"]);
-    let mut stale = binding("p", "n1");
-    stale["metadata"]["uid"] = first["metadata"]["uid"].clone();
-    assert_eq!(refusal(bind(&api, "p", &stale).await).0, 409);
-}
-
-#[tokio::test]
 async fn a_spec_does_not_change_but_for_what_may() {
     let api = server();
     api.create("pods", pod("p")).unwrap();
@@ -292,32 +190,6 @@ async fn a_spec_does_not_change_but_for_what_may() {
     assert_eq!(stored.metadata.labels.unwrap()["a"], "b");
     let (code, _, _) = refusal(pods(&api).replace("p", &PostParams::default(), &typed(pod("p"))).await);
     assert_eq!(code, 422, "a PUT of the bare manifest lacks the defaults");
-}
-
-#[tokio::test]
-async fn the_history_tells_every_commit_on_pods_in_order() {
-    let api = server();
-    api.create("pods", pod("p")).unwrap();
-    api.create("configmaps", json!({"metadata": {"name": "not-told"}})).unwrap();
-    bind(&api, "p", &binding("p", "n1")).await.unwrap();
-    pods(&api)
-        .delete("p", &DeleteParams::default().grace_period(0))
-        .await
-        .unwrap();
-    let history = api.history();
-    let told: Vec<(&str, &str)> = history
-        .iter()
-        .map(|event| (event.kind.as_str(), event.object["spec"]["nodeName"].as_str().unwrap_or("")))
-        .collect();
-    assert_eq!(
-        told,
-        [("ADDED", ""), ("MODIFIED", "n1"), ("MODIFIED", "n1"), ("DELETED", "n1")]
-    );
-    assert!(history.windows(2).all(|pair| pair[0].revision < pair[1].revision));
-    for event in &history {
-        assert_eq!(event.object["metadata"]["resourceVersion"], event.revision.to_string());
-    }
-    assert_eq!(typed((*history[0].object).clone()).name_any(), "p");
 }
 
 #[tokio::test]

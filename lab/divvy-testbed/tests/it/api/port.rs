@@ -1,10 +1,7 @@
 //! The server on a real port: connections, tokens, kubeconfig, and what ends with the server.
 
-use std::time::Duration;
-
 use divvy_testbed::api::{Effect, Match, Options, Rule};
-use futures::StreamExt;
-use kube::api::{ListParams, PostParams, WatchEvent, WatchParams};
+use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,36 +15,6 @@ async fn client(kubeconfig: &str) -> Client {
         .unwrap();
     config.default_retry = false;
     Client::try_from(config).unwrap()
-}
-
-#[tokio::test]
-async fn clients_in_other_processes_come_by_kubeconfig() {
-    let api = server();
-    let listening = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let pods: Api<Pod> = Api::default_namespaced(client(&api.kubeconfig(listening.addr())).await);
-    pods.create(&PostParams::default(), &typed(pod("a"))).await.unwrap();
-    let mut events = Box::pin(pods.watch(&WatchParams::default(), "0").await.unwrap());
-    assert!(matches!(events.next().await.unwrap().unwrap(), WatchEvent::Added(pod) if pod.metadata.name.as_deref() == Some("a")));
-    api.create("pods", pod("b")).unwrap();
-    let next = tokio::time::timeout(Duration::from_secs(5), events.next())
-        .await
-        .expect("events are not held back");
-    assert!(matches!(next.unwrap().unwrap(), WatchEvent::Added(pod) if pod.metadata.name.as_deref() == Some("b")));
-
-    api.faults()
-        .add(Rule::new(Match::any().verb("list"), Effect::LoseAnswer).times(1));
-    let lost = pods.list(&ListParams::default()).await;
-    assert!(
-        !matches!(lost, Ok(_) | Err(kube::Error::Api(_))),
-        "the connection broke: {lost:?}"
-    );
-    assert_eq!(pods.list(&ListParams::default()).await.unwrap().items.len(), 2);
-
-    let addr = listening.addr();
-    listening.shutdown().await;
-    assert!(tokio::net::TcpStream::connect(addr).await.is_err(), "the port is closed");
-    let rest: Vec<_> = events.collect().await;
-    assert!(rest.iter().all(Result::is_err), "no event after the end: {rest:?}");
 }
 
 #[tokio::test]
@@ -120,24 +87,4 @@ async fn a_server_that_is_down_breaks_every_connection() {
         let _ = stream.read_to_end(&mut bytes).await;
         assert!(String::from_utf8_lossy(&bytes).starts_with(expected) && bytes.is_empty() == down);
     }
-}
-
-#[tokio::test]
-async fn dropping_the_listener_frees_its_port() {
-    let api = server();
-    let first = api.listen("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let addr = first.addr();
-    drop(first);
-    let again = async {
-        loop {
-            match api.listen(addr).await {
-                Ok(listening) => return listening,
-                Err(_) => tokio::task::yield_now().await,
-            }
-        }
-    };
-    let second = tokio::time::timeout(Duration::from_secs(5), again)
-        .await
-        .expect("the port becomes free");
-    assert_eq!(second.addr(), addr);
 }

@@ -5,9 +5,7 @@ use std::time::Duration;
 use axum::body::BodyDataStream;
 use divvy_testbed::api::{Options, PatchKind};
 use futures::{Stream, StreamExt};
-use k8s_openapi::api::core::v1::Node;
 use kube::ResourceExt;
-use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, reflector, watcher as watch};
 
@@ -64,34 +62,6 @@ fn bind(api: &ApiServer, name: &str, node: &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_what_changes_after_its_revision() {
-    let api = server();
-    api.create("pods", pod("a")).unwrap();
-    let revision = api.revision();
-    let mut all = Lines::open(&api, PODS, "application/json").await;
-    let mut later = Lines::open(&api, &format!("{PODS}&resourceVersion={revision}"), "application/json").await;
-    api.create("pods", pod("b")).unwrap();
-    api.patch(
-        "pods",
-        "default",
-        "a",
-        PatchKind::Merge,
-        &json!({"metadata": {"labels": {"x": "y"}}}),
-    )
-    .unwrap();
-    api.create("configmaps", json!({"metadata": {"name": "unrelated"}})).unwrap();
-    api.delete("pods", "default", "b", &Default::default()).unwrap();
-    for (lines, expected) in [
-        (&mut all, vec!["ADDED a", "ADDED b", "MODIFIED a", "MODIFIED b", "DELETED b"]),
-        (&mut later, vec!["ADDED b", "MODIFIED a", "MODIFIED b", "DELETED b"]),
-    ] {
-        for expected in expected {
-            assert_eq!(lines.told().await, expected);
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn an_object_that_begins_or_ceases_to_match_is_added_or_deleted() {
     let api = server();
     let mut on_node = Lines::open(&api, &format!("{PODS}&fieldSelector=spec.nodeName%3Dn1"), "application/json").await;
@@ -122,44 +92,6 @@ async fn an_object_that_begins_or_ceases_to_match_is_added_or_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quiet_watch_has_bookmarks_and_ends_at_its_timeout() {
-    let api = server_with(Options {
-        bookmark_interval: Duration::from_secs(3),
-        ..Options::default()
-    });
-    let path = format!(
-        "{PODS}&allowWatchBookmarks=true&timeoutSeconds=8&resourceVersion={}",
-        api.revision()
-    );
-    let mut lines = Lines::open(&api, &path, "application/json").await;
-    api.create("configmaps", json!({"metadata": {"name": "unrelated"}})).unwrap();
-    let revision = api.revision();
-    assert_eq!(
-        lines.told().await,
-        format!("BOOKMARK {revision}"),
-        "the revision advances although no pod changed"
-    );
-    assert_eq!(lines.told().await, format!("BOOKMARK {revision}"));
-    assert_eq!(lines.told().await, "end");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_streaming_list_is_marked_at_its_end() {
-    let api = server();
-    api.create("pods", pod("a")).unwrap();
-    api.create("pods", pod("b")).unwrap();
-    let path = format!("{PODS}&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true");
-    let mut lines = Lines::open(&api, &path, "application/json").await;
-    assert_eq!(lines.told().await, "ADDED a");
-    assert_eq!(lines.told().await, "ADDED b");
-    let end = lines.next().await.unwrap();
-    assert_eq!(end["type"], "BOOKMARK");
-    assert_eq!(end["object"]["metadata"]["annotations"]["k8s.io/initial-events-end"], "true");
-    api.create("pods", pod("c")).unwrap();
-    assert_eq!(lines.told().await, "ADDED c");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_watch_from_before_the_ring_is_expired() {
     let api = server_with(Options {
         watch_history: 2,
@@ -181,20 +113,6 @@ async fn a_watch_from_before_the_ring_is_expired() {
     )
     .await;
     assert_eq!(recent.told().await, "ADDED b");
-}
-
-#[tokio::test(start_paused = true)]
-async fn tables_are_watched_row_by_row() {
-    let api = server();
-    let accept = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json";
-    let mut lines = Lines::open(&api, PODS, accept).await;
-    api.create("pods", pod("a")).unwrap();
-    let event = lines.next().await.unwrap();
-    let table = &event["object"];
-    assert_eq!((&event["type"], &table["kind"]), (&json!("ADDED"), &json!("Table")));
-    let cells = table["rows"][0]["cells"].as_array().unwrap();
-    assert_eq!(cells[..4], ["a", "0/1", "Pending", "0"]);
-    assert_eq!(table["rows"][0]["object"]["metadata"]["name"], "a");
 }
 
 /// Run a reflector until the test ends. Return its store.
@@ -251,43 +169,4 @@ async fn reflectors_stay_true_through_cuts_compaction_and_an_api_server_that_is_
         api.faults().hold_watches(false);
         eventually("after the hold", || names(&store) == ["b", "c", "d"]).await;
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn kube_metadata_watchers_and_cluster_scoped_objects_work() {
-    let api = server();
-    api.create(
-        "nodes",
-        json!({"metadata": {"name": "n1", "annotations": {"k": "v"}}, "status": {"capacity": {"cpu": 1}}}),
-    )
-    .unwrap();
-    let nodes: Api<PartialObjectMeta<Node>> = Api::all(api.client());
-    let store = reflect(watch(nodes, watcher::Config::default()));
-    eventually("the node's metadata", || {
-        store
-            .state()
-            .first()
-            .is_some_and(|node| node.annotations().get("k").map(String::as_str) == Some("v"))
-    })
-    .await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn until_looks_again_after_every_commit() {
-    let api = server();
-    let waiting = tokio::spawn({
-        let api = api.clone();
-        async move {
-            api.until(Duration::from_secs(5), |api| api.get("pods", "default", "a").ok())
-                .await
-        }
-    });
-    tokio::task::yield_now().await;
-    api.create("pods", pod("a")).unwrap();
-    assert_eq!(waiting.await.unwrap().unwrap()["metadata"]["name"], "a");
-    assert_eq!(
-        api.until(Duration::from_secs(5), |api| api.get("pods", "default", "b").ok())
-            .await,
-        None
-    );
 }
