@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_agent_core::{Class, Reason, ResourceSpec, Settings};
 use divvy_model::ContainerKind::App;
 use divvy_model::{Health, Held, MiB, Phase, Pod, Vendor, WholeKind, names};
-use proptest::prelude::*;
 
 use crate::node::{GIB, Node, gpu, gpus_of, holding, key, settings, simple};
 use crate::whole::plain_of;
@@ -207,62 +206,4 @@ fn gpus_that_another_plugin_gives_while_this_agent_runs_are_reported() {
     );
     assert_eq!(found.held.len(), 2, "both GPUs are in use: {:?}", found.held);
     assert_eq!(found.held_by_pods, BTreeSet::from([uuid(0), uuid(1)]));
-}
-
-proptest! {
-    /// Shares and whole GPUs come and go in any order, with and without allocations, and the kubelet picks any free ids.
-    #[test]
-    fn no_gpu_has_a_share_beside_a_pod_that_has_it_as_a_whole(
-        steps in prop::collection::vec((0_usize..6, 0_u32..3, 0_u8..3, 1_u64..5, any::<prop::sample::Index>()), 1..40)
-    ) {
-        const GPUS: u32 = 3;
-        let mut node = node(GPUS);
-        let mut live: BTreeSet<String> = BTreeSet::new();
-        for (number, (slot, index, kind, units, pick)) in steps.into_iter().enumerate() {
-            let uid = format!("p{slot}");
-            if live.remove(&uid) {
-                node.change(&uid, |pod| pod.phase = Phase::Succeeded);
-                node.processes_end(&uid);
-                node.kubelet_forgets(&uid);
-                node.object_gone(&uid);
-                node.reconcile();
-                continue;
-            }
-            if kind == 0 {
-                node.see(simple(&uid, index, units));
-                if node.admit(&uid).is_err() {
-                    node.object_gone(&uid);
-                    continue;
-                }
-            } else {
-                let used: BTreeSet<String> = node.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
-                let free: Vec<String> = (0..GPUS).map(uuid).filter(|id| !used.contains(id)).collect();
-                if free.is_empty() {
-                    continue;
-                }
-                node.see(if kind == 1 { placed(&uid, &[index]) } else { plain(&uid, 1) });
-                let chosen = free[pick.index(free.len())].clone();
-                node.allocate_of(WHOLE, &uid, "main", &[chosen]).expect("allocated");
-            }
-            live.insert(uid.clone());
-            let _ = node.start(&uid, "main");
-            if number % 3 == 0 {
-                node.restart_agent();
-            }
-            if number % 2 == 0 {
-                node.reconcile();
-            }
-            let mut on: BTreeMap<String, Vec<(bool, u64)>> = BTreeMap::new();
-            for record in node.records.values().filter(|record| live.contains(&record.uid)) {
-                for share in &record.gpus {
-                    on.entry(share.uuid.clone()).or_default().push((share.whole, share.memory.0));
-                }
-            }
-            for (uuid, parts) in &on {
-                let sum: u64 = parts.iter().map(|(_, memory)| memory).sum();
-                prop_assert!(sum <= 4 * GIB, "{uuid}: {parts:?}");
-                prop_assert!(parts.len() == 1 || parts.iter().all(|(whole, _)| !whole), "{uuid}: {parts:?}");
-            }
-        }
-    }
 }

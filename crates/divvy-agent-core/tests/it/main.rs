@@ -13,7 +13,6 @@ mod mps;
 mod multi_gpu;
 mod node;
 mod races;
-mod random;
 mod reconcile;
 mod under_test;
 mod vendor_shares;

@@ -492,16 +492,4 @@ impl Node {
         let actions = self.core.reset_pods(self.pods.values().cloned().collect());
         self.perform(&actions);
     }
-
-    /// Return the memory per GPU of containers that have a grant and processes, counting each pod once. It is computed
-    /// from the test's own records.
-    pub(crate) fn used(&self, totals: &BTreeMap<String, (String, u64)>) -> BTreeMap<String, u64> {
-        let mut used: BTreeMap<String, u64> = BTreeMap::new();
-        for uid in &self.populated {
-            if let Some((gpu, mib)) = totals.get(uid) {
-                *used.entry(gpu.clone()).or_default() += mib;
-            }
-        }
-        used
-    }
 }

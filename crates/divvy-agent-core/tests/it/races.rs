@@ -1,83 +1,13 @@
 //! The races of `docs/compatibility/races.md`, as far as the agent's decisions show them.
 
 use divvy_agent_core::{Class, PreStart, Reason, ResourceSpec};
-use divvy_model::ContainerKind::{App, Init};
+use divvy_model::ContainerKind::App;
 use divvy_model::{Allocation, Held, MiB};
 
 use crate::node::{Node, key, pod, simple};
 
 fn has(running: &crate::node::Running, device: &str) -> bool {
     running.devices.iter().any(|path| path == device)
-}
-
-#[test]
-fn r1_pods_of_one_size_admitted_in_the_other_order_get_their_own_gpus() {
-    let mut node = Node::new(&[4096, 4096]);
-    node.see(simple("a", 0, 3));
-    node.see(simple("b", 1, 3));
-    // The kubelet admits b first, while the guess is a.
-    node.admit("b").expect("admitted");
-    node.admit("a").expect("admitted");
-    assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia0"));
-    assert!(has(&node.start("b", "main").expect("started"), "/dev/nvidia1"));
-}
-
-#[test]
-fn r2_a_container_of_another_pods_total_size_steals_nothing() {
-    let mut node = Node::new(&[8192, 8192]);
-    node.see(pod("a", 0, &[("x", App, 1), ("y", App, 2)]));
-    node.see(simple("b", 1, 3));
-    node.see(simple("c", 1, 1));
-    for uid in ["c", "a", "b"] {
-        node.admit(uid).expect("admitted");
-    }
-    for (uid, container, device) in [
-        ("a", "x", "/dev/nvidia0"),
-        ("a", "y", "/dev/nvidia0"),
-        ("b", "main", "/dev/nvidia1"),
-        ("c", "main", "/dev/nvidia1"),
-    ] {
-        assert!(
-            has(&node.start(uid, container).expect("started"), device),
-            "{uid}/{container}"
-        );
-    }
-}
-
-#[test]
-fn r3_an_init_container_leaves_its_match_to_the_app_containers() {
-    let mut node = Node::new(&[4096, 4096]);
-    node.see(pod("a", 0, &[("i", Init, 4), ("m", App, 1)]));
-    node.see(simple("b", 1, 3));
-    node.see(simple("c", 1, 1));
-    for uid in ["a", "b", "c"] {
-        node.admit(uid).expect("admitted");
-    }
-    for (uid, container, device) in [
-        ("a", "i", "/dev/nvidia0"),
-        ("b", "main", "/dev/nvidia1"),
-        ("a", "m", "/dev/nvidia0"),
-        ("c", "main", "/dev/nvidia1"),
-    ] {
-        assert!(
-            has(&node.start(uid, container).expect("started"), device),
-            "{uid}/{container}"
-        );
-    }
-}
-
-#[test]
-fn r4_a_pod_deleted_between_bind_and_allocate_steals_nothing() {
-    let mut node = Node::new(&[4096, 4096]);
-    node.see(simple("a", 0, 3));
-    node.see(simple("b", 1, 3));
-    node.change("a", |pod| pod.deleting = true);
-    node.admit("b").expect("admitted");
-    assert!(
-        node.ids_of("b", "main").iter().all(|id| id.starts_with("GPU-1::")),
-        "steered past the deleted pod"
-    );
-    assert!(has(&node.start("b", "main").expect("started"), "/dev/nvidia1"));
 }
 
 #[test]
@@ -142,27 +72,6 @@ fn r6_a_force_deleted_pods_container_holds_its_memory_also_over_an_agents_restar
 }
 
 #[test]
-fn r7_a_pod_re_created_under_the_same_name_is_another_pod() {
-    let mut node = Node::new(&[4096, 4096]);
-    let named = |uid: &str, gpu| divvy_model::Pod {
-        name: "web-0".to_owned(),
-        ..simple(uid, gpu, 3)
-    };
-    node.see(named("old", 0));
-    node.admit("old").expect("admitted");
-    node.start("old", "main").expect("started");
-    node.see(named("new", 1));
-    node.admit("new").expect("admitted");
-    assert!(has(&node.start("new", "main").expect("started"), "/dev/nvidia1"));
-    // The events of the old UID arrive late.
-    node.processes_end("old");
-    node.object_gone("old");
-    node.reconcile();
-    assert_eq!(node.records.keys().collect::<Vec<_>>(), [&key("new", "main")]);
-    assert!(node.resolve("new", "main").is_some());
-}
-
-#[test]
 fn r15_a_pod_that_the_agent_has_not_seen_yet_waits_and_is_never_mixed_up() {
     let mut node = Node::new(&[4096, 4096]);
     node.see(simple("b", 1, 3));
@@ -181,19 +90,6 @@ fn r15_a_pod_that_the_agent_has_not_seen_yet_waits_and_is_never_mixed_up() {
     // The list that the agent then requests contains the pod.
     node.pods.insert("a".to_owned(), hidden);
     assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia0"));
-}
-
-#[test]
-fn r16_an_agent_that_restarts_between_allocate_and_pre_start_has_lost_nothing() {
-    let mut node = Node::new(&[4096, 4096]);
-    for (uid, gpu) in [("a", 1), ("b", 0)] {
-        node.see(simple(uid, gpu, 3));
-        node.admit(uid).expect("admitted");
-    }
-    node.restart_agent();
-    assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia1"));
-    node.restart_agent();
-    assert!(has(&node.start("b", "main").expect("started"), "/dev/nvidia0"));
 }
 
 /// Case K10 of `docs/compatibility/kubelet.md`, and R17: a container that starts without PreStart finds its spec.
@@ -252,23 +148,6 @@ fn r18_ids_handed_out_twice_in_part_do_no_harm_and_are_counted() {
     };
     assert!(shared_ids && steered_wrong);
     assert!(has(&node.resolve("b", "main").expect("there"), "/dev/nvidia1"));
-}
-
-#[test]
-fn r19_no_order_of_times_matters() {
-    // The core has no clock and reads no time from annotations. What remains to check is that the order in which pods are seen changes no
-    // grant.
-    for order in [["a", "b"], ["b", "a"]] {
-        let mut node = Node::new(&[4096, 4096]);
-        for uid in order {
-            node.see(simple(uid, u32::from(uid == "b"), 3));
-        }
-        for uid in ["a", "b"] {
-            node.admit(uid).expect("admitted");
-        }
-        assert!(has(&node.start("a", "main").expect("started"), "/dev/nvidia0"));
-        assert!(has(&node.start("b", "main").expect("started"), "/dev/nvidia1"));
-    }
 }
 
 /// R21: the first value of the annotation counts.
