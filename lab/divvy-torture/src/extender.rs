@@ -331,6 +331,12 @@ impl Extender {
                         format!("  Binding of {} to {} sent: {gpus:?}", binding.uid, binding.node)
                     });
                     self.check_choice(api, &binding)?;
+                    let posted = |call: &Call| matches!(&call.what, What::Post(_, other) if other.node == binding.node);
+                    ensure!(
+                        !self.calls.iter().any(posted),
+                        "two Bindings to {} are sent at once",
+                        binding.node
+                    );
                     What::Post(op, binding)
                 }
                 // No node of the simulation names pods for eviction.

@@ -20,4 +20,3 @@ mod values;
 mod waiting;
 mod web;
 mod whole;
-mod world;
