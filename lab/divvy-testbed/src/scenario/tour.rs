@@ -23,6 +23,12 @@ fn tutorial_table(node: &str, address: &str, used: u64, percent: u64) -> String 
     )
 }
 
+/// The tutorial, then a day on a small cluster.
+pub(super) async fn play<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
+    tutorial(play).await?;
+    day(play).await
+}
+
 /// Play the tutorial: two pods on one GPU.
 pub(super) async fn tutorial<C: Cluster>(play: &mut Play<'_, C>) -> Result<(), Stop> {
     play.scene("Two pods share one GPU").await?;
