@@ -108,179 +108,62 @@ pub(crate) struct Subresource {
     pub(crate) kind: &'static str,
 }
 
-type Row = (
-    &'static str,            // group
-    &'static str,            // version
-    &'static str,            // plural
-    &'static str,            // kind
-    bool,                    // namespaced
-    &'static [&'static str], // short names
-    bool,                    // status
-    bool,                    // create on update
-);
+/// The built-in resources, all of version `v1`: group (`-` for the core group), plural, kind, short names (`-` for none), and what is true of
+/// them.
+const TABLE: &str = "\
+- configmaps ConfigMap cm namespaced
+- endpoints Endpoints ep namespaced create-on-update
+- events Event ev namespaced create-on-update
+- namespaces Namespace ns status
+- nodes Node no status
+- persistentvolumeclaims PersistentVolumeClaim pvc namespaced status
+- persistentvolumes PersistentVolume pv status
+- pods Pod po namespaced status
+- resourcequotas ResourceQuota quota namespaced status
+- secrets Secret - namespaced
+- serviceaccounts ServiceAccount sa namespaced
+- services Service svc namespaced status
+admissionregistration.k8s.io validatingadmissionpolicies ValidatingAdmissionPolicy - status
+admissionregistration.k8s.io validatingadmissionpolicybindings ValidatingAdmissionPolicyBinding -
+apiextensions.k8s.io customresourcedefinitions CustomResourceDefinition crd,crds status
+apps daemonsets DaemonSet ds namespaced status
+apps deployments Deployment deploy namespaced status
+apps replicasets ReplicaSet rs namespaced status
+apps statefulsets StatefulSet sts namespaced status
+batch cronjobs CronJob cj namespaced status
+batch jobs Job - namespaced status
+coordination.k8s.io leases Lease - namespaced create-on-update
+events.k8s.io events Event ev namespaced create-on-update
+node.k8s.io runtimeclasses RuntimeClass -
+policy poddisruptionbudgets PodDisruptionBudget pdb namespaced status
+rbac.authorization.k8s.io clusterrolebindings ClusterRoleBinding - create-on-update
+rbac.authorization.k8s.io clusterroles ClusterRole - create-on-update
+rbac.authorization.k8s.io rolebindings RoleBinding - namespaced create-on-update
+rbac.authorization.k8s.io roles Role - namespaced create-on-update
+resource.k8s.io deviceclasses DeviceClass -
+resource.k8s.io resourceclaims ResourceClaim - namespaced status
+resource.k8s.io resourceclaimtemplates ResourceClaimTemplate - namespaced
+resource.k8s.io resourceslices ResourceSlice -
+scheduling.k8s.io priorityclasses PriorityClass pc";
 
-const TABLE: &[Row] = &[
-    ("", "v1", "configmaps", "ConfigMap", true, &["cm"], false, false),
-    ("", "v1", "endpoints", "Endpoints", true, &["ep"], false, true),
-    ("", "v1", "events", "Event", true, &["ev"], false, true),
-    ("", "v1", "namespaces", "Namespace", false, &["ns"], true, false),
-    ("", "v1", "nodes", "Node", false, &["no"], true, false),
-    (
-        "",
-        "v1",
-        "persistentvolumeclaims",
-        "PersistentVolumeClaim",
-        true,
-        &["pvc"],
-        true,
-        false,
-    ),
-    ("", "v1", "persistentvolumes", "PersistentVolume", false, &["pv"], true, false),
-    ("", "v1", "pods", "Pod", true, &["po"], true, false),
-    ("", "v1", "resourcequotas", "ResourceQuota", true, &["quota"], true, false),
-    ("", "v1", "secrets", "Secret", true, &[], false, false),
-    ("", "v1", "serviceaccounts", "ServiceAccount", true, &["sa"], false, false),
-    ("", "v1", "services", "Service", true, &["svc"], true, false),
-    (
-        "admissionregistration.k8s.io",
-        "v1",
-        "validatingadmissionpolicies",
-        "ValidatingAdmissionPolicy",
-        false,
-        &[],
-        true,
-        false,
-    ),
-    (
-        "admissionregistration.k8s.io",
-        "v1",
-        "validatingadmissionpolicybindings",
-        "ValidatingAdmissionPolicyBinding",
-        false,
-        &[],
-        false,
-        false,
-    ),
-    (
-        "apiextensions.k8s.io",
-        "v1",
-        "customresourcedefinitions",
-        "CustomResourceDefinition",
-        false,
-        &["crd", "crds"],
-        true,
-        false,
-    ),
-    ("apps", "v1", "daemonsets", "DaemonSet", true, &["ds"], true, false),
-    ("apps", "v1", "deployments", "Deployment", true, &["deploy"], true, false),
-    ("apps", "v1", "replicasets", "ReplicaSet", true, &["rs"], true, false),
-    ("apps", "v1", "statefulsets", "StatefulSet", true, &["sts"], true, false),
-    ("batch", "v1", "cronjobs", "CronJob", true, &["cj"], true, false),
-    ("batch", "v1", "jobs", "Job", true, &[], true, false),
-    ("coordination.k8s.io", "v1", "leases", "Lease", true, &[], false, true),
-    ("events.k8s.io", "v1", "events", "Event", true, &["ev"], false, true),
-    (
-        "node.k8s.io",
-        "v1",
-        "runtimeclasses",
-        "RuntimeClass",
-        false,
-        &[],
-        false,
-        false,
-    ),
-    (
-        "policy",
-        "v1",
-        "poddisruptionbudgets",
-        "PodDisruptionBudget",
-        true,
-        &["pdb"],
-        true,
-        false,
-    ),
-    (
-        "rbac.authorization.k8s.io",
-        "v1",
-        "clusterrolebindings",
-        "ClusterRoleBinding",
-        false,
-        &[],
-        false,
-        true,
-    ),
-    (
-        "rbac.authorization.k8s.io",
-        "v1",
-        "clusterroles",
-        "ClusterRole",
-        false,
-        &[],
-        false,
-        true,
-    ),
-    (
-        "rbac.authorization.k8s.io",
-        "v1",
-        "rolebindings",
-        "RoleBinding",
-        true,
-        &[],
-        false,
-        true,
-    ),
-    ("rbac.authorization.k8s.io", "v1", "roles", "Role", true, &[], false, true),
-    (
-        "resource.k8s.io",
-        "v1",
-        "deviceclasses",
-        "DeviceClass",
-        false,
-        &[],
-        false,
-        false,
-    ),
-    (
-        "resource.k8s.io",
-        "v1",
-        "resourceclaims",
-        "ResourceClaim",
-        true,
-        &[],
-        true,
-        false,
-    ),
-    (
-        "resource.k8s.io",
-        "v1",
-        "resourceclaimtemplates",
-        "ResourceClaimTemplate",
-        true,
-        &[],
-        false,
-        false,
-    ),
-    (
-        "resource.k8s.io",
-        "v1",
-        "resourceslices",
-        "ResourceSlice",
-        false,
-        &[],
-        false,
-        false,
-    ),
-    (
-        "scheduling.k8s.io",
-        "v1",
-        "priorityclasses",
-        "PriorityClass",
-        false,
-        &["pc"],
-        false,
-        false,
-    ),
-];
+/// Read a line of [`TABLE`].
+fn built_in(line: &'static str) -> Option<Resource> {
+    let mut words = line.split(' ');
+    let mut word = || words.next();
+    let (group, plural, kind, short_names) = (word()?, word()?, word()?, word()?);
+    let given = |text: &'static str| if text == "-" { "" } else { text };
+    let traits: Vec<&str> = words.collect();
+    Some(Resource {
+        group: given(group).into(),
+        version: "v1".into(),
+        plural: plural.into(),
+        kind: kind.into(),
+        namespaced: traits.contains(&"namespaced"),
+        short_names: given(short_names).split(',').filter(|name| !name.is_empty()).collect(),
+        status: traits.contains(&"status"),
+        create_on_update: traits.contains(&"create-on-update"),
+    })
+}
 
 /// All served resources.
 #[derive(Debug)]
@@ -290,18 +173,13 @@ pub(crate) struct Resources {
 
 impl Resources {
     pub(crate) fn new(more: &[Resource]) -> Resources {
-        let built_in = TABLE.iter().map(|row| Resource {
-            group: row.0.into(),
-            version: row.1.into(),
-            plural: row.2.into(),
-            kind: row.3.into(),
-            namespaced: row.4,
-            short_names: row.5.into(),
-            status: row.6,
-            create_on_update: row.7,
-        });
         Resources {
-            all: built_in.chain(more.iter().cloned()).map(Arc::new).collect(),
+            all: TABLE
+                .lines()
+                .filter_map(built_in)
+                .chain(more.iter().cloned())
+                .map(Arc::new)
+                .collect(),
         }
     }
 
