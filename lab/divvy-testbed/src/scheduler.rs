@@ -8,7 +8,7 @@
 //!
 //! The filters are NodeUnschedulable, TaintToleration, NodeAffinity, NodePorts, NodeResourcesFit, PodTopologySpread, and InterPodAffinity,
 //! with the default feature gates. [`feasible`] applies them to a pod without a cluster, as a function of objects. A pod with scheduling
-//! gates waits until the last gate is removed. Preemption follows DefaultPreemption with these filters ([`preempt`] lists the
+//! gates waits until the last gate is removed. Preemption follows DefaultPreemption for resources ([`preempt`] lists the
 //! simplifications) and calls the extender in the same way. A pod with `preemptionPolicy: Never` evicts no pod.
 //!
 //! Simplifications:

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
 
-use super::pod_affinity::{self, Between};
+use super::pod_affinity::Between;
 use super::selector::Labels;
-use super::spread::{self, Spread};
+use super::spread::Spread;
 use super::view::{Cluster, NodeView, PodView, Taken};
 use super::{fit, node_affinity, node_ports, taints};
 
@@ -44,14 +44,12 @@ pub struct Refusal {
     pub by: Plugin,
     /// kube-scheduler's texts. Only NodeResourcesFit returns several.
     pub reasons: Vec<String>,
-    /// Whether the pod might fit if other pods were evicted (`Unschedulable`, not `UnschedulableAndUnresolvable`).
-    pub resolvable: bool,
 }
 
 impl Refusal {
-    fn new(by: Plugin, reason: &str, resolvable: bool) -> Refusal {
+    fn new(by: Plugin, reason: &str) -> Refusal {
         let reasons = vec![reason.to_owned()];
-        Refusal { by, reasons, resolvable }
+        Refusal { by, reasons }
     }
 }
 
@@ -73,12 +71,6 @@ impl<'a> Cycle<'a> {
         }
     }
 
-    /// Count a pod that is added to a node (1) or removed from it (-1).
-    pub fn count(&mut self, node: &'a NodeView, other: &'a PodView, by: i64) {
-        self.spread.count(node, other, by);
-        self.between.count(node, other, by);
-    }
-
     /// Return why the pod does not fit on the node, given what is already taken there, or `None` if it fits.
     pub fn refusal(&self, node: &NodeView, taken: &Taken) -> Option<Refusal> {
         self.closed(node)
@@ -90,41 +82,30 @@ impl<'a> Cycle<'a> {
     fn closed(&self, node: &NodeView) -> Option<Refusal> {
         let tolerations = &self.pod.tolerations;
         if node.unschedulable && !taints::tolerated(&taints::CORDONED, tolerations) {
-            return Some(Refusal::new(Plugin::NodeUnschedulable, taints::UNSCHEDULABLE, false));
+            return Some(Refusal::new(Plugin::NodeUnschedulable, taints::UNSCHEDULABLE));
         }
         let refused = !taints::all_tolerated(node.every_taint(), tolerations);
-        refused.then(|| Refusal::new(Plugin::TaintToleration, taints::UNTOLERATED, false))
+        refused.then(|| Refusal::new(Plugin::TaintToleration, taints::UNTOLERATED))
     }
 
     fn elsewhere(&self, node: &NodeView) -> Option<Refusal> {
         let refused = !self.pod.selects(&node.labels);
-        refused.then(|| Refusal::new(Plugin::NodeAffinity, node_affinity::MISMATCH, false))
+        refused.then(|| Refusal::new(Plugin::NodeAffinity, node_affinity::MISMATCH))
     }
 
     fn full(&self, node: &NodeView, taken: &Taken) -> Option<Refusal> {
         if node_ports::clash(&self.pod.ports, &taken.ports) {
-            return Some(Refusal::new(Plugin::NodePorts, node_ports::TAKEN, true));
+            return Some(Refusal::new(Plugin::NodePorts, node_ports::TAKEN));
         }
         let reasons = fit::insufficient(self.pod, node, &taken.requests);
-        let refusal = Refusal {
-            by: Plugin::NodeResourcesFit,
-            reasons,
-            resolvable: true,
-        };
-        (!refusal.reasons.is_empty()).then_some(refusal)
+        let by = Plugin::NodeResourcesFit;
+        (!reasons.is_empty()).then_some(Refusal { by, reasons })
     }
 
     fn crowded(&self, node: &NodeView) -> Option<Refusal> {
         let spread = self.spread.refusal(node);
-        let spread = spread.map(|reason| Refusal::new(Plugin::PodTopologySpread, reason, reason != spread::NO_LABEL));
-        spread.or_else(|| {
-            let reason = self.between.refusal(node)?;
-            Some(Refusal::new(
-                Plugin::InterPodAffinity,
-                reason,
-                reason != pod_affinity::AFFINITY,
-            ))
-        })
+        let spread = spread.map(|reason| Refusal::new(Plugin::PodTopologySpread, reason));
+        spread.or_else(|| Some(Refusal::new(Plugin::InterPodAffinity, self.between.refusal(node)?)))
     }
 }
 

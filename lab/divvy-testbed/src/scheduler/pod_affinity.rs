@@ -54,22 +54,16 @@ impl<'a> OwnTerm<'a> {
     }
 }
 
-/// The number of terms that pods match, by topology key and value. A missing entry means 0.
-type Counts<'a> = BTreeMap<(&'a str, &'a str), i64>;
+/// The topology keys and values where pods match a term.
+type Found<'a> = BTreeSet<(&'a str, &'a str)>;
 
-fn add<'a>(counts: &mut Counts<'a>, key: &'a str, node: &'a NodeView, by: i64) {
-    let Some(value) = node.labels.get(key) else {
-        return;
-    };
-    let count = counts.entry((key, value)).or_default();
-    *count += by;
-    if *count == 0 {
-        counts.remove(&(key, value.as_str()));
+fn add<'a>(found: &mut Found<'a>, key: &'a str, node: &'a NodeView) {
+    if let Some(value) = node.labels.get(key) {
+        found.insert((key, value));
     }
 }
 
-/// Counts of pods by topology value: those that match one pod's affinity or anti-affinity, and those whose anti-affinity matches
-/// that pod.
+/// The topology values with pods that match one pod's affinity or anti-affinity, and with pods whose anti-affinity matches that pod.
 #[derive(Debug, Clone)]
 pub struct Between<'a> {
     pod: &'a PodView,
@@ -77,22 +71,22 @@ pub struct Between<'a> {
     namespace: &'a Labels,
     affinity: Vec<OwnTerm<'a>>,
     anti_affinity: Vec<OwnTerm<'a>>,
-    wanted: Counts<'a>,
-    unwanted: Counts<'a>,
-    unwanting: Counts<'a>,
+    wanted: Found<'a>,
+    unwanted: Found<'a>,
+    unwanting: Found<'a>,
 }
 
 impl<'a> Between<'a> {
-    /// Count the pods of a cluster.
+    /// Look at the pods of a cluster.
     pub fn new(pod: &'a PodView, cluster: &Cluster<'a>) -> Between<'a> {
         let mut between = Between {
             pod,
             namespace: cluster.namespaces.get(&pod.namespace).unwrap_or(&NO_LABELS),
             affinity: OwnTerm::all(&pod.affinity, cluster.namespaces),
             anti_affinity: OwnTerm::all(&pod.anti_affinity, cluster.namespaces),
-            wanted: Counts::new(),
-            unwanted: Counts::new(),
-            unwanting: Counts::new(),
+            wanted: Found::new(),
+            unwanted: Found::new(),
+            unwanting: Found::new(),
         };
         let alone = pod.affinity.is_empty() && pod.anti_affinity.is_empty();
         for (name, other) in cluster
@@ -101,34 +95,34 @@ impl<'a> Between<'a> {
             .filter(|(_, other)| !alone || !other.anti_affinity.is_empty())
         {
             if let Some(node) = cluster.nodes.get(*name) {
-                between.count(node, other, 1);
+                between.take(node, other);
             }
         }
         between
     }
 
-    /// Count a pod that is added to a node (1) or removed from it (-1). Pods that are being deleted count.
-    pub fn count(&mut self, node: &'a NodeView, other: &'a PodView, by: i64) {
+    /// Take a pod on a node into account. Pods that are being deleted count.
+    fn take(&mut self, node: &'a NodeView, other: &'a PodView) {
         for term in &other.anti_affinity {
             if matches(term, self.pod, self.namespace) {
-                add(&mut self.unwanting, &term.key, node, by);
+                add(&mut self.unwanting, &term.key, node);
             }
         }
         if all_match(&self.affinity, other) {
             for own in &self.affinity {
-                add(&mut self.wanted, &own.term.key, node, by);
+                add(&mut self.wanted, &own.term.key, node);
             }
         }
         for own in self.anti_affinity.iter().filter(|own| own.matches(other)) {
-            add(&mut self.unwanted, &own.term.key, node, by);
+            add(&mut self.unwanted, &own.term.key, node);
         }
     }
 
     /// Return why the pod must not be placed on the node, or `None` if it may.
     pub fn refusal(&self, node: &NodeView) -> Option<&'static str> {
-        let here = |counts: &Counts<'_>, key: &str| {
+        let here = |found: &Found<'_>, key: &str| {
             let value = node.labels.get(key);
-            value.is_some_and(|value| counts.contains_key(&(key, value.as_str())))
+            value.is_some_and(|value| found.contains(&(key, value.as_str())))
         };
         if !self.is_near(node, |key| here(&self.wanted, key)) {
             return Some(AFFINITY);
@@ -138,7 +132,7 @@ impl<'a> Between<'a> {
         }
         let kept_away = self
             .unwanting
-            .keys()
+            .iter()
             .any(|(key, value)| node.labels.get(*key).is_some_and(|have| have == value));
         kept_away.then_some(EXISTING)
     }

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::SchedulerConfig;
 use super::extender::Extender;
-use super::filters::Cycle;
+use super::filters::{Cycle, Plugin};
 use super::fit::{least_allocated, refusal};
 use super::preempt::{self, Running};
 use super::queue::Queue;
@@ -253,8 +253,15 @@ impl Loop {
                 pod: &placed.view,
             });
         }
-        let found = self.nodes.iter().filter_map(|(name, node)| {
-            let victims = preempt::victims((&cycle, priority), node, running.get(name.as_str())?)?;
+        let (taken, none) = (cluster.taken(), Taken::default());
+        // Where only resources are missing, and where nothing else would be in the way.
+        let lacks_resources = |name: &String, node: &NodeView| {
+            let refusal = cycle.refusal(node, taken.get(name).unwrap_or(&none));
+            refusal.is_some_and(|refusal| refusal.by == Plugin::NodeResourcesFit) && cycle.refusal(node, &none).is_none()
+        };
+        let nodes = self.nodes.iter().filter(|(name, node)| lacks_resources(name, node));
+        let found = nodes.filter_map(|(name, node)| {
+            let victims = preempt::victims(&view, priority, node, running.get(name.as_str())?)?;
             Some((name.clone(), victims))
         });
         found.collect()

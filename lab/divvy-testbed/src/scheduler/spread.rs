@@ -43,21 +43,21 @@ impl<'a> Spread<'a> {
         }
         for (name, other) in &cluster.pods {
             if let Some(node) = cluster.nodes.get(*name) {
-                spread.count(node, other, 1);
+                spread.count(node, other);
             }
         }
         spread
     }
 
-    /// Count a pod that is added to a node (1) or removed from it (-1). Pods that are being deleted or in another namespace do not count.
-    pub fn count(&mut self, node: &'a NodeView, other: &PodView, by: i64) {
-        if self.pod.spread.is_empty() || other.terminating || other.namespace != self.pod.namespace {
+    /// Count a pod on a node. Pods that are being deleted or in another namespace do not count.
+    fn count(&mut self, node: &'a NodeView, other: &PodView) {
+        if other.terminating || other.namespace != self.pod.namespace {
             return;
         }
         for index in self.counting(node) {
             let matches = |constraint: &Constraint| constraint.selector.matches(&other.labels);
             if self.pod.spread.get(index).is_some_and(matches) {
-                self.add(index, node, by);
+                self.add(index, node, 1);
             }
         }
     }
