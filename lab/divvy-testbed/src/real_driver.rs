@@ -103,31 +103,40 @@ fn found(name: &str, listed: &str) -> io::Result<PathBuf> {
     })
 }
 
+/// Why what the probe found cannot be described.
+#[derive(Debug, thiserror::Error)]
+enum Indescribable {
+    #[error("the probe did not say {key}: {of}")]
+    Unsaid { key: &'static str, of: Value },
+    #[error("the driver {0} has no GPU")]
+    NoGpu(String),
+    #[error("{0} is in MIG mode; `nvidia-smi -mig 0` ends that, if nothing uses the GPU")]
+    Mig(String),
+    #[error("the probe did not say how much memory {0} has")]
+    NoMemory(String),
+}
+
 /// Return a machine description (`divvy_model::machine`) of what the probe found.
-fn described(probe: &Value, name: &str) -> Result<String, String> {
-    let text = |of: &Value, key: &str| {
-        of[key]
-            .as_str()
-            .map(str::to_owned)
-            .ok_or_else(|| format!("the probe did not say {key}: {of}"))
+fn described(probe: &Value, name: &str) -> Result<String, Indescribable> {
+    let text = |of: &Value, key: &'static str| {
+        let found = of[key].as_str().map(str::to_owned);
+        found.ok_or_else(|| Indescribable::Unsaid { key, of: of.clone() })
     };
     let driver = text(&probe["drivers"]["nvidia"], "version")?;
     let mut description = format!("v = 1\n[[node]]\nname = {name:?}\ndriver = {driver:?}\n");
     let gpus = probe["gpus"].as_array().into_iter().flatten();
     let mut gpus = gpus.filter(|gpu| gpu["vendor"] == "nvidia").peekable();
     if gpus.peek().is_none() {
-        return Err(format!("the driver {driver} has no GPU"));
+        return Err(Indescribable::NoGpu(driver));
     }
     for gpu in gpus {
         let (uuid, model) = (text(gpu, "uuid")?, text(gpu, "model")?);
         if !gpu["mig"].is_null() {
-            return Err(format!(
-                "{uuid} is in MIG mode; `nvidia-smi -mig 0` ends that, if nothing uses the GPU"
-            ));
+            return Err(Indescribable::Mig(uuid));
         }
         let memory = gpu["totalMiB"]
             .as_u64()
-            .ok_or_else(|| format!("the probe did not say how much memory {uuid} has"))?;
+            .ok_or_else(|| Indescribable::NoMemory(uuid.clone()))?;
         let _ = write!(
             description,
             "[[node.gpu]]\nmodel = {model:?}\nuuid = {uuid:?}\nmemory_mib = {memory}\n"
@@ -172,7 +181,7 @@ mod tests {
             (vec![], "has no GPU"),
             (vec![gpu("GPU-1", json!([]))], "GPU-1 is in MIG mode"),
         ] {
-            let error = described(&probe(gpus), "here").expect_err("refused");
+            let error = described(&probe(gpus), "here").expect_err("refused").to_string();
             assert!(error.contains(part), "{error}");
         }
     }

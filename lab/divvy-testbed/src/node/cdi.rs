@@ -66,8 +66,36 @@ pub(crate) struct Resolved {
     pub(crate) mounts: Vec<(String, String, bool)>,
 }
 
-/// Resolve qualified names `vendor/class=name`. The error is containerd's text.
-pub(crate) fn resolve(directory: &Path, host_root: &Path, names: &[String]) -> Result<Resolved, String> {
+/// Why names cannot be resolved, in containerd's words.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum InjectError {
+    #[error("failed to inject CDI devices: unresolvable CDI devices {0}")]
+    Unresolvable(String),
+    #[error("failed to inject CDI devices: failed to stat CDI host device {0:?}: no such file or directory")]
+    NoHostDevice(String),
+}
+
+/// Why a file is skipped.
+#[derive(Debug, thiserror::Error)]
+enum InvalidSpec {
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("invalid spec, no cdiVersion")]
+    NoVersion,
+    #[error("invalid kind {0:?}")]
+    Kind(String),
+    #[error("invalid spec, no devices")]
+    NoDevices,
+    #[error("invalid device name {0:?}")]
+    DeviceName(String),
+    #[error("invalid spec, multiple device {0:?}")]
+    Twice(String),
+}
+
+/// Resolve qualified names `vendor/class=name`.
+pub(crate) fn resolve(directory: &Path, host_root: &Path, names: &[String]) -> Result<Resolved, InjectError> {
     let mut resolved = Resolved::default();
     if names.is_empty() {
         return Ok(resolved);
@@ -91,10 +119,7 @@ pub(crate) fn resolve(directory: &Path, host_root: &Path, names: &[String]) -> R
         .map(String::as_str)
         .collect();
     if !missing.is_empty() {
-        return Err(format!(
-            "failed to inject CDI devices: unresolvable CDI devices {}",
-            missing.join(", ")
-        ));
+        return Err(InjectError::Unresolvable(missing.join(", ")));
     }
     let mut used_specs = BTreeSet::new();
     for (spec, device) in names.iter().filter_map(found) {
@@ -106,7 +131,7 @@ pub(crate) fn resolve(directory: &Path, host_root: &Path, names: &[String]) -> R
     Ok(resolved)
 }
 
-fn apply(resolved: &mut Resolved, edits: &Edits, host_root: &Path) -> Result<(), String> {
+fn apply(resolved: &mut Resolved, edits: &Edits, host_root: &Path) -> Result<(), InjectError> {
     for variable in &edits.env {
         let (name, value) = variable.split_once('=').unwrap_or((variable, ""));
         resolved.env.push((name.to_owned(), value.to_owned()));
@@ -120,9 +145,7 @@ fn apply(resolved: &mut Resolved, edits: &Edits, host_root: &Path) -> Result<(),
         // Type and number are read from the host only if the spec does not contain them.
         let given = !node.kind.is_empty() && (node.major != 0 || node.kind == "p");
         if !given && !host_root.join(host.trim_start_matches('/')).exists() {
-            return Err(format!(
-                "failed to inject CDI devices: failed to stat CDI host device {host:?}: no such file or directory"
-            ));
+            return Err(InjectError::NoHostDevice(host.clone()));
         }
         resolved.devices.retain(|path| *path != node.path);
         resolved.devices.push(node.path.clone());
@@ -150,36 +173,36 @@ fn read(directory: &Path) -> Vec<(String, Spec)> {
         }
         let file = path.display().to_string();
         match std::fs::read_to_string(&path)
-            .map_err(|error| error.to_string())
+            .map_err(InvalidSpec::from)
             .and_then(|text| parse(&text))
         {
             Ok(spec) => specs.push((file, spec)),
-            Err(error) => tracing::warn!(file, error, "skipped an invalid CDI spec"),
+            Err(error) => tracing::warn!(file, %error, "skipped an invalid CDI spec"),
         }
     }
     specs
 }
 
-fn parse(text: &str) -> Result<Spec, String> {
-    let spec: Spec = serde_json::from_str(text).map_err(|error| error.to_string())?;
+fn parse(text: &str) -> Result<Spec, InvalidSpec> {
+    let spec: Spec = serde_json::from_str(text)?;
     if spec.cdi_version.is_empty() {
-        return Err("invalid spec, no cdiVersion".to_owned());
+        return Err(InvalidSpec::NoVersion);
     }
     match spec.kind.split_once('/') {
         Some((vendor, class)) if !vendor.is_empty() && !class.is_empty() && !class.contains('/') => {}
-        _ => return Err(format!("invalid kind {:?}", spec.kind)),
+        _ => return Err(InvalidSpec::Kind(spec.kind)),
     }
     if spec.devices.is_empty() {
-        return Err("invalid spec, no devices".to_owned());
+        return Err(InvalidSpec::NoDevices);
     }
     let mut names = BTreeSet::new();
     for device in &spec.devices {
         let inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':');
         if device.name.is_empty() || !device.name.chars().all(inner) {
-            return Err(format!("invalid device name {:?}", device.name));
+            return Err(InvalidSpec::DeviceName(device.name.clone()));
         }
         if !names.insert(&device.name) {
-            return Err(format!("invalid spec, multiple device {:?}", device.name));
+            return Err(InvalidSpec::Twice(device.name.clone()));
         }
     }
     Ok(spec)
@@ -200,16 +223,16 @@ mod tests {
         std::fs::create_dir_all(root.join("dev")).expect("dev");
         let cdi = directory.path();
         let one = ["divvy.dev/grant=a".to_owned()];
-        let unresolvable = "failed to inject CDI devices: unresolvable CDI devices divvy.dev/grant=a";
-        assert_eq!(resolve(cdi, &root, &one), Err(unresolvable.to_owned()));
+        let unresolvable = || Err(InjectError::Unresolvable(one[0].clone()));
+        assert_eq!(resolve(cdi, &root, &one), unresolvable());
         write(cdi, "broken.json", "{\"cdiVersion\":");
         let spec = r#"{"cdiVersion":"0.6.0","kind":"divvy.dev/grant","x":1,
             "containerEdits":{"env":["SPEC=1"]},
             "devices":[{"name":"a","containerEdits":{"env":["X=void"],"deviceNodes":[{"path":"/dev/nvidia0"}],
             "mounts":[{"hostPath":"/h","containerPath":"/c","options":["ro"]}],"hooks":[{}]}}]}"#;
         write(cdi, "a.json", spec);
-        let error = resolve(cdi, &root, &one).expect_err("no device node yet");
-        assert!(error.contains("failed to stat CDI host device \"/dev/nvidia0\""), "{error}");
+        let no_node = Err(InjectError::NoHostDevice("/dev/nvidia0".to_owned()));
+        assert_eq!(resolve(cdi, &root, &one), no_node);
         write(&root, "dev/nvidia0", "");
         let resolved = resolve(cdi, &root, &one).expect("resolved");
         assert_eq!(
@@ -220,6 +243,6 @@ mod tests {
         assert_eq!(resolved.mounts, [("/h".to_owned(), "/c".to_owned(), true)]);
         // Two files define the same name, so neither definition counts.
         write(cdi, "b.json", spec);
-        assert_eq!(resolve(cdi, &root, &one), Err(unresolvable.to_owned()));
+        assert_eq!(resolve(cdi, &root, &one), unresolvable());
     }
 }

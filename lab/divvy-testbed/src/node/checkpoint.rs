@@ -88,20 +88,37 @@ pub fn render(books: &DeviceBooks) -> String {
     serde_json::to_string(&File { data, checksum }).unwrap_or_default()
 }
 
+/// Why a checkpoint cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Unreadable {
+    /// The file or its data is not the JSON of a checkpoint.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The data does not have the file's checksum.
+    #[error("checkpoint is corrupted")]
+    Corrupted,
+    /// A plugin's response is not in base64.
+    #[error(transparent)]
+    Base64(#[from] base64::DecodeError),
+    /// A plugin's response is not a message.
+    #[error(transparent)]
+    Message(#[from] prost::DecodeError),
+}
+
 /// Parse a checkpoint's text.
-pub fn parse(text: &str) -> Result<Restored, String> {
-    let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let data = serde_json::to_string(&file.data).map_err(|error| error.to_string())?;
+pub fn parse(text: &str) -> Result<Restored, Unreadable> {
+    let file: File = serde_json::from_str(text)?;
+    let data = serde_json::to_string(&file.data)?;
     if checksum(data.as_bytes()) != file.checksum {
-        return Err("checkpoint is corrupted".to_owned());
+        return Err(Unreadable::Corrupted);
     }
     let mut restored = Restored {
         registered: file.data.registered_devices.into_keys().collect(),
         ..Restored::default()
     };
     for entry in file.data.pod_device_entries.unwrap_or_default() {
-        let bytes = STANDARD.decode(&entry.alloc_resp).map_err(|error| error.to_string())?;
-        let response = ContainerAllocateResponse::decode(bytes.as_slice()).map_err(|error| error.to_string())?;
+        let bytes = STANDARD.decode(&entry.alloc_resp)?;
+        let response = ContainerAllocateResponse::decode(bytes.as_slice())?;
         let holder = Holder {
             pod: entry.pod_uid,
             container: entry.container_name,

@@ -12,8 +12,17 @@ use tonic::{Code, Status};
 /// grpc-go's default limit of a received message (`defaultClientMaxReceiveMessageSize` in `clientconn.go`), which the kubelet does not raise.
 const RECEIVE_LIMIT: usize = 4 << 20;
 
+/// Why a plugin cannot be reached.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DialError {
+    #[error("{}", chain(.0))]
+    Refused(#[source] tonic::transport::Error),
+    #[error("context deadline exceeded")]
+    TimedOut,
+}
+
 /// Connect as the kubelet does: blocking, with authority `localhost`.
-pub(crate) async fn dial(socket: PathBuf, timeout: Duration) -> Result<DevicePluginClient<Channel>, String> {
+pub(crate) async fn dial(socket: PathBuf, timeout: Duration) -> Result<DevicePluginClient<Channel>, DialError> {
     let connector = tower::service_fn(move |_| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
@@ -22,8 +31,8 @@ pub(crate) async fn dial(socket: PathBuf, timeout: Duration) -> Result<DevicePlu
     let connect = endpoint.connect_with_connector(connector);
     match tokio::time::timeout(timeout, connect).await {
         Ok(Ok(channel)) => Ok(DevicePluginClient::new(channel).max_decoding_message_size(RECEIVE_LIMIT)),
-        Ok(Err(error)) => Err(chain(&error)),
-        Err(_) => Err("context deadline exceeded".to_owned()),
+        Ok(Err(error)) => Err(DialError::Refused(error)),
+        Err(_) => Err(DialError::TimedOut),
     }
 }
 

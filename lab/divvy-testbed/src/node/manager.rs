@@ -81,7 +81,7 @@ impl DeviceManager {
             Some(Ok(restored)) => restored,
             Some(Err(error)) => {
                 tracing::error!(
-                    error,
+                    %error,
                     "could not read the checkpoint; the device manager starts without any allocation"
                 );
                 checkpoint::Restored::default()

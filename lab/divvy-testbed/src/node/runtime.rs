@@ -128,6 +128,26 @@ const PID_MAX: u32 = 4 * 1024 * 1024;
 const AWAY: &str = "rpc error: code = Unavailable desc = connection error: desc = \"transport: Error while dialing: dial unix \
                     /run/containerd/containerd.sock: connect: connection refused\"";
 
+/// Why the runtime starts no sandbox or container, in its own words.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RuntimeError {
+    #[error("{AWAY}")]
+    Away,
+    #[error("failed to create the pod's cgroup: {0}")]
+    PodCgroup(#[source] std::io::Error),
+    #[error("failed to create the container's cgroup: {0}")]
+    ContainerCgroup(#[source] std::io::Error),
+    #[error("failed to generate container {container:?} spec: {source}")]
+    Cdi { container: String, source: cdi::InjectError },
+    #[error(
+        "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container \
+         process: error during container init: error mounting {host:?} to rootfs at {at:?}: no such file or directory"
+    )]
+    Mount { host: String, at: String },
+    #[error("sandbox of pod {0:?} is not running")]
+    NoSandbox(String),
+}
+
 /// The container runtime. Clones share its state.
 #[derive(Debug, Clone)]
 pub(crate) struct Runtime {
@@ -262,10 +282,10 @@ impl Runtime {
     }
 
     /// Start the pod's sandbox unless it is running.
-    pub(crate) fn ensure_sandbox(&self, pod: &PodPlan) -> Result<(), String> {
+    pub(crate) fn ensure_sandbox(&self, pod: &PodPlan) -> Result<(), RuntimeError> {
         let mut state = self.lock();
         if state.away {
-            return Err(AWAY.to_owned());
+            return Err(RuntimeError::Away);
         }
         if state.sandboxes.contains_key(&pod.uid) {
             return Ok(());
@@ -280,15 +300,22 @@ impl Runtime {
         };
         state.pods.insert(pod.uid.clone(), pod.cgroup.clone());
         state.sandboxes.insert(pod.uid.clone(), sandbox);
-        self.project(&mut state)
-            .map_err(|error| format!("failed to create the pod's cgroup: {error}"))
+        self.project(&mut state).map_err(RuntimeError::PodCgroup)
     }
 
-    /// Create and start a container. On failure, nothing is left behind, and the error is the runtime's text.
-    pub(crate) fn run(&self, pod: &PodPlan, container: &ContainerPlan, options: &DeviceOptions) -> Result<ContainerView, String> {
+    /// Create and start a container. On failure, nothing is left behind.
+    pub(crate) fn run(
+        &self,
+        pod: &PodPlan,
+        container: &ContainerPlan,
+        options: &DeviceOptions,
+    ) -> Result<ContainerView, RuntimeError> {
         let id = self.lock().seed.hex(64);
-        let resolved = cdi::resolve(&self.shared.paths.cdi_dir, &self.shared.paths.sys_root, &options.cdi_devices)
-            .map_err(|error| format!("failed to generate container {id:?} spec: {error}"))?;
+        let (specs, root) = (&self.shared.paths.cdi_dir, &self.shared.paths.sys_root);
+        let resolved = cdi::resolve(specs, root, &options.cdi_devices).map_err(|source| RuntimeError::Cdi {
+            container: id.clone(),
+            source,
+        })?;
         let mut env = options.env.clone();
         env.extend(container.env.iter().cloned());
         env.extend(resolved.env);
@@ -301,10 +328,7 @@ impl Runtime {
         for (host, at, read_only) in resolved.mounts {
             // runc finds this out; CDI accepts any path.
             if !self.shared.paths.on_this_machine(&host).exists() {
-                return Err(format!(
-                    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start \
-                     container process: error during container init: error mounting {host:?} to rootfs at {at:?}: no such file or directory"
-                ));
+                return Err(RuntimeError::Mount { host, at });
             }
             mounts.retain(|known| known.container != at);
             mounts.push(MountView {
@@ -315,10 +339,10 @@ impl Runtime {
         }
         let mut state = self.lock();
         if state.away {
-            return Err(AWAY.to_owned());
+            return Err(RuntimeError::Away);
         }
         let Some(sandbox) = state.sandboxes.get(&pod.uid).map(|sandbox| sandbox.id.clone()) else {
-            return Err(format!("sandbox of pod {:?} is not running", pod.uid));
+            return Err(RuntimeError::NoSandbox(pod.uid.clone()));
         };
         let same = |row: &&Row| row.view.pod_uid == pod.uid && row.view.container == container.name;
         let attempt = state
@@ -363,7 +387,7 @@ impl Runtime {
             .retain(|row| row.view.pod_uid != *uid || row.view.container != *name || row.view.attempt + 2 >= attempt);
         if let Err(error) = self.project(&mut state) {
             state.rows.retain(|row| row.view.id != view.id);
-            return Err(format!("failed to create the container's cgroup: {error}"));
+            return Err(RuntimeError::ContainerCgroup(error));
         }
         drop(state);
         // There may be no receiver.

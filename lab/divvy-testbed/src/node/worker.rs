@@ -157,9 +157,9 @@ impl Worker {
             let ran_before = !self.rows(plan).is_empty();
             // After a reboot, a pod with `restartPolicy: Never` gets no new sandbox: it has failed.
             if !(ran_before && plan.restart == super::plan::Restart::Never)
-                && let Err(message) = self.shared.runtime.ensure_sandbox(plan)
+                && let Err(error) = self.shared.runtime.ensure_sandbox(plan)
             {
-                self.note(plan, true, "FailedCreatePodSandBox", &message);
+                self.note(plan, true, "FailedCreatePodSandBox", &error.to_string());
                 return Some(Instant::now() + self.shared.timings.start_retry.delay(0));
             }
         }
@@ -281,7 +281,7 @@ impl Worker {
                 }
                 None
             }
-            Err(error) => Some(self.start_failed(plan, container, "CreateContainerError", error)),
+            Err(error) => Some(self.start_failed(plan, container, "CreateContainerError", error.to_string())),
         }
     }
 

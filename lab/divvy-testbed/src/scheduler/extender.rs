@@ -40,21 +40,78 @@ fn field<'a>(value: &'a Value, name: &str) -> Option<&'a Value> {
     found.filter(|value| !value.is_null())
 }
 
-fn error_of(value: &Value) -> Result<(), String> {
+/// Why a call has no usable result, in kube-scheduler's words.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The extender answered with an error.
+    #[error("{0}")]
+    Said(String),
+    /// There is no answer.
+    #[error("Post {url:?}: {}", deepest(&**source))]
+    Post {
+        /// The verb's URL.
+        url: String,
+        /// What went wrong.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// There is no answer in time.
+    #[error("Post {0:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)")]
+    TimedOut(String),
+    /// The answer's status is not 200.
+    #[error("failed {verb} with extender at URL {url}, code {code}")]
+    Status {
+        /// The verb.
+        verb: String,
+        /// The extender's URL.
+        url: String,
+        /// The status.
+        code: u16,
+    },
+    /// The answer is empty.
+    #[error("EOF")]
+    Empty,
+    /// The answer is not JSON.
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The answer has another form than the verb's.
+    #[error("json: cannot unmarshal {found} into Go {into}")]
+    Form {
+        /// What was found.
+        found: String,
+        /// Where it was to be.
+        into: &'static str,
+    },
+    /// A node was not in the request.
+    #[error("extender {url:?} claims a filtered node {node:?} which is not found in the input node list")]
+    Stranger {
+        /// The extender's URL.
+        url: String,
+        /// The node.
+        node: String,
+    },
+    /// A node to preempt on has no victims.
+    #[error("expected at least one victim pod on node {0:?}")]
+    NoVictims(String),
+}
+
+fn error_of(value: &Value) -> Result<(), CallError> {
     match field(value, "Error").and_then(Value::as_str) {
-        Some(error) if !error.is_empty() => Err(error.to_owned()),
+        Some(error) if !error.is_empty() => Err(CallError::Said(error.to_owned())),
         _ => Ok(()),
     }
 }
 
 /// Parse the response to a filter call for the nodes `asked`.
-pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<Filtered, String> {
+pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<Filtered, CallError> {
     error_of(answer)?;
     let names: Option<Vec<String>> = match (field(answer, "NodeNames"), field(answer, "Nodes")) {
         (Some(names), _) => Some(
             names
                 .as_array()
-                .ok_or_else(|| format!("json: cannot unmarshal {names} into Go struct field ExtenderFilterResult.NodeNames"))?
+                .ok_or_else(|| CallError::Form {
+                    found: names.to_string(),
+                    into: "struct field ExtenderFilterResult.NodeNames",
+                })?
                 .iter()
                 .filter_map(|name| name.as_str().map(str::to_owned))
                 .collect(),
@@ -68,9 +125,10 @@ pub fn read_filtered(url: &str, asked: &[String], answer: &Value) -> Result<Filt
     };
     let fits = names.unwrap_or_default();
     if let Some(stranger) = fits.iter().find(|name| !asked.contains(name)) {
-        return Err(format!(
-            "extender {url:?} claims a filtered node {stranger:?} which is not found in the input node list"
-        ));
+        return Err(CallError::Stranger {
+            url: url.to_owned(),
+            node: stranger.clone(),
+        });
     }
     let mut failed = BTreeMap::new();
     for map in ["FailedNodes", "FailedAndUnresolvableNodes"] {
@@ -112,7 +170,7 @@ impl Extender {
     }
 
     /// Call filter: return which of the nodes fit.
-    pub async fn filter(&self, pod: &Pod, nodes: &[String]) -> Result<Filtered, String> {
+    pub async fn filter(&self, pod: &Pod, nodes: &[String]) -> Result<Filtered, CallError> {
         let answer = self
             .send("filter", &json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}))
             .await?;
@@ -120,13 +178,14 @@ impl Extender {
     }
 
     /// Call prioritize: return scores from 0 to 10.
-    pub async fn prioritize(&self, verb: &str, pod: &Pod, nodes: &[String]) -> Result<BTreeMap<String, i64>, String> {
+    pub async fn prioritize(&self, verb: &str, pod: &Pod, nodes: &[String]) -> Result<BTreeMap<String, i64>, CallError> {
         let answer = self
             .send(verb, &json!({"Pod": pod, "Nodes": null, "NodeNames": nodes}))
             .await?;
-        let list = answer
-            .as_array()
-            .ok_or_else(|| "json: cannot unmarshal object into Go value of type HostPriorityList".to_owned())?;
+        let list = answer.as_array().ok_or_else(|| CallError::Form {
+            found: "object".to_owned(),
+            into: "value of type HostPriorityList",
+        })?;
         let one = |entry: &Value| Some((field(entry, "Host")?.as_str()?.to_owned(), field(entry, "Score")?.as_i64()?));
         Ok(list.iter().filter_map(one).collect())
     }
@@ -137,7 +196,7 @@ impl Extender {
         verb: &str,
         pod: &Pod,
         victims: &BTreeMap<String, Vec<String>>,
-    ) -> Result<BTreeMap<String, Vec<String>>, String> {
+    ) -> Result<BTreeMap<String, Vec<String>>, CallError> {
         let meta: serde_json::Map<String, Value> = victims
             .iter()
             .map(|(node, uids)| {
@@ -152,7 +211,7 @@ impl Extender {
             let pods = field(of, "Pods").and_then(Value::as_array).into_iter().flatten();
             let uids: Vec<String> = pods.filter_map(|pod| Some(field(pod, "UID")?.as_str()?.to_owned())).collect();
             if uids.is_empty() {
-                return Err(format!("expected at least one victim pod on node {node:?}"));
+                return Err(CallError::NoVictims(node.clone()));
             }
             Ok((node.clone(), uids))
         };
@@ -160,49 +219,50 @@ impl Extender {
     }
 
     /// Call bind.
-    pub async fn bind(&self, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), String> {
+    pub async fn bind(&self, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), CallError> {
         let body = json!({"PodName": name, "PodNamespace": namespace, "PodUID": uid, "Node": node});
         error_of(&self.send("bind", &body).await?)
     }
 
-    async fn send(&self, verb: &str, body: &Value) -> Result<Value, String> {
+    async fn send(&self, verb: &str, body: &Value) -> Result<Value, CallError> {
         let url = format!("{}/{verb}", self.url);
-        let failed = |error: &dyn std::fmt::Display| format!("Post {url:?}: {error}");
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| CallError::Post {
+            url: url.clone(),
+            source,
+        };
         let request = http::Request::post(&url)
             .header(http::header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body.to_string())))
-            .map_err(|error| failed(&error))?;
+            .map_err(|error| failed(error.into()))?;
         let call = async {
-            let response = self.http.request(request).await.map_err(|error| failed(&deepest(&error)))?;
+            let response = self.http.request(request).await.map_err(|error| failed(error.into()))?;
             let status = response.status();
             if status != http::StatusCode::OK {
-                return Err(format!(
-                    "failed {verb} with extender at URL {}, code {}",
-                    self.url,
-                    status.as_u16()
-                ));
+                return Err(CallError::Status {
+                    verb: verb.to_owned(),
+                    url: self.url.clone(),
+                    code: status.as_u16(),
+                });
             }
             let body = response
                 .into_body()
                 .collect()
                 .await
-                .map_err(|error| failed(&error))?
+                .map_err(|error| failed(error.into()))?
                 .to_bytes();
             if body.is_empty() {
-                return Err("EOF".to_owned());
+                return Err(CallError::Empty);
             }
-            serde_json::from_slice(&body).map_err(|error| error.to_string())
+            Ok(serde_json::from_slice(&body)?)
         };
         match tokio::time::timeout(self.timeout, call).await {
             Ok(answer) => answer,
-            Err(_) => Err(failed(
-                &"context deadline exceeded (Client.Timeout exceeded while awaiting headers)",
-            )),
+            Err(_) => Err(CallError::TimedOut(url)),
         }
     }
 }
 
-fn deepest(error: &dyn std::error::Error) -> String {
+fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     let mut at = error;
     while let Some(source) = at.source() {
         at = source;
@@ -217,7 +277,7 @@ mod tests {
     #[test]
     fn answers_are_read_as_go_reads_them() {
         let asked = ["n1".to_owned(), "n2".to_owned()];
-        let read = |answer: Value| read_filtered("http://e", &asked, &answer);
+        let read = |answer: Value| read_filtered("http://e", &asked, &answer).map_err(|error| error.to_string());
         let both = json!({"nodenames": ["n1"], "FailedNodes": {"n2": "no room"}, "Error": ""});
         let filtered = read(both).expect("answer");
         assert_eq!((filtered.fits, filtered.failed.len()), (vec!["n1".to_owned()], 1));

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::SchedulerConfig;
-use super::extender::Extender;
+use super::extender::{CallError, Extender};
 use super::filters::{Cycle, Plugin};
 use super::fit::{least_allocated, refusal};
 use super::preempt::{self, Running};
@@ -60,10 +60,19 @@ struct Filtered {
     minds_pods: bool,
 }
 
+/// Why a pod was not bound.
+#[derive(Debug, thiserror::Error)]
+enum BindError {
+    #[error(transparent)]
+    Extender(#[from] CallError),
+    #[error("{}", match .0 { kube::Error::Api(status) => status.message.clone(), other => other.to_string() })]
+    Api(#[source] kube::Error),
+}
+
 struct BindResult {
     pod: Arc<Pod>,
     node: String,
-    result: Result<(), String>,
+    result: Result<(), BindError>,
 }
 
 struct Loop {
@@ -226,7 +235,7 @@ impl Loop {
             candidates = match extender.preempt(verb, pod, &candidates).await {
                 Ok(candidates) => candidates,
                 Err(error) => {
-                    tracing::warn!(error, "preempt failed; no pod is evicted");
+                    tracing::warn!(%error, "preempt failed; no pod is evicted");
                     return;
                 }
             };
@@ -298,7 +307,8 @@ impl Loop {
         let extender = self.extender.clone().filter(|extender| extender.is_interested(pod));
         let mut fits: Vec<String> = scores.keys().cloned().collect();
         if let Some(extender) = extender.as_ref().filter(|_| !fits.is_empty()) {
-            let filtered = extender.filter(pod, &fits).await.map_err(Failure::Error)?;
+            let filtered = extender.filter(pod, &fits).await;
+            let filtered = filtered.map_err(|error| Failure::Error(error.to_string()))?;
             refusals.extend(filtered.failed.into_values());
             fits = filtered.fits;
         }
@@ -320,7 +330,7 @@ impl Loop {
                         }
                     }
                 }
-                Err(error) => tracing::debug!(error, "prioritize failed"),
+                Err(error) => tracing::debug!(%error, "prioritize failed"),
             }
         }
         let best = scores.values().max().copied().unwrap_or(0);
@@ -347,7 +357,7 @@ impl Loop {
                 self.assumed.remove(&uid);
                 // The pod was bound after all or is gone, so there is nothing to retry.
                 if let Some(pod) = self.pending.get(&uid).cloned() {
-                    self.failed(&pod, Failure::Error(error));
+                    self.failed(&pod, Failure::Error(error.to_string()));
                 }
                 self.queue.wake_all();
             }

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
 
-use super::{BindResult, Loop, uid_of};
+use super::{BindError, BindResult, Loop, uid_of};
 use crate::node::events::Note;
 
 impl Loop {
@@ -24,7 +24,7 @@ impl Loop {
                 );
                 let uid = uid_of(&pod);
                 let result = match extender {
-                    Some(extender) => extender.bind(&namespace, &name, &uid, &node).await,
+                    Some(extender) => extender.bind(&namespace, &name, &uid, &node).await.map_err(BindError::from),
                     None => bind_directly(client, &namespace, &name, &uid, &node).await,
                 };
                 // The receiver is gone only when the whole scheduler ends.
@@ -122,7 +122,7 @@ impl Loop {
     }
 }
 
-async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), String> {
+async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, node: &str) -> Result<(), BindError> {
     let api: Api<Pod> = Api::namespaced(client, namespace);
     let binding = Binding {
         metadata: ObjectMeta {
@@ -141,8 +141,5 @@ async fn bind_directly(client: Client, namespace: &str, name: &str, uid: &str, n
     let sent: kube::Result<serde_json::Value> = api
         .create_subresource("binding", name, &PostParams::default(), &binding)
         .await;
-    sent.map(|_| ()).map_err(|error| match error {
-        kube::Error::Api(status) => status.message,
-        other => other.to_string(),
-    })
+    sent.map(drop).map_err(BindError::Api)
 }
