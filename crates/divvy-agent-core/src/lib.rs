@@ -18,6 +18,7 @@ pub mod driver_spec;
 mod guarded_shares;
 mod inventory;
 mod limited;
+mod limits;
 mod mps;
 mod node_files;
 mod prestart;
@@ -42,9 +43,10 @@ pub use guarded_shares::{
     ShareFound, ShareId, USAGE_MODE, UsageCounts, UsageReading,
 };
 pub use limited::LimitedPod;
+pub use limits::{Guarded, Limit, LimitError, NotLimited, Otherwise, WithoutLimit};
 pub use mps::Mps;
 pub use node_files::NodeFiles;
-pub use prestart::{Guarded, Limits, OWN_VISIBLE_DEVICES, PreStart};
+pub use prestart::{OWN_VISIBLE_DEVICES, PreStart};
 pub use reason::{Class, NOT_LIMITED, Reason};
 pub use reconcile::Reconciled;
 pub use resource::{Grant, Ids, ResourceSpec};
@@ -365,6 +367,8 @@ pub enum Action {
     },
     /// Remove the record.
     RemoveRecord(Key),
+    /// Hold a pod to its share. This takes long enough that no lock is to be held meanwhile.
+    Limit(Limit),
     /// Publish an event about a pod.
     Event {
         /// The pod's namespace and name.
@@ -440,6 +444,10 @@ pub struct Core {
     reported: BTreeSet<(Class, String)>,
     /// UIDs of pods that the extender is to evict.
     evict: BTreeSet<String>,
+    /// UIDs of pods with grants that have the driver's limits, as far as this agent knows: those of its start, and those that it has limited since.
+    with_limits: BTreeSet<String>,
+    /// Whether the guard's files of a share are known to lie on the node's disk.
+    shares_on_disk: bool,
 }
 
 impl Core {
@@ -468,6 +476,8 @@ impl Core {
             knows_service: false,
             reported: BTreeSet::new(),
             evict: BTreeSet::new(),
+            with_limits: BTreeSet::new(),
+            shares_on_disk: false,
         }
     }
 
@@ -512,6 +522,7 @@ impl Core {
 
     /// Store the records that were found on disk. Call this before the first pod is applied.
     pub fn load_records(&mut self, records: Vec<GrantRecord>) {
+        self.with_limits = records.iter().map(|record| record.uid.clone()).collect();
         self.records = records.into_iter().map(|record| (Key::of(&record), record)).collect();
     }
 
@@ -675,8 +686,14 @@ impl Core {
             }
             Action::RemoveRecord(key) => {
                 self.records.remove(key);
+                if self.records_of(&key.uid).next().is_none() {
+                    self.with_limits.remove(&key.uid);
+                }
             }
-            Action::WriteSpec { .. } | Action::RemoveSpec { .. } | Action::Event { .. } => {}
+            Action::Limit(Limit::Driver { uid, .. }) => {
+                self.with_limits.insert(uid.clone());
+            }
+            Action::Limit(_) | Action::WriteSpec { .. } | Action::RemoveSpec { .. } | Action::Event { .. } => {}
         }
     }
 

@@ -22,10 +22,10 @@ pub struct LimitedPod {
 
 impl Core {
     /// Return the pods that have a grant and are limited by the driver, ordered by UID. A pod whose object is not known is left out, because it may
-    /// have said that it is not to be limited.
+    /// have said that it is not to be limited. A pod's first limit is its own, so a pod is left out until it has that.
     pub fn limited(&self) -> Vec<LimitedPod> {
         let mut found: BTreeMap<&str, BTreeMap<String, MiB>> = BTreeMap::new();
-        for record in self.records.values() {
+        for record in self.records.values().filter(|record| self.with_limits.contains(&record.uid)) {
             let booking = Booking {
                 gpus: record.gpus.clone(),
                 container: Vec::new(),

@@ -9,7 +9,8 @@ use divvy_model::{Enforcement, Gpu, GpuShare, GrantRecord, Health, Isolation, Mi
 
 use super::booking::Booking;
 use super::driver_spec::Trouble;
-use super::reason::{NOT_LIMITED, Reason};
+use super::limits::nothing_limits;
+use super::reason::Reason;
 use super::{Action, Core, Facts, Handout, Key, NodeFiles, ResourceSpec, mps, vendor};
 
 /// Reason of the event about a pod that sets `NVIDIA_VISIBLE_DEVICES` itself.
@@ -22,7 +23,7 @@ const NO_CUDA: &str = "no CDI spec of the GPU provides CUDA's driver library (li
 pub enum PreStart {
     /// The container may start once these actions are performed in this order.
     Granted {
-        /// The actions: record first, then spec.
+        /// The actions: record first, then spec, then limits.
         actions: Vec<Action>,
         /// The container.
         key: Key,
@@ -30,8 +31,6 @@ pub enum PreStart {
         pod: PodKey,
         /// UUIDs of the container's GPUs.
         gpus: Vec<String>,
-        /// The limits to set before the container starts. They concern the whole pod.
-        limits: Box<Limits>,
         /// Whether some ids from the kubelet lie on a GPU other than the allocated ones.
         steered_wrong: bool,
         /// Whether other live pods have some of the same ids (kubernetes#137534). This does not affect memory and is only
@@ -50,30 +49,6 @@ pub enum PreStart {
         /// At most one event.
         actions: Vec<Action>,
     },
-}
-
-/// What the processes of a pod can use of each GPU.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Limits {
-    /// The pod's UID.
-    pub uid: String,
-    /// The GPUs of which the pod has a share that the driver can enforce, and the share.
-    pub gpus: Vec<(String, MiB)>,
-    /// The GPUs of which the pod has a share, if the guard enforces it on one of them.
-    pub guarded: Vec<Guarded>,
-    /// Whether the container must not start if the driver does not enforce its part.
-    pub are_required: bool,
-}
-
-/// A pod's share of one GPU, as the guard enforces it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Guarded {
-    /// The GPU's UUID.
-    pub uuid: String,
-    /// The share of the memory.
-    pub memory: MiB,
-    /// The share of the compute time, in percent; 0 if the pod has no limit.
-    pub cores: u32,
 }
 
 impl Core {
@@ -156,20 +131,12 @@ impl Core {
             limits.are_required = isolation.is_some();
             unguarded = !limits_memory;
         }
-        let mut answer = self.grant(spec, &handout, handouts, booking, limits, facts);
-        if let PreStart::Granted { actions, pod, .. } = &mut answer
-            && unguarded
-            && self.records_of(&key.uid).next().is_none()
-        {
-            actions.push(Action::Event {
-                pod: pod.clone(),
-                uid: key.uid.clone(),
-                reason: NOT_LIMITED,
-                text: format!(
-                    "nothing limits the GPU memory of this pod, which may use more than its share, and other pods may then find less than theirs: \
-                     {NO_CUDA}"
-                ),
-            });
+        let mut answer = self.grant(spec, &handout, handouts, booking, !limits.guarded.is_empty(), facts);
+        if let PreStart::Granted { actions, pod, .. } = &mut answer {
+            if unguarded && self.records_of(&key.uid).next().is_none() {
+                actions.push(nothing_limits(pod, &key.uid, NO_CUDA));
+            }
+            actions.extend(limits.steps(pod, &key.uid));
         }
         answer
     }
@@ -399,7 +366,7 @@ impl Core {
         handout: &Handout,
         handouts: &[Handout],
         booking: Booking,
-        limits: Limits,
+        guarded: bool,
         facts: &Facts,
     ) -> PreStart {
         let key = &handout.key;
@@ -420,7 +387,7 @@ impl Core {
             unit: self.unit_of(&key.uid),
             gpus: booking.gpus,
             container_gpus: booking.container,
-            guarded: !limits.guarded.is_empty(),
+            guarded,
             threads,
             boot_id: self.settings.boot_id.clone(),
         };
@@ -484,14 +451,13 @@ impl Core {
             key: key.clone(),
             pod: record.pod(),
             gpus,
-            limits: Box::new(limits),
             steered_wrong,
             shared_ids,
         }
     }
 
     /// Return whether a pod must be held to its share, if it says so.
-    fn isolation(&self, uid: &str) -> Option<Isolation> {
+    pub(super) fn isolation(&self, uid: &str) -> Option<Isolation> {
         self.pods.get(uid)?.pod.request.rules.as_deref()?.as_ref().ok()?.isolation
     }
 
@@ -522,7 +488,7 @@ impl Core {
     }
 
     /// Report whether containers use this GPU through the MPS control daemon.
-    fn uses_mps(&self, uuid: &str) -> bool {
+    pub(super) fn uses_mps(&self, uuid: &str) -> bool {
         self.settings.mps.is_some() && self.gpu(uuid).is_some_and(mps::serves)
     }
 
@@ -547,31 +513,6 @@ impl Core {
             .iter()
             .filter(|share| needs_compute_limit(share, isolation) && self.uses_mps(&share.uuid));
         limited.map(|share| share.cores).min().unwrap_or(0)
-    }
-
-    /// Return the limits of a pod. A pod that has a whole GPU needs none.
-    pub(super) fn limits(&self, uid: &str, booking: &Booking) -> Limits {
-        let isolation = self.isolation(uid);
-        if isolation == Some(Isolation::None) {
-            return Limits::default();
-        }
-        let shares = || booking.gpus.iter().filter(|share| !share.whole);
-        let enforcement = |share: &GpuShare| self.gpu(&share.uuid)?.enforcement;
-        let cgroup = shares().filter(|share| enforcement(share).is_some_and(Enforcement::has_cgroup));
-        // A container has one library for all its GPUs, and the guard refuses a GPU of which it knows no share.
-        let has_guard = shares().any(|share| enforcement(share).is_some_and(Enforcement::has_guard));
-        let guarded = shares().filter(|_| has_guard).map(|share| Guarded {
-            uuid: share.uuid.clone(),
-            memory: share.memory,
-            // What MPS limits, the guard does not limit a second time.
-            cores: if self.uses_mps(&share.uuid) { 0 } else { share.cores },
-        });
-        Limits {
-            uid: uid.to_owned(),
-            gpus: cgroup.map(|share| (share.uuid.clone(), share.memory)).collect(),
-            guarded: guarded.collect(),
-            are_required: isolation == Some(Isolation::Hard) || (isolation.is_some() && !has_guard),
-        }
     }
 
     /// Report whether the container gets CUDA's driver library from a spec of one of its GPUs.

@@ -15,7 +15,7 @@ use divvy_kube::list;
 use divvy_kubelet::checkpoint::Checkpoint;
 use divvy_kubelet::plugin;
 use divvy_model::out_of_service::GpusOutOfService;
-use divvy_model::{Health, MiB, Node, Pod, PodKey, WholeKind, runtime};
+use divvy_model::{Health, MiB, Node, Pod, WholeKind, runtime};
 use futures::future::BoxFuture;
 use tokio::sync::{Notify, mpsc, watch};
 use tracing::{debug, info, warn};
@@ -34,7 +34,7 @@ use crate::readiness::Readiness;
 use crate::store::Store;
 use crate::usage::Usage;
 use divvy_agent_core::{
-    Action, Class, Core, Device, Facts, Handout, Key, Limits, Listing, MigStrategy, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec,
+    Action, Class, Core, Device, Facts, Handout, Key, Limit, Listing, MigStrategy, OWN_VISIBLE_DEVICES, PreStart, ResourceSpec,
 };
 
 /// How long the start of a container waits for facts that should arrive soon: the pod's object, the kubelet's checkpoint.
@@ -74,8 +74,6 @@ pub(crate) struct Agent {
     pub(crate) timed: Notify,
     /// Notified when pods may have got or lost limits of the driver.
     pub(crate) limited: Notify,
-    /// UIDs of pods with grants that have the driver's limits, as far as this agent knows: those of its start, and those that it has limited since.
-    pub(crate) with_limits: Mutex<BTreeSet<String>>,
     driver_spec: DriverSpec,
     sys_root: PathBuf,
     device_plugin_dir: PathBuf,
@@ -196,7 +194,6 @@ pub(crate) enum After {
 
 impl Agent {
     pub(crate) fn new(parts: Parts) -> Agent {
-        let granted = parts.core.records().map(|record| record.uid.clone()).collect();
         Agent {
             core: Mutex::new(parts.core),
             grants: Arc::default(),
@@ -206,7 +203,6 @@ impl Agent {
             guarded: Notify::new(),
             timed: Notify::new(),
             limited: Notify::new(),
-            with_limits: Mutex::new(granted),
             driver_spec: parts.driver_spec,
             sys_root: parts.sys_root,
             device_plugin_dir: parts.device_plugin_dir,
@@ -448,7 +444,7 @@ impl Agent {
         let (populated, trouble) = match cgroups::populated_pods(&self.sys_root) {
             Ok(Some(populated)) => (Some(populated), None),
             Ok(None) => (None, self.core().expects_cgroups().then(|| NO_POD_CGROUPS.to_owned())),
-            Err(text) => (None, Some(text)),
+            Err(error) => (None, Some(error.to_string())),
         };
         match trouble {
             Some(text) => {
@@ -471,14 +467,20 @@ impl Agent {
         }
     }
 
-    /// Perform the actions in order and commit each to the core. Stop at the first that fails.
-    fn perform(&self, actions: Vec<Action>) -> Result<(), FileError> {
+    /// Perform the actions on files in order and commit each to the core. Stop at the first that fails. Return the steps that hold a pod to its share, which
+    /// are to be taken without the lock of the grants.
+    fn perform(&self, actions: Vec<Action>) -> Result<Vec<Limit>, FileError> {
+        let mut limits = Vec::new();
         for action in actions {
+            if let Action::Limit(limit) = action {
+                limits.push(limit);
+                continue;
+            }
             self.store.perform(&action)?;
             self.core().commit(&action);
             self.send_event(action);
         }
-        Ok(())
+        Ok(limits)
     }
 
     /// Answer one PreStartContainer call. Repeat the decision while a fact is not known yet.
@@ -503,8 +505,8 @@ impl Agent {
         loop {
             let changed = self.pods_changed.notified();
             let (reason, mut text) = match self.decide(spec, ids.clone(), fresh).await {
-                Ok(Decided::Granted(pod, limits)) => {
-                    return match self.limit(pod, limits).await {
+                Ok(Decided::Granted(limits)) => {
+                    return match self.limit(limits).await {
                         Ok(()) => ("granted", Ok(())),
                         Err(error) => ("not_limited", Err(plugin::Refusal::not_yet(error.to_string()))),
                     };
@@ -591,7 +593,6 @@ impl Agent {
                 key: Key { container, .. },
                 pod,
                 gpus,
-                limits,
                 steered_wrong,
                 shared_ids,
             } => {
@@ -599,14 +600,15 @@ impl Agent {
                 if !actions.iter().any(|action| matches!(action, Action::WriteSpec { .. })) {
                     info!(%pod, %container, "the kubelet's recorded answer comes from another plugin: the agent writes no CDI spec");
                 }
-                self.perform(actions)
+                let limits = self
+                    .perform(actions)
                     .map_err(|error| format!("the grant of container {container} of {pod} could not be written: {error}"))?;
                 self.metrics.granted(steered_wrong, shared_ids);
                 self.timed.notify_one();
                 if gave {
                     info!(%pod, %container, gpus = gpus.join(","), "granted");
                 }
-                Ok(Decided::Granted(pod, limits))
+                Ok(Decided::Granted(limits))
             }
             PreStart::Wait(reason, text) => Ok(Decided::Wait(reason.label(), text)),
             PreStart::Refused { reason, text, actions } => {
@@ -841,8 +843,8 @@ pub(crate) async fn answered<T>(answer: impl Future<Output = Result<T, Failure>>
 }
 
 enum Decided {
-    /// The name of the pod, and its limits.
-    Granted(PodKey, Box<Limits>),
+    /// The steps that hold the pod to its share.
+    Granted(Vec<Limit>),
     Refused(&'static str, String),
     Wait(&'static str, String),
 }

@@ -19,6 +19,20 @@ pub(crate) const ROOT: &str = "sys/fs/cgroup";
 /// How many directory levels above `kubepods` are searched: the kubelet's `cgroupRoot` is usually the root.
 const ABOVE_KUBEPODS: usize = 3;
 
+/// Why nothing is known about the cgroups of pods.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CgroupError {
+    /// The machine's cgroups are not there.
+    #[error("{} does not exist, so the agent cannot tell which containers still run; mount the host's cgroups (read-only) for the agent", .0.display())]
+    Absent(PathBuf),
+    /// A directory cannot be read.
+    #[error("cannot list {path}: {1}", path = .0.display())]
+    List(PathBuf, #[source] io::Error),
+    /// A pod is not among those that have one.
+    #[error("the pod has no cgroup below {}", .0.display())]
+    OfPod(PathBuf),
+}
+
 /// Return the UIDs of the pods whose cgroups have processes. Return `None` if there is no `kubepods` cgroup, which the kubelet
 /// creates when it starts.
 ///
@@ -27,14 +41,11 @@ const ABOVE_KUBEPODS: usize = 3;
 ///
 /// # Errors
 /// The root has no cgroup file system, or it cannot be listed. Then nothing is known about any pod.
-pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>, String> {
+pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>, CgroupError> {
     let base = sys_root.join(ROOT);
     let mut populated = None;
     if !base.is_dir() {
-        return Err(format!(
-            "{} does not exist, so the agent cannot tell which containers still run; mount the host's cgroups (read-only) for the agent",
-            base.display()
-        ));
+        return Err(CgroupError::Absent(base));
     }
     let is_v2 = is_v2(sys_root);
     // On v1, the base has one tree per controller, and only the tree of the pids controller counts processes.
@@ -53,7 +64,7 @@ pub(crate) fn populated_pods(sys_root: &Path) -> Result<Option<BTreeSet<String>>
                 populated.insert(uid);
             }
         });
-        found.map_err(|error| format!("cannot list {}: {error}", root.display()))?;
+        found.map_err(|error| CgroupError::List(root, error))?;
     }
     Ok(populated)
 }
@@ -67,16 +78,16 @@ pub(crate) fn is_v2(sys_root: &Path) -> bool {
 ///
 /// # Errors
 /// The pod has none.
-pub(crate) fn pod_cgroup(sys_root: &Path, uid: &str) -> Result<String, String> {
+pub(crate) fn pod_cgroup(sys_root: &Path, uid: &str) -> Result<String, CgroupError> {
     let cgroup = pod_cgroups(sys_root)?.remove(uid);
-    cgroup.ok_or_else(|| format!("the pod has no cgroup below {}", sys_root.join(ROOT).display()))
+    cgroup.ok_or_else(|| CgroupError::OfPod(sys_root.join(ROOT)))
 }
 
 /// Return the paths of the pods' cgroups of version 2, relative to the root of the cgroups, by the pods' UIDs.
 ///
 /// # Errors
 /// The root cannot be listed.
-pub(crate) fn pod_cgroups(sys_root: &Path) -> Result<BTreeMap<String, String>, String> {
+pub(crate) fn pod_cgroups(sys_root: &Path) -> Result<BTreeMap<String, String>, CgroupError> {
     let base = sys_root.join(ROOT);
     let mut found = BTreeMap::new();
     walk(&base, ABOVE_KUBEPODS, false, &mut |cgroup| {
@@ -86,7 +97,7 @@ pub(crate) fn pod_cgroups(sys_root: &Path) -> Result<BTreeMap<String, String>, S
             found.insert(uid, relative.to_owned());
         }
     })
-    .map_err(|error| format!("cannot list {}: {error}", base.display()))?;
+    .map_err(|error| CgroupError::List(base, error))?;
     Ok(found)
 }
 
@@ -263,7 +274,7 @@ mod tests {
     #[test]
     fn without_cgroups_nothing_is_known() {
         let root = tempfile::tempdir().expect("temp dir");
-        let text = populated_pods(root.path()).expect_err("no cgroups");
+        let text = populated_pods(root.path()).expect_err("no cgroups").to_string();
         assert!(text.contains("sys/fs/cgroup"), "{text}");
     }
 

@@ -25,7 +25,7 @@ mod shares;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use shares::{HoldError, Shares, escaped, processes_of};
+pub(crate) use shares::{Shares, escaped, processes_of};
 
 /// The libraries as they come with the agent, and the names under which containers know them.
 const LIBRARIES: [(&str, &str); 2] = [

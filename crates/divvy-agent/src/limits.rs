@@ -10,13 +10,13 @@ mod watch;
 use std::path::Path;
 use std::time::Duration;
 
-use divvy_agent_core::Limits;
 use divvy_hardware::client::ProbeHandle;
 use divvy_hardware::protocol::{Limit, Limited};
 use divvy_hardware::{Code, Failure};
+use divvy_model::MiB;
 use tokio::time::timeout;
 
-use crate::cgroups::pod_cgroup;
+use crate::cgroups::{CgroupError, pod_cgroup};
 pub(crate) use containers::{Containers, Next};
 
 /// The time that one limit may take. While a pod's limits are set, the kubelet starts no other container of the pod.
@@ -39,13 +39,24 @@ fn late() -> Failure {
     Failure::new(Code::Timeout, text)
 }
 
+/// Why a pod has no limit.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotSet {
+    /// The pod's cgroup is not found.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// The driver, or the kernel, does not do it.
+    #[error("{}", .0.text)]
+    Refused(Failure),
+}
+
 /// Set the limits of a pod.
 ///
 /// # Errors
 /// A limit is not set, so the pod may use more memory than its share. The text says why.
-pub(crate) async fn set(probe: &ProbeHandle, sys_root: &Path, limits: &Limits) -> Result<(), String> {
-    let cgroup = pod_cgroup(sys_root, &limits.uid)?;
-    for (uuid, memory) in &limits.gpus {
+pub(crate) async fn set(probe: &ProbeHandle, sys_root: &Path, uid: &str, gpus: &[(String, MiB)]) -> Result<(), NotSet> {
+    let cgroup = pod_cgroup(sys_root, uid)?;
+    for (uuid, memory) in gpus {
         let limit = Limit {
             uuid: uuid.clone(),
             cgroup: cgroup.clone(),
@@ -53,7 +64,7 @@ pub(crate) async fn set(probe: &ProbeHandle, sys_root: &Path, limits: &Limits) -
             alone: false,
         };
         let set = timeout(PATIENCE, probe.limit(limit)).await.unwrap_or_else(|_| Err(late()));
-        set.map_err(|failure| failure.text)?;
+        set.map_err(NotSet::Refused)?;
     }
     Ok(())
 }

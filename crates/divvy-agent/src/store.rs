@@ -170,7 +170,7 @@ impl Store {
         Ok(records)
     }
 
-    /// Perform an action on files. An event changes no file.
+    /// Perform an action on files. An event and a limit change none of these.
     ///
     /// # Errors
     /// The error has the path and the system's error. The file is then unchanged.
@@ -192,7 +192,7 @@ impl Store {
                     Ok(Some(_)) | Err(_) => files::remove(&self.cdi, &file),
                 }
             }
-            Action::Event { .. } => Ok(()),
+            Action::Limit(_) | Action::Event { .. } => Ok(()),
         }
     }
 

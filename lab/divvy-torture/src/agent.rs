@@ -44,7 +44,7 @@ impl Disk {
                     self.specs.remove(name);
                 }
             }
-            Action::Event { .. } => {}
+            Action::Limit(_) | Action::Event { .. } => {}
         }
         Ok(())
     }

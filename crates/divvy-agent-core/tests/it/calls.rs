@@ -9,7 +9,7 @@ use divvy_model::ContainerKind::{App, Init, Sidecar};
 use divvy_model::{ContainerKind, Enforcement, GpuRules, Health, Held, Isolation, MiB, Pod, names};
 use proptest::prelude::*;
 
-use crate::node::{Node, gpu, key, pod, settings, simple};
+use crate::node::{Limits, Node, gpu, key, pod, settings, simple};
 
 fn ids(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|text| (*text).to_owned()).collect()
@@ -248,7 +248,7 @@ fn the_record_is_written_before_the_spec() {
 }
 
 /// Return a pod with an annotation about its isolation.
-fn isolated(uid: &str, isolation: Option<Isolation>, containers: &[(&str, ContainerKind, u64)]) -> Pod {
+pub(crate) fn isolated(uid: &str, isolation: Option<Isolation>, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let mut pod = pod(uid, 0, containers);
     let rules = isolation.map(|isolation| GpuRules {
         isolation: Some(isolation),
@@ -274,9 +274,10 @@ fn a_pod_is_limited_to_its_effective_total_on_each_gpu_where_the_driver_can_do_i
         node.see(isolated("a", isolation, &containers));
         node.admit("a").expect("admitted");
         for (container, ..) in containers {
-            let PreStart::Granted { limits, .. } = node.pre_start("a", container) else {
+            let PreStart::Granted { actions, .. } = node.pre_start("a", container) else {
                 panic!("granted");
             };
+            let limits = Limits::of(&actions);
             let gpus = expected.map(|memory| ("GPU-0".to_owned(), MiB(memory)));
             assert_eq!(
                 limits.gpus,
@@ -356,9 +357,10 @@ fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its
     node.see(isolated("a", None, &[("init", Init, 3), ("main", App, 2)]));
     node.admit("a").expect("admitted");
     node.start("a", "init").expect("started");
-    let PreStart::Granted { limits, .. } = node.pre_start("a", "main") else {
+    let PreStart::Granted { actions, .. } = node.pre_start("a", "main") else {
         panic!("granted");
     };
+    let limits = Limits::of(&actions);
     let guarded = |cores| Guarded {
         uuid: "GPU-0".to_owned(),
         memory: MiB(3072),
@@ -461,7 +463,8 @@ fn where_both_enforce_shares_each_has_its_part_and_the_pod_starts_if_what_it_nee
         node.see(pod);
         node.admit("a").expect("admitted");
         let found = match node.pre_start("a", "main") {
-            PreStart::Granted { limits, actions, .. } => {
+            PreStart::Granted { actions, .. } => {
+                let limits = Limits::of(&actions);
                 let is_event = |action: &Action| matches!(action, Action::Event { reason: NOT_LIMITED, .. });
                 assert!(!actions.iter().any(is_event), "its memory is limited: {actions:?}");
                 match (&limits.gpus[..], &limits.guarded[..], limits.are_required) {
@@ -496,10 +499,10 @@ fn without_cudas_library_a_pod_that_wants_isolation_waits_and_another_is_told() 
         text.contains("(divvy.dev/isolation)") && text.contains("divvy cdi generate"),
         "{text}"
     );
-    let PreStart::Granted { actions, limits, .. } = start(None) else {
+    let PreStart::Granted { actions, .. } = start(None) else {
         panic!("granted");
     };
-    assert_eq!(limits.guarded, []);
+    assert_eq!(Limits::of(&actions).guarded, []);
     let events = actions
         .iter()
         .filter(|action| matches!(action, Action::Event { reason: NOT_LIMITED, .. }));
@@ -536,8 +539,8 @@ fn a_pod_with_a_share_of_the_compute_time_starts_only_where_it_is_limited_to_it(
         node.admit("a").expect("admitted");
         let case = format!("{isolation:?} {enforcement:?} {cuda}");
         match node.pre_start("a", "main") {
-            PreStart::Granted { limits, .. } if starts => {
-                let cores: Vec<u32> = limits.guarded.iter().map(|guarded| guarded.cores).collect();
+            PreStart::Granted { actions, .. } if starts => {
+                let cores: Vec<u32> = Limits::of(&actions).guarded.iter().map(|guarded| guarded.cores).collect();
                 let expected: &[u32] = if isolation == Some(Isolation::None) { &[] } else { &[30] };
                 assert_eq!(cores, expected, "{case}");
             }

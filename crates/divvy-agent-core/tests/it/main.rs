@@ -8,6 +8,7 @@ mod devices;
 mod driver_spec;
 mod guarded_shares;
 mod limited;
+mod limits;
 mod lists;
 mod mps;
 mod multi_gpu;

@@ -4,7 +4,7 @@ use divvy_agent_core::{Mps, NOT_LIMITED, PreStart, Reason};
 use divvy_model::{Enforcement, Isolation, Partition};
 
 use crate::calls::{edits, guarding_node, with_cores};
-use crate::node::{Node, simple};
+use crate::node::{Limits, Node, simple};
 
 /// Return a node whose GPUs the MPS control daemon serves. Each has 4 units and the guard.
 fn served() -> Node {
@@ -105,10 +105,14 @@ fn what_mps_limits_the_guard_does_not_limit_a_second_time() {
         let mut node = if mps { served() } else { guarding_node() };
         node.see(with_cores(None));
         node.admit("a").expect("admitted");
-        let PreStart::Granted { limits, .. } = node.pre_start("a", "main") else {
+        let PreStart::Granted { actions, .. } = node.pre_start("a", "main") else {
             panic!("granted");
         };
-        let guarded: Vec<(u64, u32)> = limits.guarded.iter().map(|of| (of.memory.0, of.cores)).collect();
+        let guarded: Vec<(u64, u32)> = Limits::of(&actions)
+            .guarded
+            .iter()
+            .map(|of| (of.memory.0, of.cores))
+            .collect();
         assert_eq!(guarded, [(3072, cores)], "with MPS: {mps}");
     }
 }

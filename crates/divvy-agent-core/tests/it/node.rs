@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_agent_core::{
-    Action, Core, Escape, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled,
-    ResourceSpec, Settings, SpecOnNode,
+    Action, Core, Escape, Facts, Guarded, Handout, Key, Limit, MigStrategy, NodeFiles, NodeKey, Offer, Otherwise, PreStart,
+    Reason, Reconciled, ResourceSpec, Settings, SpecOnNode,
 };
 use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
@@ -29,6 +29,31 @@ pub(crate) fn settings() -> Settings {
         boot_id: "boot-1".to_owned(),
         guard: None,
         mps: None,
+    }
+}
+
+/// What holds a pod to its shares, according to the steps among some actions.
+#[derive(Debug, Default)]
+pub(crate) struct Limits {
+    pub(crate) gpus: Vec<(String, MiB)>,
+    pub(crate) guarded: Vec<Guarded>,
+    pub(crate) are_required: bool,
+}
+
+impl Limits {
+    pub(crate) fn of(actions: &[Action]) -> Limits {
+        let mut limits = Limits::default();
+        for action in actions {
+            match action {
+                Action::Limit(Limit::Files { shares, .. }) => limits.guarded.clone_from(shares),
+                Action::Limit(Limit::Driver { gpus, otherwise, .. }) => {
+                    limits.gpus.clone_from(gpus);
+                    limits.are_required = *otherwise == Otherwise::Refuse;
+                }
+                _ => {}
+            }
+        }
+        limits
     }
 }
 
@@ -304,6 +329,7 @@ impl Node {
                         self.specs.remove(name);
                     }
                 }
+                Action::Limit(_) => {}
                 Action::Event { uid, reason, text, .. } => self.events.push((uid.clone(), reason, text.clone())),
             }
             self.core.commit(action);

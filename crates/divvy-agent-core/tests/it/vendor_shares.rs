@@ -7,7 +7,7 @@ use std::sync::Arc;
 use divvy_agent_core::{MigStrategy, Offer, PreStart, Reason, ResourceSpec, Settings};
 use divvy_model::{Enforcement, GpuRules, Held, Isolation, MiB, Partition, Phase, Pod, Vendor, names};
 
-use crate::node::{GIB, Node, gpu, settings, simple};
+use crate::node::{GIB, Limits, Node, gpu, settings, simple};
 use crate::whole::{gpu_of, ids_of, nodes_of, others, placed_of, whole_of};
 
 fn sharing(vendor: Vendor) -> Settings {
@@ -141,7 +141,10 @@ fn a_share_is_limited_where_the_kernel_can_do_it_and_a_whole_gpu_never() {
             }
             .expect("admitted");
             match node.pre_start(&uid, "main") {
-                PreStart::Granted { limits, .. } => Ok((limits.gpus, limits.guarded, limits.are_required)),
+                PreStart::Granted { actions, .. } => {
+                    let limits = Limits::of(&actions);
+                    Ok((limits.gpus, limits.guarded, limits.are_required))
+                }
                 PreStart::Refused { text, .. } | PreStart::Wait(_, text) => Err(text),
             }
         };

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,8 +30,6 @@ pub(crate) struct Shares {
     state: Mutex<GuardedShares>,
     /// What was logged last about the files of a share. A pod can damage its file for as long as it wants, so the log has it once.
     told: Mutex<BTreeMap<ShareId, String>>,
-    /// Whether files of a share lie on the node's disk.
-    are_on_disk: AtomicBool,
 }
 
 /// Why a pod did not get its share.
@@ -61,7 +58,6 @@ impl Shares {
             files: ShareFiles::new(root.to_owned()),
             state: Mutex::new(GuardedShares::new(may_stop)),
             told: Mutex::default(),
-            are_on_disk: AtomicBool::new(false),
         };
         let present = shares.files.present()?;
         let jobs = present.iter().map(|id| (id.clone(), Job::Open)).collect();
@@ -129,11 +125,6 @@ impl Shares {
     pub(crate) async fn stop(&self, pods: &BTreeSet<String>) {
         self.state().stop(pods);
         self.write().await;
-    }
-
-    /// Note that the files of a share lie on the node's disk. Return whether it is the first one: the node gets one event.
-    pub(crate) fn is_first_on_disk(&self) -> bool {
-        !self.are_on_disk.swap(true, Ordering::Relaxed)
     }
 
     /// Remove the files of pods that are gone. If that fails, the next reconciliation tries again.
