@@ -16,8 +16,13 @@ use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
 use crate::Error;
-use crate::agent::Agent;
+use crate::accounting::Accounting;
+use crate::grants::Grants;
+use crate::own_node::OwnNode;
+use crate::own_pods::OwnPods;
 use crate::pending_event::PendingEvent;
+use crate::publishing::Publishing;
+use crate::reports::Reports;
 
 /// The timeout of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,46 +32,47 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Follow this node's pods indefinitely.
-pub(crate) async fn follow_pods(agent: Arc<Agent>) -> Result<(), Error> {
-    let changes = watch::pods(agent.client(), Some(agent.selector()));
+pub(crate) async fn follow_pods(
+    pods: Arc<OwnPods>,
+    accounting: Arc<Accounting>,
+    publishing: Arc<Publishing>,
+    grants: Arc<Grants>,
+) -> Result<(), Error> {
+    let usage = accounting.usage();
+    let changes = watch::pods(pods.client(), Some(pods.selector()));
     tokio::pin!(changes);
     while let Some(change) = changes.next().await {
-        let actions = match change {
+        match change {
             Change::Apply(object) => {
-                agent.usage().name(&object);
-                pod(&object).map(|pod| agent.core().apply_pod(pod)).unwrap_or_default()
+                usage.name(&object);
+                if let Some(pod) = pod(&object) {
+                    pods.apply(pod);
+                }
             }
             Change::Delete(object) => {
                 let gone = object.metadata.uid.as_deref();
-                agent.usage().keep_names(|uid| Some(uid) != gone);
-                agent.core().delete_pod(object.metadata.uid.as_deref().unwrap_or_default());
-                Vec::new()
+                usage.keep_names(|uid| Some(uid) != gone);
+                pods.delete(gone.unwrap_or_default());
             }
             Change::Reset(objects) => {
                 let there: BTreeSet<&str> = objects.iter().filter_map(|object| object.metadata.uid.as_deref()).collect();
-                agent.usage().keep_names(|uid| there.contains(uid));
-                objects.iter().for_each(|object| agent.usage().name(object));
-                let pods: Vec<Pod> = objects.iter().filter_map(pod).collect();
-                let actions = agent.core().reset_pods(pods);
-                agent.set_synced();
-                actions
+                usage.keep_names(|uid| there.contains(uid));
+                objects.iter().for_each(|object| usage.name(object));
+                pods.reset(objects.iter().filter_map(pod).collect());
             }
             Change::Interrupted(text) => {
-                agent
-                    .ready
-                    .set("pods", format!("the watch of this node's pods was interrupted: {text}"));
+                pods.set_watched(Some(&text));
                 continue;
             }
             Change::Resumed => {
-                agent.ready.clear("pods");
+                pods.set_watched(None);
                 continue;
             }
-        };
-        agent.ready.clear("pods");
-        agent.post_events(actions);
-        agent.publish();
-        agent.pods_changed.notify_waiters();
-        agent.look.notify_one();
+        }
+        pods.set_watched(None);
+        publishing.publish();
+        pods.notify();
+        grants.look_soon();
     }
     Err(Error::Ended {
         part: "the watch of pods",
@@ -89,10 +95,10 @@ fn pod(object: &PodObject) -> Option<Pod> {
 
 /// Read the node's inventory from the cluster. Return `None` if there is none, if it cannot be read, or if no answer comes in
 /// time.
-pub(crate) async fn inventory_before(agent: &Agent, node: &str, patience: Duration) -> Option<Inventory> {
-    let answer = tokio::time::timeout(patience, list::node(&agent.client(), node)).await;
+pub(crate) async fn inventory_before(client: &kube::Client, own: &OwnNode, node: &str, patience: Duration) -> Option<Inventory> {
+    let answer = tokio::time::timeout(patience, list::node(client, node)).await;
     if let Ok(Ok(node)) = &answer {
-        agent.check_node(node);
+        own.check(node);
     }
     match answer {
         Ok(Ok(node)) => match node.inventory {
@@ -117,13 +123,16 @@ pub(crate) async fn inventory_before(agent: &Agent, node: &str, patience: Durati
 /// Keep the node's annotation equal to the core's inventory, and report the last written text through `written`. The agent watches the
 /// node, because the node's object may be recreated and other clients may edit it.
 pub(crate) async fn publish_inventory(
-    agent: Arc<Agent>,
+    client: kube::Client,
+    own: Arc<OwnNode>,
+    publishing: Arc<Publishing>,
+    reports: Arc<Reports>,
     node: String,
     written: tokio::sync::watch::Sender<Arc<str>>,
 ) -> Result<(), Error> {
-    let api: Api<NodeObject> = Api::all_with(agent.client(), &objects::nodes());
-    let mut wanted = agent.inventory.subscribe();
-    let changes = watch::nodes(agent.client(), Some(&format!("metadata.name={node}")));
+    let api: Api<NodeObject> = Api::all_with(client.clone(), &objects::nodes());
+    let mut wanted = publishing.inventory.subscribe();
+    let changes = watch::nodes(client, Some(&format!("metadata.name={node}")));
     tokio::pin!(changes);
     let mut wait = RETRY_FIRST;
     let mut done: Arc<str> = Arc::from("");
@@ -134,7 +143,7 @@ pub(crate) async fn publish_inventory(
             match patch(&api, &node, &text).await {
                 Ok(()) => {
                     debug!("wrote the node's inventory");
-                    agent.ready.clear("inventory");
+                    reports.ready.clear("inventory");
                     written.send_replace(text.clone());
                     written_at = Instant::now();
                     done = text;
@@ -146,7 +155,7 @@ pub(crate) async fn publish_inventory(
                         names::INVENTORY
                     );
                     warn!("{reason}; trying again");
-                    agent.ready.set("inventory", reason);
+                    reports.ready.set("inventory", reason);
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(RETRY_MAX);
                     continue;
@@ -157,31 +166,31 @@ pub(crate) async fn publish_inventory(
             changed = wanted.changed() => if changed.is_err() {
                 return Ok(());
             },
-            change = changes.next() => match change.inspect(|change| check_node(&agent, change)) {
+            change = changes.next() => match change.inspect(|change| check_node(&own, change)) {
                 Some(change) if !done.is_empty() && lacks(&change, &done) => {
                     // Right after a write, this is most likely the state before the write.
                     if written_at.elapsed() > OWN_ECHO {
                         info!("another client changed or removed the node's inventory; the agent writes it again");
                     }
-                    agent.ready.clear("node");
+                    reports.ready.clear("node");
                     done = Arc::from("");
                 }
-                Some(Change::Interrupted(text)) => agent.ready.set(
+                Some(Change::Interrupted(text)) => reports.ready.set(
                     "node",
                     format!("the watch of node {node} was interrupted, so the agent would not notice if its inventory were removed: {text}"),
                 ),
-                Some(_) => agent.ready.clear("node"),
+                Some(_) => reports.ready.clear("node"),
                 None => return Err(Error::Ended { part: "the watch of the node", text: "its stream ended".to_owned() }),
             },
         }
     }
 }
 
-fn check_node(agent: &Agent, change: &Change<NodeObject>) {
+fn check_node(own: &OwnNode, change: &Change<NodeObject>) {
     let check = |object: &NodeObject| {
-        agent.check_node(&convert::node(object));
+        own.check(&convert::node(object));
         let labels = Some(object.metadata.labels.clone().unwrap_or_default());
-        agent.labels_on_node.send_if_modified(|known| {
+        own.labels.send_if_modified(|known| {
             let changed = *known != labels;
             *known = labels;
             changed
@@ -212,15 +221,22 @@ fn lacks(change: &Change<NodeObject>, text: &str) -> bool {
     }
 }
 
-async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), String> {
+/// Why an annotation was not written.
+#[derive(Debug, thiserror::Error)]
+enum PatchError {
+    #[error("{}", in_words(.0))]
+    Refused(#[source] kube::Error),
+    #[error("the API server does not answer")]
+    Late,
+}
+
+async fn patch(api: &Api<NodeObject>, node: &str, text: &str) -> Result<(), PatchError> {
     let patch = serde_json::json!({"metadata": {"annotations": {names::INVENTORY: text}}});
     let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
     let request = api.patch_metadata(node, &params, &patch);
-    match tokio::time::timeout(TIMEOUT, request).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(in_words(&error)),
-        Err(_) => Err("the API server does not answer".to_owned()),
-    }
+    let answer = tokio::time::timeout(TIMEOUT, request).await;
+    answer.map_err(|_| PatchError::Late)?.map_err(PatchError::Refused)?;
+    Ok(())
 }
 
 /// Publish the events one after the other. An event that the API server does not accept appears only in the log.

@@ -17,11 +17,16 @@ use tracing::{info, warn};
 
 use divvy_agent_core::{Offer, Tests};
 
-use crate::agent::Agent;
 use crate::args::{LabelsMode, Probe};
+use crate::grants::Grants;
 use crate::health_change::HealthChange;
 use crate::labels::Seen;
-use crate::{Config, Error, driver_spec};
+use crate::own_node::OwnNode;
+use crate::probe_access::ProbeAccess;
+use crate::publishing::Publishing;
+use crate::reports::Reports;
+use crate::shared_core::SharedCore;
+use crate::{Config, Error, cgroups, driver_spec};
 
 /// How long the driver may be silent before the agent withdraws its GPUs. A container that starts later would hang as well.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -59,13 +64,25 @@ struct Machine {
     told: BTreeMap<&'static str, String>,
 }
 
+/// Where the news of the drivers go.
+pub(crate) struct Outlets {
+    pub(crate) core: Arc<SharedCore>,
+    pub(crate) probe: Arc<ProbeAccess>,
+    pub(crate) reports: Arc<Reports>,
+    pub(crate) node: Arc<OwnNode>,
+    pub(crate) publishing: Arc<Publishing>,
+    pub(crate) grants: Arc<Grants>,
+    /// The root of the machine's files, where the version of the cgroups shows.
+    pub(crate) sys_root: PathBuf,
+}
+
 /// Follow the probe indefinitely. `before` is the node's inventory as an earlier agent left it: a failed GPU does not recover
 /// just because the agent restarts.
 ///
 /// # Errors
 /// The memory unit does not fit this node.
 pub(crate) async fn follow(
-    agent: Arc<Agent>,
+    to: Outlets,
     config: Config,
     before: impl Future<Output = Option<Inventory>> + Send,
 ) -> Result<(), Error> {
@@ -94,10 +111,10 @@ pub(crate) async fn follow(
         ..Timing::default()
     };
     let mut client = ProbeClient::start(probe(&config)?, timing);
-    agent.set_probe(client.handle());
+    to.probe.set(client.handle());
     // Runs while the probe starts.
-    machine.recall(&agent, before.await);
-    let mut out_of_service = agent.out_of_service.subscribe();
+    machine.recall(&to, before.await);
+    let mut out_of_service = to.node.out_of_service.subscribe();
     machine.set_out_of_service(out_of_service.borrow_and_update().clone());
     let mut warned = None;
     // Whether the driver's silence was reported.
@@ -111,9 +128,9 @@ pub(crate) async fn follow(
             Ok(()) = out_of_service.changed() => {
                 let changes = machine.set_out_of_service(out_of_service.borrow_and_update().clone());
                 if !machine.is_empty() {
-                    machine.publish(&agent)?;
+                    machine.publish(&to)?;
                 }
-                changes.into_iter().for_each(|change| post(&agent, change));
+                changes.into_iter().for_each(|change| post(&to, change));
                 continue;
             }
         };
@@ -122,18 +139,18 @@ pub(crate) async fn follow(
         let mut of_driver = None;
         match update {
             Update::Snapshot(snapshot) => {
-                agent.ready.clear("gpus");
+                to.reports.ready.clear("gpus");
                 of_driver = std::mem::take(&mut silence_told).then(HealthChange::answer);
-                agent.metrics.counts().probe(true);
-                agent.set_places(places(&snapshot));
+                to.reports.metrics.counts().probe(true);
+                to.grants.set_places(places(&snapshot));
                 if config.labels != LabelsMode::Off {
-                    agent.seen.send_replace(Seen::Snapshot(Arc::new(snapshot.clone())));
+                    to.publishing.seen.send_replace(Seen::Snapshot(Arc::new(snapshot.clone())));
                 }
-                changed = machine.snapshot(&agent, now, snapshot);
+                changed = machine.snapshot(&to, now, snapshot);
             }
             Update::Fault(event) => {
                 let fault = event.fault;
-                agent.metrics.counts().fault(&fault);
+                to.reports.metrics.counts().fault(&fault);
                 changed = machine.fault(now, &fault);
                 if changed.is_empty() {
                     info!(
@@ -147,11 +164,11 @@ pub(crate) async fn follow(
             }
             Update::Unavailable(failure) => {
                 machine.tracker.unavailable(now);
-                agent.metrics.counts().probe(false);
-                agent.ready.set("gpus", failure.to_string());
+                to.reports.metrics.counts().probe(false);
+                to.reports.ready.set("gpus", failure.to_string());
                 let since = *machine.silent_since.get_or_insert_with(Instant::now);
                 if since.elapsed() >= SILENCE {
-                    agent.seen.send_replace(Seen::Silence);
+                    to.publishing.seen.send_replace(Seen::Silence);
                 }
                 if since.elapsed() < SILENCE || machine.is_empty() {
                     continue;
@@ -159,12 +176,12 @@ pub(crate) async fn follow(
                 of_driver = (!std::mem::replace(&mut silence_told, true)).then(HealthChange::silence);
             }
         }
-        let warning = machine.publish(&agent)?;
+        let warning = machine.publish(&to)?;
         // Events go last, so that a reader of the event finds a matching inventory.
         if let Some(change) = of_driver {
-            post(&agent, change);
+            post(&to, change);
         }
-        machine.post_changes(&agent, &changed);
+        machine.post_changes(&to, &changed);
         if warning != warned {
             if let Some(text) = &warning {
                 warn!("{text}");
@@ -209,10 +226,10 @@ fn beside_us() -> Result<PathBuf, Error> {
 
 impl Machine {
     /// Restore what the node's annotation says about failed GPUs, and about lost GPUs that still have grants.
-    fn recall(&mut self, agent: &Agent, before: Option<Inventory>) {
+    fn recall(&mut self, to: &Outlets, before: Option<Inventory>) {
         let Some(before) = before else { return };
         for gpu in before.gpus {
-            let in_use = is_in_use(agent, &gpu.uuid);
+            let in_use = is_in_use(&to.core, &gpu.uuid);
             // What the annotations say is known without the inventory.
             let has_failed = !gpu.reason.as_deref().is_some_and(is_out_of_service);
             if (gpu.health == Health::Failed && has_failed) || in_use {
@@ -305,7 +322,7 @@ impl Machine {
     }
 
     /// Apply a snapshot, and return the UUIDs of the GPUs whose verdict changed.
-    fn snapshot(&mut self, agent: &Agent, now: u64, mut snapshot: Snapshot) -> Vec<String> {
+    fn snapshot(&mut self, to: &Outlets, now: u64, mut snapshot: Snapshot) -> Vec<String> {
         self.silent_since = None;
         if self.checks.are_off() {
             // It does not matter that XIDs cannot be received.
@@ -314,8 +331,8 @@ impl Machine {
         let reported = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.clone()));
         self.reported = reported.collect();
         let snapshot = if self.mig_devices { snapshot.divided() } else { snapshot };
-        self.forget(agent, &snapshot);
-        self.forget_excess(agent, &snapshot);
+        self.forget(to, &snapshot);
+        self.forget_excess(to, &snapshot);
         let changed = self.tracker.snapshot(now, &snapshot);
         let drivers = snapshot.drivers.into_iter();
         self.drivers = drivers.map(|(vendor, driver)| (vendor, driver.version)).collect();
@@ -340,7 +357,7 @@ impl Machine {
 
     /// Forget the MIG devices that were destroyed, and the GPUs that were divided into MIG devices. They are not lost: their GPU is
     /// there. A device that a container still has stays, and counts as lost.
-    fn forget(&mut self, agent: &Agent, now: &Snapshot) {
+    fn forget(&mut self, to: &Outlets, now: &Snapshot) {
         let is_listed = |uuid: &str| now.gpus.iter().any(|gpu| gpu.uuid == uuid);
         let is_reported = |uuid: &str, partition: Option<&Partition>| {
             let gpu = self.reported.get(partition.map_or(uuid, |partition| &partition.parent));
@@ -353,7 +370,7 @@ impl Machine {
             .filter(|(uuid, partition)| !is_listed(uuid) && is_reported(uuid, *partition))
             .map(|(uuid, _)| uuid.clone())
             .collect();
-        for uuid in gone.iter().filter(|uuid| !is_in_use(agent, uuid)) {
+        for uuid in gone.iter().filter(|uuid| !is_in_use(&to.core, uuid)) {
             info!(
                 gpu = uuid,
                 "this device no longer exists, because MIG was configured in another way"
@@ -363,10 +380,10 @@ impl Machine {
     }
 
     /// Forget GPUs that are gone if more are known than an inventory can have: nobody could read it.
-    fn forget_excess(&mut self, agent: &Agent, now: &Snapshot) {
+    fn forget_excess(&mut self, to: &Outlets, now: &Snapshot) {
         let known = self.seen.keys().chain(self.recalled.keys());
         let listed: BTreeSet<&str> = now.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect();
-        for uuid in excess(known.map(String::as_str), &listed, |uuid| is_in_use(agent, uuid)) {
+        for uuid in excess(known.map(String::as_str), &listed, |uuid| is_in_use(&to.core, uuid)) {
             info!(
                 gpu = uuid,
                 "this GPU has been lost, and is forgotten because too many others were found since"
@@ -382,7 +399,7 @@ impl Machine {
     }
 
     /// Log which GPUs failed or recovered, and post an event about each on the node.
-    fn post_changes(&self, agent: &Agent, changed: &[String]) {
+    fn post_changes(&self, to: &Outlets, changed: &[String]) {
         for uuid in changed {
             let (Some(verdict), Some(gpu)) = (self.tracker.verdict(uuid), self.seen.get(uuid)) else {
                 continue;
@@ -392,24 +409,24 @@ impl Machine {
                 info!(gpu = uuid, "this GPU has recovered, and is still out of service");
                 continue;
             }
-            post(agent, HealthChange::new(&gpu.index.to_string(), &gpu.model, uuid, verdict));
+            post(to, HealthChange::new(&gpu.index.to_string(), &gpu.model, uuid, verdict));
         }
     }
 
     /// Log why something is not offered as a whole, and post an event on the node, unless the text is the same as before.
-    fn tell(&mut self, agent: &Agent, reason: &'static str, text: Option<String>) {
+    fn tell(&mut self, to: &Outlets, reason: &'static str, text: Option<String>) {
         let Some(text) = text else {
             self.told.remove(reason);
             return;
         };
         if self.told.get(reason) != Some(&text) {
             warn!("{text}");
-            agent.post_on_node(true, reason, text.clone());
+            to.reports.post_on_node(true, reason, text.clone());
             self.told.insert(reason, text);
         }
     }
 
-    fn publish(&mut self, agent: &Agent) -> Result<Option<String>, Error> {
+    fn publish(&mut self, to: &Outlets) -> Result<Option<String>, Error> {
         let silent = self.silent_since.is_some_and(|since| since.elapsed() >= SILENCE);
         let verdict = |uuid: &str| {
             let verdict = self.tracker.verdict(uuid).cloned().unwrap_or_default();
@@ -422,9 +439,9 @@ impl Machine {
                 verdict
             }
         };
-        let settings = agent.core().settings().clone();
-        let (can_limit, can_guard) = (agent.can_limit_cgroups(), agent.can_guard());
-        if agent.mps_server().is_some() {
+        let settings = to.core.lock().settings().clone();
+        let (can_limit, can_guard) = (cgroups::is_v2(&to.sys_root), settings.guard.is_some());
+        if to.probe.mps_server().is_some() {
             self.mps_seen = Some(Instant::now());
         }
         let has_mps = self.mps_seen.is_some_and(|seen| seen.elapsed() < MPS_GRACE);
@@ -476,19 +493,19 @@ impl Machine {
             let place = |gpu: &Gpu| (gpu.vendor, gpu.index, gpu.health == Health::Lost);
             place(a).cmp(&place(b)).then_with(|| a.uuid.cmp(&b.uuid))
         });
-        withhold(&mut gpus, |uuid| is_in_use(agent, uuid));
+        withhold(&mut gpus, |uuid| is_in_use(&to.core, uuid));
         let unlike = settings.unlike(&gpus);
         if unlike.is_some() {
             let shared = gpus.iter_mut().filter(|gpu| gpu.vendor.is_shared_by_default());
             // A pod that has the whole GPU can start.
-            let free = shared.filter(|gpu| !agent.core().holds_whole(gpu));
+            let free = shared.filter(|gpu| !to.core.lock().holds_whole(gpu));
             free.for_each(|gpu| gpu.whole = None);
         }
-        self.tell(agent, "GPUsNotDividedAlike", unlike);
-        self.tell(agent, "MIGProfileUnknown", settings.unnamed(&gpus));
-        self.tell(agent, "NoSuchGpuOutOfService", self.misnamed());
+        self.tell(to, "GPUsNotDividedAlike", unlike);
+        self.tell(to, "MIGProfileUnknown", settings.unnamed(&gpus));
+        self.tell(to, "NoSuchGpuOutOfService", self.misnamed());
         let (warning, is_new) = {
-            let mut core = agent.core();
+            let mut core = to.core.lock();
             let before = core.gpus().to_vec();
             let warning = core.set_hardware(self.drivers.clone(), gpus)?;
             if self.out_of_service.is_read() {
@@ -496,7 +513,7 @@ impl Machine {
             }
             (warning, core.gpus() != before)
         };
-        agent.hardware_described(is_new);
+        to.publishing.hardware_described(is_new);
         Ok(warning.map(|warning| warning.to_string()))
     }
 }
@@ -507,9 +524,9 @@ fn is_divided(facts: &GpuFacts) -> bool {
 }
 
 /// Log a change, and post it as an event on the node.
-fn post(agent: &Agent, change: HealthChange) {
+fn post(to: &Outlets, change: HealthChange) {
     change.log();
-    agent.post_on_node(change.warning, change.reason, change.text);
+    to.reports.post_on_node(change.warning, change.reason, change.text);
 }
 
 /// Return the GPUs to forget so that an inventory can hold the others. GPUs that are listed now or in use are never among them.
@@ -603,8 +620,8 @@ fn withhold(gpus: &mut [Gpu], is_in_use: impl Fn(&str) -> bool) {
 }
 
 /// Report whether a grant names the GPU.
-fn is_in_use(agent: &Agent, uuid: &str) -> bool {
-    let core = agent.core();
+fn is_in_use(core: &SharedCore, uuid: &str) -> bool {
+    let core = core.lock();
     let mut records = core.records();
     records.any(|record| record.gpus.iter().any(|share| share.uuid == uuid))
 }

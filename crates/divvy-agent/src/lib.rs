@@ -3,11 +3,11 @@
 //! ```text
 //! divvy-probe ─ hardware ─┐                     ┌─ plugin ── kubelet: ListAndWatch, preferred, Allocate
 //! API server ─ cluster ───┼─► divvy_agent_core::Core ─────┤
-//! checkpoint, cgroups ────┘   (pure)            └─ agent ─── PreStart, reconcile: facts → actions → files, events
+//! checkpoint, cgroups ────┘   (pure)            └─ grants ── PreStart, reconcile: facts → actions → files, events, limits
 //! ```
 //!
-//! [`divvy_agent_core`] makes every decision and has no side effects. `agent` reads facts, calls [`divvy_agent_core`], and performs its actions under one lock.
-//! The other modules move values in and out.
+//! [`divvy_agent_core`] makes every decision and has no side effects. `grants` reads facts, calls [`divvy_agent_core`], and performs its actions under one lock.
+//! The other modules move values in and out. `agent` lists the owners of state, and `run` the tasks.
 
 #![forbid(unsafe_code)]
 
@@ -20,9 +20,11 @@ mod clock;
 mod cluster;
 mod config;
 mod config_files;
+mod driver_check;
 mod driver_spec;
 mod error;
 mod files;
+mod grants;
 mod guard;
 mod hardware;
 mod health_change;
@@ -36,14 +38,22 @@ mod metering;
 mod metrics;
 mod mps;
 mod node_config;
+mod node_facts;
 mod notice;
 pub mod nvidia;
 mod observed;
+mod own_node;
+mod own_pods;
+mod pages;
 mod pending_event;
 mod plugin;
+mod probe_access;
+mod publishing;
 mod readiness;
 mod registration;
+mod reports;
 mod run;
+mod shared_core;
 mod store;
 mod usage;
 

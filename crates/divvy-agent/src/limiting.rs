@@ -1,46 +1,87 @@
 //! Holds pods to their shares before their containers start: through the guard's files, and through the driver. The containers of pods that the driver limits get
 //! limits of their own as soon as they have cgroups.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_agent_core::{Action, Limit, LimitError, NotLimited, WithoutLimit};
+use divvy_agent_core::{Action, Escape, Limit, LimitError, NotLimited, WithoutLimit};
 use divvy_hardware::Code;
 use divvy_hardware::protocol::ShareName;
+use tokio::sync::Notify;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use crate::agent::{Agent, answered};
+use crate::guard::Shares;
 use crate::limits::{self, Containers, Next};
+use crate::probe_access::{ProbeAccess, answered};
+use crate::reports::Reports;
+use crate::shared_core::SharedCore;
 
 /// The least time between two looks at the containers. It bounds what a container costs that makes cgroups without end.
 const PAUSE: Duration = Duration::from_millis(100);
 
-impl Agent {
+/// The files of pods' shares, and the pods that the driver limits.
+pub(crate) struct Limiting {
+    core: Arc<SharedCore>,
+    probe: Arc<ProbeAccess>,
+    reports: Arc<Reports>,
+    sys_root: PathBuf,
+    /// The guard's files of pods. There are some after `--guard` was switched off, too: until these pods end.
+    pub(crate) shares: Shares,
+    /// Notified when a pod got such files.
+    pub(crate) guarded: Notify,
+    /// Notified when a container got a grant: how long it keeps the GPU busy is measured.
+    pub(crate) timed: Notify,
+    /// Notified when pods may have got or lost limits of the driver.
+    limited: Notify,
+}
+
+impl Limiting {
+    pub(crate) fn new(
+        core: Arc<SharedCore>,
+        probe: Arc<ProbeAccess>,
+        reports: Arc<Reports>,
+        sys_root: PathBuf,
+        shares: Shares,
+    ) -> Limiting {
+        Limiting {
+            core,
+            probe,
+            reports,
+            sys_root,
+            shares,
+            guarded: Notify::new(),
+            timed: Notify::new(),
+            limited: Notify::new(),
+        }
+    }
+
     /// Take the steps that hold a pod to its share.
     ///
     /// # Errors
     /// A step failed, and without it the container must not start.
-    pub(crate) async fn limit(self: &Arc<Self>, steps: Vec<Limit>) -> Result<(), NotLimited> {
+    pub(crate) async fn limit(&self, steps: Vec<Limit>) -> Result<(), NotLimited> {
         for step in steps {
             let Err(error) = self.take(&step).await else {
                 let is_of_driver = matches!(step, Limit::Driver { .. });
-                self.core().commit(&Action::Limit(step));
+                self.core.lock().commit(&Action::Limit(step));
                 if is_of_driver {
                     self.limited.notify_one();
                 }
                 continue;
             };
             debug!(?step, %error, "a step that holds a pod to its share failed");
-            let follows = self.core().not_limited(&step, error);
+            let follows = self.core.lock().not_limited(&step, error);
             match follows {
                 WithoutLimit::Refuse(why) => return Err(why),
                 WithoutLimit::Warn(pod, text) => warn!(%pod, "{text}"),
-                WithoutLimit::TellPod(event) => self.send_event(event),
+                WithoutLimit::TellPod(event) => self.reports.post_event(event),
                 WithoutLimit::TellNode { reason, text } => {
                     warn!("{text}");
-                    self.post_on_node(true, reason, text);
+                    self.reports.post_on_node(true, reason, text);
                 }
                 WithoutLimit::GoOn => {}
             }
@@ -56,7 +97,7 @@ impl Agent {
                     pod: share.pod().to_owned(),
                     gpu: share.gpu().to_owned(),
                 };
-                let probe = self.probe().ok_or(LimitError::NoProbe)?;
+                let probe = self.probe.get().ok_or(LimitError::NoProbe)?;
                 let mounted = answered(probe.mount_share(name)).await;
                 mounted.map_err(|failure| match failure.code {
                     Code::ProbeUnreachable | Code::Timeout => LimitError::NoAnswer(failure.to_string()),
@@ -64,37 +105,70 @@ impl Agent {
                 })
             }
             Limit::Files { uid, shares } => {
-                let held = self.shares().hold(uid, shares).await;
-                self.metrics.guarded_pods(self.shares().pods().len());
+                let held = self.shares.hold(uid, shares).await;
+                self.reports.metrics.guarded_pods(self.shares.pods().len());
                 self.guarded.notify_one();
                 self.timed.notify_one();
                 held.map_err(|error| not_done(&error))
             }
             Limit::Driver { uid, gpus, .. } => {
-                let set = match self.probe() {
+                let set = match self.probe.get() {
                     Some(probe) => {
-                        let set = limits::set(probe, self.sys_root(), uid, gpus).await;
+                        let set = limits::set(probe, &self.sys_root, uid, gpus).await;
                         set.map_err(|error| not_done(&error))
                     }
                     None => Err(LimitError::NoProbe),
                 };
-                self.metrics.limited(set.is_ok());
+                self.reports.metrics.limited(set.is_ok());
                 set
             }
         }
     }
 
+    /// Remove the files of pods that are gone.
+    pub(crate) async fn clear(&self, gone: &BTreeSet<String>) {
+        self.shares.clear(gone, self.probe.get()).await;
+        self.reports.metrics.guarded_pods(self.shares.pods().len());
+    }
+
+    /// Look at the containers of all limited pods again.
+    pub(crate) fn look_at_containers(&self) {
+        self.limited.notify_one();
+    }
+
+    /// Return the signs that pods are not held to their shares, by pod UID. A process without the guard does not count if a container of its pod was started
+    /// without the guard. A process on a GPU does not count if that GPU was granted to any container of its pod.
+    pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
+        let mut escapes = self.shares.escapes();
+        let core = self.core.lock();
+        for (uid, all) in &mut escapes {
+            let is_guarded = core.is_guarded(uid);
+            all.retain(|escape| match escape {
+                Escape::Unguarded { .. } => is_guarded,
+                Escape::NotGranted { uuid, .. } => !core.is_granted(uid, uuid),
+                _ => true,
+            });
+        }
+        escapes.retain(|_, all| !all.is_empty());
+        escapes
+    }
+
     /// Limit the containers of limited pods as soon as they have cgroups.
-    pub(crate) async fn keep_limiting_containers(self: &Arc<Self>) {
-        let mut containers = Containers::new(self.sys_root());
+    pub(crate) async fn keep_limiting_containers(&self) {
+        let mut containers = Containers::new(&self.sys_root);
         loop {
             tokio::select! {
-                () = self.limited.notified() => containers.follow(self.core().limited()),
+                () = self.limited.notified() => {
+                    let limited = self.core.lock().limited();
+                    containers.follow(limited);
+                }
                 () = containers.changed() => {}
             }
-            let Some(probe) = self.probe() else { continue };
+            let Some(probe) = self.probe.get() else { continue };
             loop {
-                let next = containers.limit(probe, |is_set| self.metrics.limited_container(is_set)).await;
+                let next = containers
+                    .limit(probe, |is_set| self.reports.metrics.limited_container(is_set))
+                    .await;
                 sleep(PAUSE).await;
                 if next == Next::AtChange {
                     break;

@@ -4,28 +4,41 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_agent_core::{Escape, Reaction};
+use divvy_agent_core::Reaction;
 use divvy_hardware::GpuProcesses;
 use divvy_hardware::protocol::Kill;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
-use crate::agent::Agent;
+use crate::accounting::Accounting;
 use crate::clock::next_tick;
+use crate::grants::Grants;
 use crate::guard::{escaped, processes_of};
+use crate::limiting::Limiting;
+use crate::probe_access::ProbeAccess;
+use crate::shared_core::SharedCore;
 
 /// How long to wait until the probe has killed a process.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-impl Agent {
+/// What a measurement needs and changes.
+pub(crate) struct Measuring {
+    pub(crate) core: Arc<SharedCore>,
+    pub(crate) probe: Arc<ProbeAccess>,
+    pub(crate) limiting: Arc<Limiting>,
+    pub(crate) accounting: Arc<Accounting>,
+    pub(crate) grants: Arc<Grants>,
+}
+
+impl Measuring {
     /// Measure at each interval. While no pod is guarded, wait.
-    pub(crate) async fn keep_measuring(self: &Arc<Self>, interval: Duration) {
+    pub(crate) async fn run(self, interval: Duration) {
         let mut told = BTreeMap::new();
         // In every other measurement, because the checks take as long as the reading.
         let mut checks = false;
         loop {
-            if self.shares().is_empty() {
-                self.guarded.notified().await;
+            if self.limiting.shares.is_empty() {
+                self.limiting.guarded.notified().await;
             }
             // A measurement that took nearly as long is not followed by the next one at once.
             sleep_until(next_tick(Instant::now() + interval / 2, interval)).await;
@@ -34,15 +47,15 @@ impl Agent {
             let Some(processes) = self.measure(checks).await else {
                 continue;
             };
-            let escapes = self.escapes();
+            let escapes = self.limiting.escapes();
             // The events come first, because a process that was killed is not found again.
             if escapes != told && !escapes.is_empty() {
-                self.reconcile(false).await;
+                self.grants.reconcile(false).await;
             }
             // Also if pods are not to be stopped any more.
             let stopped = escaped(&escapes);
-            self.shares().stop(&stopped).await;
-            if self.core().settings().guard.as_ref().map(|guard| guard.reaction) == Some(Reaction::Kill) {
+            self.limiting.shares.stop(&stopped).await;
+            if self.core.lock().settings().guard.as_ref().map(|guard| guard.reaction) == Some(Reaction::Kill) {
                 self.kill(processes_of(&escapes, &processes)).await;
             }
             told = escapes;
@@ -50,41 +63,24 @@ impl Agent {
     }
 
     /// Measure once, and return the processes on the GPUs. `checks`: also look for changes of the files that their content does not show.
-    async fn measure(self: &Arc<Self>, checks: bool) -> Option<Vec<GpuProcesses>> {
-        let before = self.shares().read_before().await;
-        let Some(processes) = self.processes().await else {
-            self.account_if_due(None);
+    async fn measure(&self, checks: bool) -> Option<Vec<GpuProcesses>> {
+        let before = self.limiting.shares.read_before().await;
+        let Some(processes) = self.probe.processes().await else {
+            self.accounting.account_if_due(None);
             return None;
         };
         let after = if checks {
-            self.shares().check().await
+            self.limiting.shares.check().await
         } else {
-            self.shares().read().await
+            self.limiting.shares.read().await
         };
-        self.shares().measured(&processes, &before, &after).await;
-        self.account_if_due(Some(&processes));
+        self.limiting.shares.measured(&processes, &before, &after).await;
+        self.accounting.account_if_due(Some(&processes));
         Some(processes)
     }
 
-    /// Return the signs that pods are not held to their shares, by pod UID. A process without the guard does not count if a container of its pod was started
-    /// without the guard. A process on a GPU does not count if that GPU was granted to any container of its pod.
-    pub(crate) fn escapes(&self) -> BTreeMap<String, Vec<Escape>> {
-        let mut escapes = self.shares().escapes();
-        let core = self.core();
-        for (uid, all) in &mut escapes {
-            let is_guarded = core.is_guarded(uid);
-            all.retain(|escape| match escape {
-                Escape::Unguarded { .. } => is_guarded,
-                Escape::NotGranted { uuid, .. } => !core.is_granted(uid, uuid),
-                _ => true,
-            });
-        }
-        escapes.retain(|_, all| !all.is_empty());
-        escapes
-    }
-
     async fn kill(&self, escaped: Vec<Kill>) {
-        let Some(probe) = self.probe() else { return };
+        let Some(probe) = self.probe.get() else { return };
         for kill in escaped {
             let Kill { pid, pod } = kill.clone();
             match timeout(PATIENCE, probe.kill(kill)).await {

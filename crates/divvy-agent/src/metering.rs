@@ -8,9 +8,12 @@ use divvy_hardware::{Code, Failure, GpuSamples, SamplesSince};
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::agent::Agent;
+use crate::accounting::Accounting;
 use crate::busy::Samples;
 use crate::clock::{monotonic, nanos, next_tick};
+use crate::limiting::Limiting;
+use crate::probe_access::ProbeAccess;
+use crate::shared_core::SharedCore;
 
 /// The time between two questions about a GPU on which compute time is limited. It is less than the time between two samples of a driver, so that no answer
 /// has to sum up several samples of a process: how drivers do this is not documented.
@@ -73,52 +76,76 @@ impl Gpu {
     }
 }
 
-impl Agent {
+/// Asks the driver for the busy time of containers, and passes it on.
+pub(crate) struct Metering {
+    core: Arc<SharedCore>,
+    probe: Arc<ProbeAccess>,
+    limiting: Arc<Limiting>,
+    accounting: Arc<Accounting>,
+    /// By the GPU's UUID.
+    gpus: BTreeMap<String, Gpu>,
+}
+
+impl Metering {
+    pub(crate) fn new(
+        core: Arc<SharedCore>,
+        probe: Arc<ProbeAccess>,
+        limiting: Arc<Limiting>,
+        accounting: Arc<Accounting>,
+    ) -> Metering {
+        Metering {
+            core,
+            probe,
+            limiting,
+            accounting,
+            gpus: BTreeMap::new(),
+        }
+    }
+
     /// Measure again and again. Without a container that has a grant, wait for one.
-    pub(crate) async fn keep_metering(self: &Arc<Self>) {
-        let mut gpus: BTreeMap<String, Gpu> = BTreeMap::new();
+    pub(crate) async fn run(mut self) {
         loop {
-            let mut wanted = self.granted_gpus();
-            let limited = self.shares().timed_gpus();
+            let mut wanted = self.core.granted_gpus();
+            let limited = self.limiting.shares.timed_gpus();
             wanted.extend(limited.iter().cloned());
-            gpus.retain(|uuid, _| wanted.contains(uuid));
+            self.gpus.retain(|uuid, _| wanted.contains(uuid));
             let now = Instant::now();
             for uuid in wanted {
                 let is_limited = limited.contains(&uuid);
-                gpus.entry(uuid).or_insert_with(|| Gpu::new(now)).limit(is_limited, now);
+                self.gpus.entry(uuid).or_insert_with(|| Gpu::new(now)).limit(is_limited, now);
             }
-            if gpus.is_empty() {
-                self.timed.notified().await;
+            if self.gpus.is_empty() {
+                self.limiting.timed.notified().await;
                 continue;
             }
             let until = next_tick(now, GRANTED);
             loop {
-                let first = gpus.values().map(|gpu| gpu.next).min().unwrap_or(until);
+                let first = self.gpus.values().map(|gpu| gpu.next).min().unwrap_or(until);
                 tokio::select! {
                     () = sleep_until(first.min(until)) => {}
-                    () = self.timed.notified() => break,
+                    () = self.limiting.timed.notified() => break,
                 }
                 if first > until {
                     break;
                 }
-                self.meter(&mut gpus).await;
+                self.meter().await;
             }
         }
     }
 
     /// Ask the driver once about the GPUs whose time has come, and write what it says.
-    async fn meter(self: &Arc<Self>, gpus: &mut BTreeMap<String, Gpu>) {
+    async fn meter(&mut self) {
         let now = Instant::now();
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut asked = Vec::new();
-        for (uuid, gpu) in gpus.iter_mut().filter(|(_, gpu)| gpu.next <= now) {
+        for (uuid, gpu) in self.gpus.iter_mut().filter(|(_, gpu)| gpu.next <= now) {
             gpu.ask(now);
             asked.push(SamplesSince {
                 uuid: uuid.clone(),
                 since: gpu.samples.since(micros(since_1970)),
             });
         }
-        let Some(probe) = self.probe().filter(|_| !asked.is_empty()) else {
+        let Some(probe) = self.probe.get().filter(|_| !asked.is_empty()) else {
             return;
         };
         let uuids: Vec<String> = asked.iter().map(|of| of.uuid.clone()).collect();
@@ -135,7 +162,7 @@ impl Agent {
         let monotonic = monotonic();
         let mut measured = BTreeMap::new();
         for GpuSamples { uuid, samples, error } in answer {
-            let Some(gpu) = gpus.get_mut(&uuid) else { continue };
+            let Some(gpu) = self.gpus.get_mut(&uuid) else { continue };
             if let Some(failure) = error {
                 match (gpu.refuse(&failure, now), gpu.is_limited) {
                     (true, true) => warn!(gpu = uuid, "nothing limits the compute time of pods on this GPU: {failure}"),
@@ -147,22 +174,24 @@ impl Agent {
                 }
                 if gpu.refused.is_some() {
                     gpu.told = None;
-                    self.usage().busy_is_unknown(&uuid);
+                    self.accounting.usage().busy_is_unknown(&uuid);
                 }
                 if gpu.is_limited {
-                    self.shares().timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
+                    self.limiting
+                        .shares
+                        .timed(&uuid, gpu.refused.as_ref().map(|(text, _)| text.clone()));
                 }
                 continue;
             }
             if gpu.refused.take().is_some() {
-                self.shares().timed(&uuid, None);
+                self.limiting.shares.timed(&uuid, None);
             }
             let Some(busy) = gpu.samples.take(&samples, micros(monotonic)) else {
                 continue;
             };
             let passed = gpu.told.replace(monotonic).map(|told| monotonic.saturating_sub(told));
             let passed = passed.map(nanos);
-            self.usage().busy(&uuid, &busy, passed, since_1970.as_secs());
+            self.accounting.usage().busy(&uuid, &busy, passed, since_1970.as_secs());
             let mut pods: BTreeMap<String, u64> = BTreeMap::new();
             for ((pod, _), ns) in busy {
                 *pods.entry(pod).or_default() += ns;
@@ -175,7 +204,7 @@ impl Agent {
             return;
         }
         let monotonic = nanos(monotonic);
-        self.shares().kept_busy(&measured, monotonic).await;
+        self.limiting.shares.kept_busy(&measured, monotonic).await;
     }
 }
 

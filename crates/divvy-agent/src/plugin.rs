@@ -6,21 +6,23 @@ use std::sync::Arc;
 use divvy_kubelet::plugin::{Answer, Device, Options, Plugin, Refusal};
 use tokio::sync::watch;
 
-use crate::agent::Agent;
+use crate::grants::Grants;
+use crate::publishing::Publishing;
 use divvy_agent_core::ResourceSpec;
 
 /// The device plugin of one resource.
-#[derive(Debug)]
 pub(crate) struct AgentPlugin {
-    pub(crate) agent: Arc<Agent>,
-    pub(crate) spec: ResourceSpec,
+    grants: Arc<Grants>,
+    publishing: Arc<Publishing>,
+    spec: ResourceSpec,
     name: Cow<'static, str>,
 }
 
 impl AgentPlugin {
-    pub(crate) fn new(agent: Arc<Agent>, spec: ResourceSpec) -> AgentPlugin {
+    pub(crate) fn new(grants: Arc<Grants>, publishing: Arc<Publishing>, spec: ResourceSpec) -> AgentPlugin {
         AgentPlugin {
-            agent,
+            grants,
+            publishing,
             spec,
             name: spec.name(),
         }
@@ -40,32 +42,23 @@ impl Plugin for AgentPlugin {
     }
 
     fn devices(&self) -> watch::Receiver<Arc<Vec<Device>>> {
-        self.agent.devices(self.spec)
+        self.publishing.devices(self.spec)
     }
 
     async fn preferred(&self, available: &[String], must_include: &[String], size: usize) -> Vec<String> {
-        if self.spec.grants() && !self.agent.core().is_expected(self.spec, must_include, size) {
-            self.agent.look_for_pods().await;
-        }
-        self.agent.core().preferred(self.spec, available, must_include, size)
+        self.grants.preferred(self.spec, available, must_include, size).await
     }
 
     fn allocate(&self, ids: &[String]) -> Result<Answer, Refusal> {
-        let cdi_devices = self.agent.core().allocate(self.spec, ids).map_err(Refusal::invalid)?;
-        if self.spec.grants() {
-            // The handed-out ids decide which ids stay healthy.
-            self.agent.publish();
-            self.agent.look.notify_one();
-        }
         Ok(Answer {
-            cdi_devices,
+            cdi_devices: self.grants.allocate(self.spec, ids)?,
             ..Answer::default()
         })
     }
 
     async fn pre_start(&self, ids: Vec<String>) -> Result<(), Refusal> {
         if self.spec.grants() {
-            self.agent.pre_start(self.spec, ids).await
+            self.grants.pre_start(self.spec, ids).await
         } else {
             Ok(())
         }

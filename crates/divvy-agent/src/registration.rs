@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
-use crate::agent::Agent;
+use crate::publishing::Publishing;
 
 /// The first pause between two checks of the checkpoint. Each pause is twice as long as the one before.
 const LOOK_FIRST: Duration = Duration::from_millis(2);
@@ -38,20 +38,25 @@ pub(crate) struct Registration {
 pub(crate) type Before = Arc<Mutex<Option<Writing>>>;
 
 /// Tell the core whether the kubelet knows the devices, until the servers have ended.
-pub(crate) async fn follow(agent: Arc<Agent>, directory: PathBuf, before: Before, mut registrations: Vec<Registration>) {
+pub(crate) async fn follow(
+    publishing: Arc<Publishing>,
+    directory: PathBuf,
+    before: Before,
+    mut registrations: Vec<Registration>,
+) {
     let mut statuses: Vec<_> = registrations.iter().map(|one| one.status.clone()).collect();
     while let Some(counts) = all_ready(&mut registrations).await {
         debug!("the kubelet watches the devices; waiting until its checkpoint has them");
         let newest = *lock(&before);
         let ended = tokio::select! {
             () = written(&directory, newest, &registrations) => {
-                set_registered(&agent, true);
+                publishing.set_registered(true);
                 any_ended(&mut statuses, &counts).await
             }
             ended = any_ended(&mut statuses, &counts) => ended,
         };
         *lock(&before) = Writing::of(&directory);
-        set_registered(&agent, false);
+        publishing.set_registered(false);
         if ended.is_none() {
             return;
         }
@@ -60,11 +65,6 @@ pub(crate) async fn follow(agent: Arc<Agent>, directory: PathBuf, before: Before
 
 pub(crate) fn lock(before: &Before) -> MutexGuard<'_, Option<Writing>> {
     before.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn set_registered(agent: &Agent, registered: bool) {
-    agent.core().set_registered(registered);
-    agent.publish();
 }
 
 /// Wait until the kubelet watches the devices of all resources, and return each resource's number of registrations. Return `None`
@@ -112,7 +112,7 @@ async fn written(directory: &Path, before: Option<Writing>, registrations: &[Reg
 async fn has_all(directory: &Path, registrations: &[Registration]) -> bool {
     let directory = directory.to_owned();
     let read = tokio::task::spawn_blocking(move || Checkpoint::read(&directory)).await;
-    // `Agent::facts` reports a checkpoint that cannot be read.
+    // `NodeFacts::read` reports a checkpoint that cannot be read.
     let Ok(Ok(Some(checkpoint))) = read else { return false };
     registrations.iter().all(|registration| {
         let there = checkpoint.registered.get(&registration.name);

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use divvy_kube::client::{Choice, Connection, connect};
 use divvy_kubelet::checkpoint::Writing;
 use divvy_kubelet::plugin::{Device, Plugin as _, PluginServer, Settings as PluginSettings, Status};
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -15,13 +17,23 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
-use crate::agent::{After, Agent, Parts};
+use crate::agent::{Agent, Parts};
 use crate::args::{DeviceListStrategy, DriverSpecMode, GuardMode, OnEscape};
 use crate::driver_spec::DriverSpec;
+use crate::grants::{After, Grants};
 use crate::guard::{self, Shares};
+use crate::measuring::Measuring;
+use crate::metering::Metering;
 use crate::observed::{NOT_REGISTERED, follow_registration};
+use crate::own_node::OwnNode;
+use crate::pages::Pages;
+use crate::pending_event::PendingEvent;
 use crate::plugin::AgentPlugin;
+use crate::probe_access::ProbeAccess;
+use crate::publishing::Publishing;
 use crate::registration::{self, Registration};
+use crate::reports::Reports;
+use crate::shared_core::SharedCore;
 use crate::store::{Store, boot_id};
 use crate::{Config, Error, cluster, hardware, http, labels, mps};
 use divvy_agent_core::{Core, Guard, Ids, ResourceSpec, Settings};
@@ -43,6 +55,13 @@ const BEFORE: Duration = Duration::from_secs(2);
 /// need the plugin, and the API server may be unreachable for longer.
 const INVENTORY_PATIENCE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 256;
+/// The parts in `/readyz` that are not ready when the agent starts, and why.
+const NOT_READY: [(&str, &str); 4] = [
+    ("gpus", "the probe has not delivered a snapshot yet"),
+    ("inventory", "not written yet"),
+    ("pods", "not listed yet"),
+    (KUBELET, NOT_REGISTERED),
+];
 /// How long a stop waits until the inventory says that the agent is leaving.
 const LEAVE_WRITTEN: Duration = Duration::from_millis(500);
 /// How long a stop waits for Bindings that the extender sent before it read the new inventory.
@@ -52,6 +71,9 @@ const LEAVE_LOOK: Duration = Duration::from_millis(200);
 /// How long a stop waits for bound pods to start. The four timeouts together stay well below the termination grace period of any
 /// installation.
 const LEAVE_ADMITTED: Duration = Duration::from_millis(800);
+
+/// A part of the agent that runs until the agent stops.
+type Task = BoxFuture<'static, Result<(), Error>>;
 
 /// Run the agent until `stop` is cancelled. After that, no further pod is bound here, and pods that are already bound get their
 /// devices (within 1.8 s). Then the sockets are removed and the function returns `Ok`.
@@ -95,43 +117,10 @@ pub(crate) async fn run_in(
 ) -> Result<(), Error> {
     let store = Store::open(&config.state_dir(), &config.cdi_dir, &config.sys_root)?;
     allow_open_files();
-    let guard = match config.guard {
-        GuardMode::Off => None,
-        mode @ (GuardMode::Shadow | GuardMode::Both) => {
-            let guard = guard::install(&config.state_dir(), &config.guard_dir()?, mode).map_err(|error| Error::Config {
-                origin: "--guard".to_owned(),
-                text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
-            })?;
-            let reaction = config.on_escape.into();
-            Some(Guard { reaction, ..guard })
-        }
-    };
-    let settings = Settings {
-        unit: config.memory_unit,
-        reserve: config.reserve_memory,
-        whole: config.whole_gpus,
-        also_shared: config.also_shared.clone(),
-        mig: config.mig_strategy.into(),
-        node_key: store.node_key()?,
-        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-        boot_id: boot_id(&config.sys_root),
-        guard,
-        mps: config.mps.then(mps::files),
-    };
-    let mut core = Core::new(settings);
-    let records = store.load_records()?;
-    info!(
-        node = config.node_name,
-        grants = records.len(),
-        "divvy agent {} starts",
-        env!("CARGO_PKG_VERSION")
-    );
-    let has_grants = !records.is_empty();
-    core.load_records(records);
-    let listener = match config.metrics {
-        Some(address) => Some(http::listen(address, "--metrics ADDRESS:PORT")?),
-        None => None,
-    };
+    let core = known(&config, &store)?;
+    let has_grants = core.records().next().is_some();
+    let listener = config.metrics.map(|address| http::listen(address, "--metrics ADDRESS:PORT"));
+    let listener = listener.transpose()?;
     let (client, namespace) = match connected {
         Some(connected) => connected,
         None => {
@@ -140,115 +129,186 @@ pub(crate) async fn run_in(
         }
     };
     let (events, queue) = mpsc::channel(EVENTS);
-    let agent = Arc::new(Agent::new(Parts {
-        core,
+    let core = Arc::new(SharedCore::new(core));
+    let probe = Arc::new(ProbeAccess::new(config.mps.then(|| config.sys_root.clone())));
+    let agent = Agent::new(Parts {
+        core: core.clone(),
+        probe: probe.clone(),
+        reports: Reports::new(events, config.allow()?),
         store,
         shares: Shares::open(&guard::shares(&config.state_dir()), config.on_escape == OnEscape::Throttle).await?,
         driver_spec: DriverSpec::new(config.driver_spec == DriverSpecMode::Auto, config.offers_mig()),
+        client,
+        node_name: config.node_name.clone(),
         sys_root: config.sys_root.clone(),
         device_plugin_dir: config.device_plugin_dir(),
-        client: client.clone(),
-        node_name: config.node_name.clone(),
-        dcgm_metrics: config.dcgm_metrics,
-        allow: config.allow()?,
         cdi_declared: config.device_list_strategy == DeviceListStrategy::Cdi,
-        events,
-    }));
-    agent.ready.set("gpus", "the probe has not delivered a snapshot yet");
-    agent.ready.set("inventory", "not written yet");
-    agent.ready.set("pods", "not listed yet");
-    agent.ready.set(KUBELET, NOT_REGISTERED);
-
-    let asked = stop;
-    let stop = CancellationToken::new();
+    });
+    for (part, reason) in NOT_READY {
+        agent.reports.ready.set(part, reason);
+    }
+    let pages = Arc::new(Pages {
+        core: core.clone(),
+        reports: agent.reports.clone(),
+        limiting: agent.limiting.clone(),
+        accounting: agent.accounting.clone(),
+        dcgm_names_of: config.dcgm_metrics.then(|| config.node_name.clone()),
+    });
     let written = watch::Sender::new(Arc::<str>::from(""));
-    let (leaving, told) = (agent.clone(), written.subscribe());
-    let mut tasks: JoinSet<Result<(), Error>> = JoinSet::new();
+    let told = written.subscribe();
+    let stopped = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    for task in dropped_on_stop(&agent, &core, &probe, &config, namespace, queue, &written) {
+        tasks.spawn(until(stopped.clone(), task));
+    }
+    // These are not dropped on a stop: the plugin servers still close their kubelet connections.
     if let Some(listener) = listener {
-        let (observed, stop) = (agent.clone(), stop.clone());
-        tasks.spawn(async move {
-            http::serve(listener, observed, stop).await;
-            Ok(())
-        });
+        tasks.spawn(forever(http::serve(listener, pages.clone(), stopped.clone())));
     }
-    tasks.spawn(until(&stop, cluster::follow_pods(agent.clone())));
-    tasks.spawn(until(
-        &stop,
-        cluster::publish_events(client.clone(), config.node_name.clone(), queue),
-    ));
-    tasks.spawn(until(
-        &stop,
-        cluster::publish_inventory(agent.clone(), config.node_name.clone(), written.clone()),
-    ));
-    tasks.spawn(until(&stop, {
-        let agent = agent.clone();
-        async move {
-            agent.keep_measuring(MEASURE).await;
-            Ok(())
-        }
-    }));
-    tasks.spawn(until(&stop, {
-        let agent = agent.clone();
-        async move {
-            agent.keep_metering().await;
-            Ok(())
-        }
-    }));
-    tasks.spawn(until(&stop, {
-        let agent = agent.clone();
-        async move {
-            agent.keep_accounts().await;
-            Ok(())
-        }
-    }));
-    tasks.spawn(until(&stop, {
-        let agent = agent.clone();
-        async move {
-            agent.keep_limiting_containers().await;
-            Ok(())
-        }
-    }));
-    tasks.spawn(until(&stop, labels::publish(agent.clone(), config.clone(), namespace)));
-    tasks.spawn(until(&stop, {
-        let (agent, config) = (agent.clone(), config.clone());
-        async move {
-            let (asked, node) = (agent.clone(), config.node_name.clone());
-            let before = async move { cluster::inventory_before(&asked, &node, BEFORE).await };
-            hardware::follow(agent, config, before).await
-        }
-    }));
-    // The server task is not dropped on a stop: the plugin servers still close their kubelet connections.
-    tasks.spawn(serve(agent, config, written, has_grants, stop.clone()));
+    let plugins = Servers::new(&agent, pages, config.device_plugin_dir(), stopped.clone());
+    tasks.spawn(serve(plugins, agent.node.clone(), written, has_grants));
 
-    let mut outcome = Ok(());
-    loop {
-        tokio::select! {
-            () = asked.cancelled() => {
-                leave(&leaving, told).await;
-                break;
-            }
-            ended = tasks.join_next() => match ended {
-                Some(Ok(Ok(()))) => {}
-                Some(Ok(Err(error))) => {
-                    outcome = Err(error);
-                    break;
-                }
-                Some(Err(error)) => {
-                    outcome = Err(Error::Ended { part: "a task of the agent", text: error.to_string() });
-                    break;
-                }
-                None => {
-                    outcome = Err(Error::Ended { part: "the agent", text: "no task is left".to_owned() });
-                    break;
-                }
-            }
+    let outcome = tokio::select! {
+        () = stop.cancelled() => {
+            leave(&agent, told).await;
+            Ok(())
         }
-    }
-    stop.cancel();
+        error = failure(&mut tasks) => Err(error),
+    };
+    stopped.cancel();
     // The plugin servers remove their sockets, and the probe's client kills its child process.
     while tasks.join_next().await.is_some() {}
     info!("divvy agent ends");
     outcome
+}
+
+/// Return what the agent knows at its start: its settings, and the records of the agent before.
+fn known(config: &Config, store: &Store) -> Result<Core, Error> {
+    let mut core = Core::new(Settings {
+        unit: config.memory_unit,
+        reserve: config.reserve_memory,
+        whole: config.whole_gpus,
+        also_shared: config.also_shared.clone(),
+        mig: config.mig_strategy.into(),
+        agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+        boot_id: boot_id(&config.sys_root),
+        guard: guard_files(config)?,
+        node_key: store.node_key()?,
+        mps: config.mps.then(mps::files),
+    });
+    let records = store.load_records()?;
+    info!(
+        node = config.node_name,
+        grants = records.len(),
+        "divvy agent {} starts",
+        env!("CARGO_PKG_VERSION")
+    );
+    core.load_records(records);
+    Ok(core)
+}
+
+/// Install the guard's libraries, if containers get the guard.
+fn guard_files(config: &Config) -> Result<Option<Guard>, Error> {
+    if config.guard == GuardMode::Off {
+        return Ok(None);
+    }
+    let guard = guard::install(&config.state_dir(), &config.guard_dir()?, config.guard).map_err(|error| Error::Config {
+        origin: "--guard".to_owned(),
+        text: format!("{error}. Name the directory of the guard's libraries with --guard-dir, or use --guard off"),
+    })?;
+    let reaction = config.on_escape.into();
+    Ok(Some(Guard { reaction, ..guard }))
+}
+
+/// Return the tasks that are dropped when the agent stops. That ends everything that they own.
+fn dropped_on_stop(
+    agent: &Agent,
+    core: &Arc<SharedCore>,
+    probe: &Arc<ProbeAccess>,
+    config: &Config,
+    namespace: String,
+    queue: mpsc::Receiver<PendingEvent>,
+    written: &watch::Sender<Arc<str>>,
+) -> Vec<Task> {
+    let Agent {
+        reports,
+        pods,
+        node,
+        publishing,
+        limiting,
+        accounting,
+        grants,
+    } = agent;
+    let (client, name) = (pods.client(), config.node_name.clone());
+    let measuring = Measuring {
+        core: core.clone(),
+        probe: probe.clone(),
+        limiting: limiting.clone(),
+        accounting: accounting.clone(),
+        grants: grants.clone(),
+    };
+    let metering = Metering::new(core.clone(), probe.clone(), limiting.clone(), accounting.clone());
+    let outlets = hardware::Outlets {
+        core: core.clone(),
+        probe: probe.clone(),
+        reports: reports.clone(),
+        node: node.clone(),
+        publishing: publishing.clone(),
+        grants: grants.clone(),
+        sys_root: config.sys_root.clone(),
+    };
+    let before = {
+        let (client, node, name) = (client.clone(), node.clone(), name.clone());
+        async move { cluster::inventory_before(&client, &node, &name, BEFORE).await }
+    };
+    let (limits, accounts) = (limiting.clone(), accounting.clone());
+    vec![
+        cluster::follow_pods(pods.clone(), accounting.clone(), publishing.clone(), grants.clone()).boxed(),
+        cluster::publish_events(client.clone(), name.clone(), queue).boxed(),
+        cluster::publish_inventory(
+            client.clone(),
+            node.clone(),
+            publishing.clone(),
+            reports.clone(),
+            name,
+            written.clone(),
+        )
+        .boxed(),
+        forever(measuring.run(MEASURE)).boxed(),
+        forever(metering.run()).boxed(),
+        forever(async move { accounts.keep().await }).boxed(),
+        forever(async move { limits.keep_limiting_containers().await }).boxed(),
+        labels::publish(
+            client,
+            node.clone(),
+            publishing.clone(),
+            reports.clone(),
+            config.clone(),
+            namespace,
+        )
+        .boxed(),
+        hardware::follow(outlets, config.clone(), before).boxed(),
+    ]
+}
+
+/// Wait until a task fails, or none is left.
+async fn failure(tasks: &mut JoinSet<Result<(), Error>>) -> Error {
+    while let Some(ended) = tasks.join_next().await {
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return error,
+            Err(error) => {
+                return Error::Ended {
+                    part: "a task of the agent",
+                    text: error.to_string(),
+                };
+            }
+        }
+    }
+    Error::Ended {
+        part: "the agent",
+        text: "no task is left".to_owned(),
+    }
 }
 
 /// Announce the stop to the extender, then wait for the pods that it has already bound here. The kubelet permanently rejects a pod that is
@@ -257,9 +317,8 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
     if written.borrow().is_empty() {
         return;
     }
-    agent.core().leave();
-    agent.publish();
-    let wanted = agent.inventory.borrow().clone();
+    agent.publishing.leave();
+    let wanted = agent.publishing.inventory.borrow().clone();
     let known = tokio::time::timeout(LEAVE_WRITTEN, written.wait_for(|text| *text == wanted));
     match known.await {
         Ok(Ok(_)) => {}
@@ -269,56 +328,51 @@ async fn leave(agent: &Agent, mut written: watch::Receiver<Arc<str>>) {
         }
     }
     tokio::time::sleep(LEAVE_LAST).await;
-    let client = agent.client();
-    match tokio::time::timeout(LEAVE_LOOK, divvy_kube::list::pods(&client, Some(agent.selector()))).await {
-        Ok(Ok(found)) => {
-            for pod in found.pods {
-                let actions = agent.core().apply_pod(pod);
-                agent.post_events(actions);
-            }
-        }
+    let client = agent.pods.client();
+    match tokio::time::timeout(LEAVE_LOOK, divvy_kube::list::pods(&client, Some(agent.pods.selector()))).await {
+        Ok(Ok(found)) => found.pods.into_iter().for_each(|pod| agent.pods.apply(pod)),
         Ok(Err(error)) => warn!(%error, "cannot list this node's pods; waiting only for the pods that the watch reported"),
         Err(_) => warn!("this node's pods were not listed in time; waiting only for the pods that the watch reported"),
     }
     let began = Instant::now();
     while began.elapsed() < LEAVE_ADMITTED {
-        if agent.core().on_their_way() == 0 {
+        if agent.pods.on_their_way() == 0 {
             return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let left = agent.core().on_their_way();
+    let left = agent.pods.on_their_way();
     warn!("{left} pods that are bound to this node have not started; the kubelet may reject those that it has not admitted yet");
 }
 
-/// Run `future` until the agent stops. Dropping the future ends everything that it owns.
-fn until<F: Future<Output = Result<(), Error>> + Send + 'static>(
-    stop: &CancellationToken,
-    future: F,
-) -> impl Future<Output = Result<(), Error>> + Send + use<F> {
-    let stop = stop.clone();
-    async move {
-        tokio::select! {
-            outcome = future => outcome,
-            () = stop.cancelled() => Ok(()),
-        }
+/// Run a task until the agent stops.
+async fn until(stopped: CancellationToken, task: Task) -> Result<(), Error> {
+    tokio::select! {
+        outcome = task => outcome,
+        () = stopped.cancelled() => Ok(()),
     }
+}
+
+/// Return a task that does not fail.
+async fn forever(task: impl Future<Output = ()>) -> Result<(), Error> {
+    task.await;
+    Ok(())
 }
 
 /// Wait until the GPUs are known and published. Then reconcile, register, and keep reconciling.
 async fn serve(
-    agent: Arc<Agent>,
-    config: Config,
+    mut servers: Servers,
+    node: Arc<OwnNode>,
     written: watch::Sender<Arc<str>>,
     has_grants: bool,
-    stop: CancellationToken,
 ) -> Result<(), Error> {
+    let (publishing, grants) = (servers.publishing.clone(), servers.grants.clone());
+    let stop = servers.stop.clone();
     tokio::select! {
-        prepared = prepare(&agent, written, has_grants) => prepared?,
+        prepared = prepare(&publishing, &grants, &node, written, has_grants) => prepared?,
         () = stop.cancelled() => return Ok(()),
     }
-    let mut offered = agent.offered.subscribe();
-    let mut servers = Servers::new(agent.clone(), config.device_plugin_dir(), stop);
+    let mut offered = publishing.offered.subscribe();
     loop {
         let specs = offered.borrow_and_update().clone();
         servers.offer(&specs);
@@ -326,14 +380,17 @@ async fn serve(
             ended = servers.wait() => return ended,
             // The sender lives as long as the agent.
             _ = offered.changed() => info!("this node now offers other resources"),
-            () = keep_reconciling(&agent) => {}
+            () = keep_reconciling(&grants) => {}
         }
     }
 }
 
 /// The device plugins that serve the resources which this node offers.
 struct Servers {
-    agent: Arc<Agent>,
+    grants: Arc<Grants>,
+    publishing: Arc<Publishing>,
+    reports: Arc<Reports>,
+    pages: Arc<Pages>,
     directory: PathBuf,
     stop: CancellationToken,
     tasks: JoinSet<divvy_kubelet::Result<()>>,
@@ -351,9 +408,12 @@ struct Server {
 }
 
 impl Servers {
-    fn new(agent: Arc<Agent>, directory: PathBuf, stop: CancellationToken) -> Servers {
+    fn new(agent: &Agent, pages: Arc<Pages>, directory: PathBuf, stop: CancellationToken) -> Servers {
         Servers {
-            agent,
+            grants: agent.grants.clone(),
+            publishing: agent.publishing.clone(),
+            reports: agent.reports.clone(),
+            pages,
             directory,
             stop,
             tasks: JoinSet::new(),
@@ -368,12 +428,11 @@ impl Servers {
     /// permanently rejects the pods that are bound to the node in that time.
     fn offer(&mut self, specs: &[ResourceSpec]) {
         if specs.iter().all(|spec| part(*spec) != KUBELET) {
-            self.agent.ready.clear(KUBELET);
+            self.reports.ready.clear(KUBELET);
         }
         if self.running.iter().any(|server| !server.status.borrow().is_ready()) {
             *registration::lock(&self.before) = Writing::of(&self.directory);
-            self.agent.core().set_registered(false);
-            self.agent.publish();
+            self.publishing.set_registered(false);
         }
         for spec in specs {
             if self.running.iter().all(|server| server.spec != *spec) {
@@ -389,7 +448,7 @@ impl Servers {
             status: server.status.clone(),
         });
         let following = registration::follow(
-            self.agent.clone(),
+            self.publishing.clone(),
             self.directory.clone(),
             self.before.clone(),
             registrations.collect(),
@@ -398,8 +457,10 @@ impl Servers {
     }
 
     fn start(&mut self, spec: ResourceSpec) -> Server {
-        self.agent.ready.set(part(spec), format!("{}: {NOT_REGISTERED}", spec.name()));
-        let plugin = AgentPlugin::new(self.agent.clone(), spec);
+        self.reports
+            .ready
+            .set(part(spec), format!("{}: {NOT_REGISTERED}", spec.name()));
+        let plugin = AgentPlugin::new(self.grants.clone(), self.publishing.clone(), spec);
         let status = watch::Sender::new(Status::default());
         let server = Server {
             spec,
@@ -407,7 +468,7 @@ impl Servers {
             status: status.subscribe(),
         };
         tokio::spawn(follow_registration(
-            self.agent.clone(),
+            self.pages.clone(),
             spec.name(),
             part(spec),
             status.subscribe(),
@@ -441,8 +502,14 @@ impl Servers {
 }
 
 /// Wait until the agent can register with the kubelet.
-async fn prepare(agent: &Arc<Agent>, written: watch::Sender<Arc<str>>, has_grants: bool) -> Result<(), Error> {
-    let mut inventory = agent.inventory.subscribe();
+async fn prepare(
+    publishing: &Publishing,
+    grants: &Arc<Grants>,
+    node: &OwnNode,
+    written: watch::Sender<Arc<str>>,
+    has_grants: bool,
+) -> Result<(), Error> {
+    let mut inventory = publishing.inventory.subscribe();
     // The senders live as long as the agent, so this error does not occur in practice.
     let closed = |_| Error::Ended {
         part: "the inventory",
@@ -451,7 +518,7 @@ async fn prepare(agent: &Arc<Agent>, written: watch::Sender<Arc<str>>, has_grant
     inventory.wait_for(|text| !text.is_empty()).await.map_err(closed)?;
     // Restore lost records before the first call can arrive. Without its record, a running container's memory could be granted to
     // another pod.
-    agent.reconcile(true).await;
+    grants.reconcile(true).await;
     let mut written = written.subscribe();
     let first_written = written.wait_for(|text| !text.is_empty());
     if has_grants {
@@ -462,17 +529,17 @@ async fn prepare(agent: &Arc<Agent>, written: watch::Sender<Arc<str>>, has_grant
         first_written.await.map_err(closed)?;
     }
     // The node's object was read before the inventory was made. Without CDI, containers would not get their GPUs, so offer nothing.
-    let mut without_cdi = agent.without_cdi.subscribe();
+    let mut without_cdi = node.without_cdi.subscribe();
     without_cdi.wait_for(|without| !without).await.map_err(closed)?;
     Ok(())
 }
 
-async fn keep_reconciling(agent: &Arc<Agent>) {
+async fn keep_reconciling(grants: &Arc<Grants>) {
     let mut pause = RECONCILE;
     let mut asked = Instant::now();
     loop {
         tokio::select! {
-            () = agent.look.notified() => tokio::time::sleep(SETTLE).await,
+            () = grants.wait_for_look() => tokio::time::sleep(SETTLE).await,
             () = tokio::time::sleep(pause) => {}
         }
         // However often notifications arrive, the driver lists its processes only at the regular pace.
@@ -480,7 +547,7 @@ async fn keep_reconciling(agent: &Arc<Agent>) {
         if ask_driver {
             asked = Instant::now();
         }
-        pause = match agent.reconcile(ask_driver).await {
+        pause = match grants.reconcile(ask_driver).await {
             After::AtRest => RECONCILE,
             After::MemoryHeld => RECONCILE_SOON,
         };

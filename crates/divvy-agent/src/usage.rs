@@ -1,7 +1,6 @@
 //! What the node's GPUs and the containers on them use, as metrics show it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,10 +26,6 @@ pub(crate) struct Usage {
     /// Of the pods that have several containers, by UID. A single container needs no name to be told apart.
     names: Mutex<BTreeMap<String, Names>>,
     gauges: Mutex<Option<(Instant, Vec<GpuGauges>)>>,
-    /// When the driver was asked last for what metrics show.
-    pub(crate) asked: tokio::sync::Mutex<Option<Instant>>,
-    /// Whether the accounts are to be brought up to date with the processes that the next measurement of guarded pods finds.
-    pub(crate) is_due: AtomicBool,
     began: Instant,
     /// The last sample that `/v1/usage` has shown.
     shown: Mutex<divvy_model::usage::Usage>,
@@ -44,8 +39,6 @@ impl Default for Usage {
             accounts: Mutex::default(),
             names: Mutex::default(),
             gauges: Mutex::default(),
-            asked: tokio::sync::Mutex::default(),
-            is_due: AtomicBool::default(),
             began: Instant::now(),
             shown: Mutex::default(),
             origin: SystemTime::now()

@@ -8,9 +8,11 @@ use divvy_labels::{Labels, NodeFeature, Repairs};
 use tracing::{info, warn};
 
 use super::{FeatureFile, Host, NodeLabels};
-use crate::agent::Agent;
 use crate::args::LabelsMode;
 use crate::nvidia::Published;
+use crate::own_node::OwnNode;
+use crate::publishing::Publishing;
+use crate::reports::Reports;
 use crate::{Config, Error, MigStrategy};
 
 const RETRY_FIRST: Duration = Duration::from_millis(200);
@@ -86,17 +88,24 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
 }
 
 /// Keep the node's labels equal to what the probe reports. They stay when the agent ends.
-pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String) -> Result<(), Error> {
+pub(crate) async fn publish(
+    client: kube::Client,
+    node: Arc<OwnNode>,
+    publishing: Arc<Publishing>,
+    reports: Arc<Reports>,
+    config: Config,
+    namespace: String,
+) -> Result<(), Error> {
     let mut output = match config.labels {
         LabelsMode::Off => return std::future::pending().await,
-        LabelsMode::Node => Output::Node(Box::new(NodeLabels::new(agent.client(), &config.node_name))),
+        LabelsMode::Node => Output::Node(Box::new(NodeLabels::new(client, &config.node_name))),
         LabelsMode::NodeFeature => {
             let of = NodeFeature {
                 node: config.node_name,
                 namespace,
                 owners: Vec::new(),
             };
-            Output::NodeFeature(Box::new(Published::new(agent.client(), of, config.pod_name.as_deref()).await))
+            Output::NodeFeature(Box::new(Published::new(client, of, config.pod_name.as_deref()).await))
         }
         LabelsMode::FeatureFile => Output::FeatureFile(FeatureFile::below(&config.sys_root)),
     };
@@ -108,8 +117,8 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
     };
     let root = config.sys_root;
     let host = blocking(move || Host::of_machine(&root)).await?;
-    let mut seen = agent.seen.subscribe();
-    let mut on_node = agent.labels_on_node.subscribe();
+    let mut seen = publishing.seen.subscribe();
+    let mut on_node = node.labels.subscribe();
     let mut wait = RETRY_FIRST;
     let mut written = None;
     let start = Instant::now();
@@ -122,7 +131,7 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
         let wanted = match found.labels(&host, strategy).transpose() {
             Ok(wanted) => wanted,
             Err(error) => {
-                agent.ready.set(PART, format!("the node cannot be labelled: {error}"));
+                reports.ready.set(PART, format!("the node cannot be labelled: {error}"));
                 None
             }
         };
@@ -142,14 +151,14 @@ pub(crate) async fn publish(agent: Arc<Agent>, config: Config, namespace: String
                     }
                     Err(error) => {
                         warn!("{error}; trying again");
-                        agent.ready.set(PART, error.to_string());
+                        reports.ready.set(PART, error.to_string());
                         tokio::time::sleep(wait).await;
                         wait = (wait * 2).min(RETRY_MAX);
                         continue;
                     }
                 }
             }
-            agent.ready.clear(PART);
+            reports.ready.clear(PART);
         }
         let pause = async {
             match &repair {

@@ -1,0 +1,28 @@
+//! What the agent knows, shared by its tasks.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use divvy_agent_core::Core;
+
+/// The agent's knowledge and its decisions.
+pub(crate) struct SharedCore(Mutex<Core>);
+
+impl SharedCore {
+    pub(crate) fn new(core: Core) -> SharedCore {
+        SharedCore(Mutex::new(core))
+    }
+
+    /// Lock the core. Hold the lock only briefly: no I/O, no waiting.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Return the UUIDs of the GPUs on which a container has a grant.
+    pub(crate) fn granted_gpus(&self) -> BTreeSet<String> {
+        let core = self.lock();
+        let shares = core.records().flat_map(|record| &record.container_gpus);
+        let uuids: BTreeSet<&str> = shares.map(|share| share.uuid.as_str()).collect();
+        uuids.into_iter().map(str::to_owned).collect()
+    }
+}
