@@ -141,6 +141,16 @@ impl Core {
         answer
     }
 
+    /// Return the containers of pods that have not ended to which the kubelet gave exactly these ids of a resource. This names a call in the log;
+    /// [`Core::pre_start`] decides with more care.
+    pub fn holders(&self, spec: ResourceSpec, ids: &[String]) -> Vec<&Key> {
+        let ids: BTreeSet<&String> = ids.iter().collect();
+        let ended = |uid: &str| self.pods.get(uid).is_some_and(|known| known.pod.ended());
+        let theirs = self.handouts.iter().filter(|handout| handout.resource == spec.name());
+        let holders = theirs.filter(|handout| handout.ids.iter().eq(ids.iter().copied()) && !ended(&handout.key.uid));
+        holders.map(|handout| &handout.key).collect()
+    }
+
     /// Return the handout with exactly these ids. Entries of ended pods do not count: the kubelet only drops them at its next
     /// allocation.
     fn identify(

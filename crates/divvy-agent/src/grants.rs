@@ -2,16 +2,17 @@
 //! commits the core's actions.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use divvy_agent_core::{Action, Class, Facts, Key, Limit, PreStart, ResourceSpec};
+use divvy_agent_core::{Action, Class, Core, Facts, Key, Limit, PreStart, ResourceSpec};
 use divvy_cdi::driver_spec::Place;
 use divvy_kubelet::plugin;
 use divvy_model::{MiB, PodKey};
 use tokio::sync::Notify;
 use tokio::task::JoinError;
-use tracing::{debug, info, warn};
+use tracing::field::{Empty, display};
+use tracing::{Span, debug, info, instrument, warn};
 
 use crate::driver_check::DriverCheck;
 use crate::files::FileError;
@@ -138,6 +139,7 @@ impl Grants {
     }
 
     /// Answer one PreStartContainer call. Repeat the decision while a fact is not known yet.
+    #[instrument(skip_all, fields(resource = %spec.name(), uid = Empty, pod = Empty, container = Empty))]
     pub(crate) async fn pre_start(self: &Arc<Self>, spec: ResourceSpec, ids: Vec<String>) -> Result<(), plugin::Refusal> {
         let started = Instant::now();
         let (outcome, result) = self.try_pre_start(spec, ids, started).await;
@@ -154,11 +156,15 @@ impl Grants {
         ids: Vec<String>,
         started: Instant,
     ) -> (&'static str, Result<(), plugin::Refusal>) {
-        let ids = Arc::new(ids);
+        let call = Arc::new(Call {
+            spec,
+            ids,
+            named: Once::new(),
+        });
         let mut fresh = false;
         loop {
             let changed = self.pods.changed();
-            let (reason, mut text) = match self.decide(spec, ids.clone(), fresh).await {
+            let (reason, mut text) = match self.decide(&call, fresh).await {
                 Ok(Decided::Granted(limits)) => {
                     return match self.limiting.limit(limits).await {
                         Ok(()) => ("granted", Ok(())),
@@ -193,12 +199,12 @@ impl Grants {
         }
     }
 
-    async fn decide(self: &Arc<Self>, spec: ResourceSpec, ids: Arc<Vec<String>>, fresh: bool) -> Result<Decided, Undecided> {
+    async fn decide(self: &Arc<Self>, call: &Arc<Call>, fresh: bool) -> Result<Decided, Undecided> {
         let guard = self.lock.clone().lock_owned().await;
-        let grants = self.clone();
+        let (grants, call, span) = (self.clone(), call.clone(), Span::current());
         // If the kubelet cancels the call, this still runs to its end, so that record and spec are never half-written.
         let work = tokio::task::spawn_blocking(move || {
-            let decided = grants.decide_blocking(spec, &ids, fresh);
+            let decided = span.in_scope(|| grants.decide_blocking(&call, fresh));
             drop(guard);
             decided
         });
@@ -207,14 +213,15 @@ impl Grants {
         decided
     }
 
-    fn decide_blocking(&self, spec: ResourceSpec, ids: &[String], fresh: bool) -> Result<Decided, Undecided> {
+    fn decide_blocking(&self, call: &Call, fresh: bool) -> Result<Decided, Undecided> {
         let facts = self.facts.read(fresh);
         let answer = {
             let mut core = self.core.lock();
             if let Some(handouts) = &facts.handouts {
                 core.set_handouts(handouts.clone());
             }
-            core.pre_start(spec, ids, &facts)
+            call.name(&core);
+            core.pre_start(call.spec, &call.ids, &facts)
         };
         match answer {
             PreStart::Granted {
@@ -251,6 +258,7 @@ impl Grants {
     }
 
     /// Run one reconciliation. With `ask_driver`, also compare the processes on the GPUs with the grants. The wait for the driver is limited.
+    #[instrument(skip_all)]
     pub(crate) async fn reconcile(self: &Arc<Self>, ask_driver: bool) -> After {
         let in_use = if ask_driver {
             self.probe.processes().await.map(|processes| memory_in_use(&processes))
@@ -259,9 +267,9 @@ impl Grants {
         };
         self.driver.check().await;
         let guard = self.lock.clone().lock_owned().await;
-        let grants = self.clone();
+        let (grants, span) = (self.clone(), Span::current());
         let work = tokio::task::spawn_blocking(move || {
-            let after = grants.reconcile_blocking(in_use);
+            let after = span.in_scope(|| grants.reconcile_blocking(in_use));
             drop(guard);
             after
         });
@@ -330,6 +338,37 @@ impl Grants {
             gone.retain(|uid| core.is_gone(uid, &facts));
         }
         Ok((if held { After::MemoryHeld } else { After::AtRest }, gone))
+    }
+}
+
+/// A PreStartContainer call.
+struct Call {
+    spec: ResourceSpec,
+    ids: Vec<String>,
+    /// Whether the call's span names the container. The span can take that once.
+    named: Once,
+}
+
+impl Call {
+    /// Name the container in the call's span, as far as the ids tell. Containers of one pod may have the same ids.
+    fn name(&self, core: &Core) {
+        let holders = core.holders(self.spec, &self.ids);
+        let Some((first, others)) = holders.split_first() else {
+            return;
+        };
+        if others.iter().any(|other| other.uid != first.uid) {
+            return;
+        }
+        self.named.call_once(|| {
+            let span = Span::current();
+            span.record("uid", &first.uid);
+            if let Some(pod) = core.pod(&first.uid) {
+                span.record("pod", display(pod.key()));
+            }
+            if others.is_empty() {
+                span.record("container", &first.container);
+            }
+        });
     }
 }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use divvy_agent_core::Reaction;
+use divvy_agent_core::{Escape, Reaction};
 use divvy_hardware::GpuProcesses;
 use divvy_hardware::protocol::Kill;
 use tokio::time::{Instant, sleep_until, timeout};
-use tracing::warn;
+use tracing::{instrument, warn};
 
 use crate::accounting::Accounting;
 use crate::clock::next_tick;
@@ -43,23 +43,29 @@ impl Measuring {
             // A measurement that took nearly as long is not followed by the next one at once.
             sleep_until(next_tick(Instant::now() + interval / 2, interval)).await;
             checks = !checks;
-            // A failure is logged; the next measurement comes soon.
-            let Some(processes) = self.measure(checks).await else {
-                continue;
-            };
-            let escapes = self.limiting.escapes();
-            // The events come first, because a process that was killed is not found again.
-            if escapes != told && !escapes.is_empty() {
-                self.grants.reconcile(false).await;
-            }
-            // Also if pods are not to be stopped any more.
-            let stopped = escaped(&escapes);
-            self.limiting.shares.stop(&stopped).await;
-            if self.core.lock().settings().guard.as_ref().map(|guard| guard.reaction) == Some(Reaction::Kill) {
-                self.kill(processes_of(&escapes, &processes)).await;
-            }
-            told = escapes;
+            self.look(checks, &mut told).await;
         }
+    }
+
+    /// Measure once, and act on the signs that are not those of the measurement before.
+    #[instrument(name = "measure", skip_all)]
+    async fn look(&self, checks: bool, told: &mut BTreeMap<String, Vec<Escape>>) {
+        // A failure is logged; the next measurement comes soon.
+        let Some(processes) = self.measure(checks).await else {
+            return;
+        };
+        let escapes = self.limiting.escapes();
+        // The events come first, because a process that was killed is not found again.
+        if escapes != *told && !escapes.is_empty() {
+            self.grants.reconcile(false).await;
+        }
+        // Also if pods are not to be stopped any more.
+        let stopped = escaped(&escapes);
+        self.limiting.shares.stop(&stopped).await;
+        if self.core.lock().settings().guard.as_ref().map(|guard| guard.reaction) == Some(Reaction::Kill) {
+            self.kill(processes_of(&escapes, &processes)).await;
+        }
+        *told = escapes;
     }
 
     /// Measure once, and return the processes on the GPUs. `checks`: also look for changes of the files that their content does not show.

@@ -25,6 +25,8 @@ use divvy_kube::convert;
 use divvy_serve::{Limits, Share};
 use serde::Serialize;
 use tokio::sync::Semaphore;
+use tracing::field::{Empty, display};
+use tracing::{Span, instrument};
 
 use crate::admission;
 use crate::core::{EVICTIONS_AT_ONCE, Eviction};
@@ -212,6 +214,7 @@ async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesReje
     response
 }
 
+#[instrument(name = "filter", skip_all, fields(pod = Empty, uid = Empty))]
 async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
     let args = match wire::filter_args(body) {
         Ok(args) => args,
@@ -226,6 +229,7 @@ async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
         Ok(pod) => pod,
         Err(error) => return answer(&FilterResult::error(error.to_string())),
     };
+    Span::current().record("pod", display(pod.key())).record("uid", &pod.uid);
     let ask = || shared.core().filter_at(&pod, args.nodes.names(), shared.now());
     match shared.second_look.at(ask).await {
         Ok(found) => answer(&FilterResult::new(&args.nodes, &found)),
@@ -314,6 +318,7 @@ fn prioritized(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
     }))
 }
 
+#[instrument(skip_all, fields(pod = Empty, uid = Empty))]
 async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Result<Bytes, BytesRejection>) -> Response {
     let began = Instant::now();
     let body = match body {
@@ -326,7 +331,11 @@ async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Resul
         return response;
     }
     let outcome = match wire::bind_args(&body) {
-        Ok(args) => shared.bind(args).await,
+        Ok(args) => {
+            let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
+            Span::current().record("pod", pod).record("uid", &args.pod_uid);
+            shared.bind(args).await
+        }
         Err(text) => Err(text),
     };
     if let Err(text) = &outcome {

@@ -184,9 +184,10 @@ impl Shared {
                     }
                 }
                 Action::Post { op, binding } => {
-                    let shared = self.clone();
+                    let (shared, span) = (self.clone(), tracing::Span::current());
                     self.tasks.spawn(async move {
                         let outcome = shared.post(&binding).await;
+                        let _entered = span.entered();
                         tracing::info!(
                             pod = %format!("{}/{}", binding.namespace, binding.name),
                             node = %binding.node,
@@ -198,10 +199,11 @@ impl Shared {
                     });
                 }
                 Action::Get { op, pod, after_ns } => {
-                    let shared = self.clone();
+                    let (shared, span) = (self.clone(), tracing::Span::current());
                     self.tasks.spawn(async move {
                         tokio::time::sleep(Duration::from_nanos(after_ns)).await;
                         let outcome = shared.get(&pod).await;
+                        let _entered = span.entered();
                         let actions = shared.core().got(op, outcome, shared.now());
                         shared.perform(actions);
                     });

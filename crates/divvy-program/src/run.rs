@@ -47,11 +47,7 @@ fn log(given: Option<&str>) -> anyhow::Result<()> {
     if std::io::stderr().is_terminal() {
         log.with(lines.with_target(false)).init();
     } else {
-        let lines = lines
-            .json()
-            .flatten_event(true)
-            .with_current_span(false)
-            .with_span_list(false);
+        let lines = lines.json().flatten_event(true).with_current_span(false);
         log.with(lines).init();
     }
     Ok(())

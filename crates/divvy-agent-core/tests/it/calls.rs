@@ -247,6 +247,24 @@ fn the_record_is_written_before_the_spec() {
     );
 }
 
+#[test]
+fn the_holders_of_ids_are_the_containers_of_pods_that_have_not_ended_with_exactly_these() {
+    let mut node = Node::new(&[4096]);
+    let ids = ids(&["GPU-0::m0", "GPU-0::m1"]);
+    for uid in ["a", "b"] {
+        node.see(simple(uid, 0, 2));
+        node.allocate_as(uid, "main", &ids).expect("allocated");
+    }
+    let holders = |node: &Node, ids: &[String]| {
+        let holders = node.core.holders(ResourceSpec::MEMORY, ids);
+        holders.into_iter().map(|key| key.uid.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(holders(&node, &ids), ["a", "b"]);
+    assert_eq!(holders(&node, &ids[..1]), [""; 0]);
+    node.change("a", |pod| pod.phase = divvy_model::Phase::Succeeded);
+    assert_eq!(holders(&node, &ids), ["b"]);
+}
+
 /// Return a pod with an annotation about its isolation.
 pub(crate) fn isolated(uid: &str, isolation: Option<Isolation>, containers: &[(&str, ContainerKind, u64)]) -> Pod {
     let mut pod = pod(uid, 0, containers);
