@@ -51,8 +51,16 @@ pub(crate) const PATH: &str = "/mutate";
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
+/// A text that cannot be the name of a scheduler.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} cannot be the name of a scheduler: use at most 63 lower-case letters, digits and -, with a letter or digit at both ends, such as \
+     divvy-scheduler"
+)]
+pub struct NotASchedulerName(String);
+
 /// Check that a text can be a scheduler's name. It must be a DNS label (RFC 1123), because it becomes part of paths, labels, and object names.
-pub fn check_scheduler_name(name: &str) -> Result<(), String> {
+pub fn check_scheduler_name(name: &str) -> Result<(), NotASchedulerName> {
     let edge = |byte: Option<&u8>| byte.is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     let bytes = name.as_bytes();
     let inside = bytes
@@ -61,10 +69,7 @@ pub fn check_scheduler_name(name: &str) -> Result<(), String> {
     if bytes.len() <= 63 && inside && edge(bytes.first()) && edge(bytes.last()) {
         return Ok(());
     }
-    Err(format!(
-        "{name:?} cannot be the name of a scheduler: use at most 63 lower-case letters, digits and -, with a letter or digit at both ends, \
-         such as divvy-scheduler"
-    ))
+    Err(NotASchedulerName(name.to_owned()))
 }
 
 /// Report whether a new pod is assigned to the second scheduler: it requests a resource of [`assigned`], does not name a scheduler, and is not
@@ -144,38 +149,60 @@ impl Answer {
     }
 }
 
+/// Why a body is not a review that the webhook answers.
+#[derive(Debug, thiserror::Error)]
+pub enum ReviewError {
+    /// The body is something else.
+    #[error(
+        "the body is not an {KIND} of {API_VERSION}: {0}; only the API server calls this path, through a MutatingWebhookConfiguration"
+    )]
+    NotAReview(serde_json::Error),
+    /// The body is of another kind or version.
+    #[error(
+        "the body is of kind {kind} in {api_version}, but this webhook answers an {KIND} of {API_VERSION}: set admissionReviewVersions: [v1] in the \
+         MutatingWebhookConfiguration"
+    )]
+    OtherKind {
+        /// The body's kind.
+        kind: String,
+        /// The body's version.
+        api_version: String,
+    },
+    /// The review has no request.
+    #[error("the {KIND} has no request: it is an answer and not a request")]
+    NoRequest,
+    /// The review is about a new pod, but contains something else.
+    #[error("the object of the {KIND} is not a pod: {0}")]
+    NotAPod(serde_json::Error),
+    /// The review is about a new pod, but contains no object.
+    #[error("the {KIND} is about a new pod but has no object")]
+    NoObject,
+}
+
 /// Answer an AdmissionReview. Every object is allowed. A new pod that requests a resource of [`assigned`], does not name a
 /// scheduler, and is not bound is assigned to `scheduler`.
 ///
 /// # Errors
 /// Fails if the body is not an AdmissionReview, or if the object of a review of a new pod is not a pod.
-pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, String> {
-    let review: Review<'_> = serde_json::from_slice(body).map_err(|error| {
-        format!(
-            "the body is not an {KIND} of {API_VERSION}: {error}; only the API server calls this path, through a MutatingWebhookConfiguration"
-        )
-    })?;
+pub fn review(body: &[u8], scheduler: &str) -> Result<Answer, ReviewError> {
+    let review: Review<'_> = serde_json::from_slice(body).map_err(ReviewError::NotAReview)?;
     if (review.api_version.as_str(), review.kind.as_str()) != (API_VERSION, KIND) {
-        return Err(format!(
-            "the body is of kind {} in {}, but this webhook answers an {KIND} of {API_VERSION}: set admissionReviewVersions: [v1] in the \
-             MutatingWebhookConfiguration",
-            review.kind, review.api_version
-        ));
+        return Err(ReviewError::OtherKind {
+            kind: review.kind,
+            api_version: review.api_version,
+        });
     }
-    let Some(request) = review.request else {
-        return Err(format!("the {KIND} has no request: it is an answer and not a request"));
-    };
+    let request = review.request.ok_or(ReviewError::NoRequest)?;
     let Kind { group, version, kind } = &request.kind;
     let new_pod = (group.as_str(), version.as_str(), kind.as_str()) == ("", "v1", "Pod")
         && request.operation == "CREATE"
         && request.sub_resource.as_deref().unwrap_or_default().is_empty();
     let given = match request.object {
         Some(object) if new_pod => {
-            let no_pod = |error: serde_json::Error| format!("the object of the {KIND} is not a pod: {error}");
-            let pod: Pod = serde_json::from_str(object.get()).map_err(no_pod)?;
+            let pod: Pod = serde_json::from_str(object.get()).map_err(ReviewError::NotAPod)?;
             is_to_be_given(&pod.spec)
         }
-        None if new_pod => return Err(format!("the {KIND} is about a new pod but has no object")),
+        None if new_pod => return Err(ReviewError::NoObject),
         _ => false,
     };
     // The operation "add" replaces an existing value.
@@ -327,7 +354,7 @@ mod tests {
     #[test]
     fn what_is_no_review_is_refused_in_words() {
         let check = |body: &str, part: &str| {
-            let why = review(body.as_bytes(), "divvy-scheduler").expect_err(body);
+            let why = review(body.as_bytes(), "divvy-scheduler").expect_err(body).to_string();
             assert!(why.contains(part), "{body}: {why}");
         };
         check("", "not an AdmissionReview");
@@ -359,7 +386,7 @@ mod tests {
         }
         for name in ["", "-a", "a-", "a.b", "A", "a_b", "a/b", "ä", "a b", &"a".repeat(64)] {
             assert!(
-                check_scheduler_name(name).is_err_and(|why| why.contains("divvy-scheduler")),
+                check_scheduler_name(name).is_err_and(|why| why.to_string().contains("divvy-scheduler")),
                 "{name}"
             );
         }

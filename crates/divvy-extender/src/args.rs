@@ -184,18 +184,29 @@ pub struct WebArgs {
     pub web_host: Vec<String>,
 }
 
+/// The shortest lifetime of a certificate.
+const SHORTEST_LIFETIME: Duration = Duration::from_secs(6);
+
+/// Why a text is not a lifetime of certificates.
+#[derive(Debug, thiserror::Error)]
+enum LifetimeError {
+    #[error("{0}")]
+    NotADuration(String),
+    #[error(
+        "a certificate that is valid for less than {} s would be renewed all the time; write a longer time, such as 30d",
+        SHORTEST_LIFETIME.as_secs()
+    )]
+    Short,
+}
+
 /// Parse how long a certificate is valid: a duration, or a number of days such as `30d`.
-fn lifetime(text: &str) -> Result<Duration, String> {
-    const SHORTEST: Duration = Duration::from_secs(6);
+fn lifetime(text: &str) -> Result<Duration, LifetimeError> {
     let time = match text.strip_suffix('d').map(str::parse::<u32>) {
         Some(Ok(days)) => Duration::from_secs(u64::from(days) * 86_400),
-        _ => duration(text)?,
+        _ => duration(text).map_err(|error| LifetimeError::NotADuration(error.to_string()))?,
     };
-    if time < SHORTEST {
-        return Err(format!(
-            "a certificate that is valid for less than {} s would be renewed all the time; write a longer time, such as 30d",
-            SHORTEST.as_secs()
-        ));
+    if time < SHORTEST_LIFETIME {
+        return Err(LifetimeError::Short);
     }
     Ok(time)
 }

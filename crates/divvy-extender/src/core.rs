@@ -22,6 +22,7 @@
 pub mod answer;
 mod bind;
 mod binding;
+mod error;
 mod evict;
 mod filter;
 mod overcommit;
@@ -41,6 +42,7 @@ use divvy_model::{Held, MemoryUnit, Node, Pod, PodKey};
 use divvy_policy::{Fleet, Limits, Policy};
 
 pub use binding::BindingRequest;
+pub use error::{BindError, FilterError, NotSynced};
 pub use evict::eviction;
 pub use filter::{FilterAnswer, SCHEDULER_CHECK, check_refusal};
 pub use preempt::{EVICTIONS_AT_ONCE, Eviction};
@@ -139,9 +141,6 @@ impl BindArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-const NOT_LEADING: &str =
-    "this replica of Divvy's extender is not the leader, and only the leader binds pods; try again in a moment";
-
 /// The id of one bind under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OpId(pub u64);
@@ -153,8 +152,8 @@ pub enum Action {
     Answer {
         /// The ticket of the caller's request.
         ticket: Ticket,
-        /// Success, or an error text for the user.
-        result: Result<(), String>,
+        /// Success, or an error for the user.
+        result: Result<(), BindError>,
     },
     /// Send a Binding once, then call [`Core::posted`].
     Post {
@@ -508,7 +507,7 @@ impl Core {
             .collect();
         let mut actions = Vec::new();
         for id in unsent {
-            actions.extend(self.refuse(id, NOT_LEADING.to_owned()));
+            actions.extend(self.refuse(id, BindError::NotLeading));
         }
         actions
     }
@@ -536,13 +535,13 @@ impl Core {
         !self.ops.is_empty() || reservations.any(|(_, _, reservation)| reservation.standing == divvy_placement::Standing::Doubt)
     }
 
-    fn not_leading(&self) -> Option<&'static str> {
+    /// Check that this replica may bind pods now.
+    fn may_bind(&self) -> Result<(), BindError> {
+        self.synced()?;
         match self.lead {
-            Lead::Leads => None,
-            Lead::Follows => Some(NOT_LEADING),
-            Lead::Elected | Lead::Lists => Some(
-                "this replica of Divvy's extender has just become the leader and is still reading which pods are bound; try again in a moment",
-            ),
+            Lead::Leads => Ok(()),
+            Lead::Follows => Err(BindError::NotLeading),
+            Lead::Elected | Lead::Lists => Err(BindError::JustElected),
         }
     }
 
@@ -567,17 +566,16 @@ impl Core {
         self.ops.len()
     }
 
-    fn not_synced(&self) -> Option<String> {
+    /// Check that pods and nodes have been listed.
+    fn synced(&self) -> Result<(), NotSynced> {
         if self.index.synced() {
-            return None;
+            return Ok(());
         }
         let missing = match (self.index.pods().lists, self.index.nodes().lists) {
             (0, 0) => "pods and nodes",
             (0, _) => "pods",
             _ => "nodes",
         };
-        Some(format!(
-            "the extender is starting: it has not listed the cluster's {missing} yet, so it does not know which GPU memory is free"
-        ))
+        Err(NotSynced { missing })
     }
 }

@@ -1,3 +1,7 @@
+use std::time::Duration;
+
+use divvy_kube::in_words;
+
 /// Why the extender could not start or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -34,4 +38,34 @@ pub enum Error {
     /// The server or the leader election panicked.
     #[error("the extender stopped serving: {0}")]
     Serve(#[source] std::io::Error),
+}
+
+/// Why a request to the API server has no usable answer.
+// No `source`: the texts already contain the causes, and an error chain would print them twice.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    /// The request cannot be sent.
+    #[error("{0}")]
+    Request(http::Error),
+    /// The API server refused or could not be reached.
+    #[error("{}", in_words(.0))]
+    Api(Box<kube::Error>),
+    /// The answer is too large, or its connection broke.
+    #[error("the body of the answer (HTTP {code}) could not be read to its end: {error}")]
+    Body {
+        code: u16,
+        error: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// There was no answer to a Binding, an eviction, or the read of a pod.
+    #[error("no answer within {0:?}")]
+    Late(Duration),
+    /// There was no answer about the Lease or the Secret.
+    #[error("the API server gave no answer within {0:?}")]
+    ApiServerLate(Duration),
+}
+
+impl From<kube::Error> for AskError {
+    fn from(error: kube::Error) -> AskError {
+        AskError::Api(Box::new(error))
+    }
 }

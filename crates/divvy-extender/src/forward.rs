@@ -23,6 +23,30 @@ const LARGEST_ANSWER: usize = 64 << 10;
 
 type Https = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
+/// Why a bind could not be forwarded to the leader.
+// No `source`: the texts already contain the causes, and an error chain would print them twice.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ForwardError {
+    #[error("only one of the two replicas uses TLS; start both with the same --tls-… flags")]
+    OnlyOneUsesTls,
+    #[error("this replica has no certificates yet")]
+    NoCertificates,
+    #[error("{0:?} is not a valid server name")]
+    ServerName(String),
+    #[error("{0}")]
+    Tls(rustls::Error),
+    #[error("{0}")]
+    Request(http::Error),
+    #[error("{}", chain(.0))]
+    Send(hyper_util::client::legacy::Error),
+    #[error("{0}")]
+    Body(Box<dyn std::error::Error + Send + Sync>),
+    #[error("the leader answered {0}")]
+    Status(http::StatusCode),
+    #[error("the leader gave no answer within {ANSWER:?}")]
+    Late,
+}
+
 /// The HTTP client for the leader.
 #[derive(Debug)]
 pub(crate) struct Forward {
@@ -42,39 +66,39 @@ impl Forward {
 
     /// Send a bind to the leader and return the body of its answer, which the caller returns unchanged. `leader` is the leader's URL,
     /// `https://ADDRESS:PORT`; `own` is this replica's identity.
-    pub(crate) async fn bind(&self, leader: &str, own: &str, body: Bytes) -> Result<Bytes, String> {
+    pub(crate) async fn bind(&self, leader: &str, own: &str, body: Bytes) -> Result<Bytes, ForwardError> {
         if self.credentials.is_some() != leader.starts_with("https://") {
-            return Err("only one of the two replicas uses TLS; start both with the same --tls-… flags".to_owned());
+            return Err(ForwardError::OnlyOneUsesTls);
         }
         let request = http::Request::post(format!("{leader}/gpushare-scheduler/bind"))
             .header(http::header::CONTENT_TYPE, "application/json")
             .header(FORWARDED, own)
             .body(Full::new(body))
-            .map_err(|error| error.to_string())?;
+            .map_err(ForwardError::Request)?;
         let client = self.client()?;
         let answer = async {
-            let response = client.request(request).await.map_err(|error| chain(&error))?;
+            let response = client.request(request).await.map_err(ForwardError::Send)?;
             let status = response.status();
             let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
-            let body = body.map_err(|error| error.to_string())?.to_bytes();
+            let body = body.map_err(ForwardError::Body)?.to_bytes();
             if !status.is_success() {
-                return Err(format!("the leader answered {status}"));
+                return Err(ForwardError::Status(status));
             }
             Ok(body)
         };
         match tokio::time::timeout(ANSWER, answer).await {
             Ok(answer) => answer,
-            Err(_elapsed) => Err(format!("the leader gave no answer within {ANSWER:?}")),
+            Err(_elapsed) => Err(ForwardError::Late),
         }
     }
 
     /// Return the client, and replace it first if the certificates have changed.
-    fn client(&self) -> Result<Https, String> {
+    fn client(&self) -> Result<Https, ForwardError> {
         let config = match &self.credentials {
             None => None,
             Some((current, _)) => {
                 let config = current.borrow().as_ref().map(|found| found.client.clone());
-                Some(config.ok_or("this replica has no certificates yet")?)
+                Some(config.ok_or(ForwardError::NoCertificates)?)
             }
         };
         let mut made = self.client.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,7 +113,7 @@ impl Forward {
         http.set_nodelay(true);
         let connector = match (&config, &self.credentials) {
             (Some(config), Some((_, name))) => {
-                let name = ServerName::try_from(name.clone()).map_err(|_| format!("{name:?} is not a valid server name"))?;
+                let name = ServerName::try_from(name.clone()).map_err(|_| ForwardError::ServerName(name.clone()))?;
                 HttpsConnectorBuilder::new()
                     .with_tls_config((**config).clone())
                     .https_only()
@@ -101,7 +125,7 @@ impl Forward {
                 .with_tls_config(
                     ClientConfig::builder_with_provider(crate::tls::certificate::provider())
                         .with_safe_default_protocol_versions()
-                        .map_err(|error| error.to_string())?
+                        .map_err(ForwardError::Tls)?
                         .with_root_certificates(rustls::RootCertStore::empty())
                         .with_no_client_auth(),
                 )

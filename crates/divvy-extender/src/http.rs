@@ -29,7 +29,7 @@ use tracing::field::{Empty, display};
 use tracing::{Span, instrument};
 
 use crate::admission;
-use crate::core::{EVICTIONS_AT_ONCE, Eviction};
+use crate::core::{EVICTIONS_AT_ONCE, Eviction, NotSynced};
 use crate::forward::FORWARDED;
 use crate::lease;
 use crate::metrics::{Refused, Scrape};
@@ -218,7 +218,7 @@ async fn filter(State(shared): State<Arc<Shared>>, body: Result<Bytes, BytesReje
 async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
     let args = match wire::filter_args(body) {
         Ok(args) => args,
-        Err(text) => return answer(&FilterResult::error(text)),
+        Err(error) => return answer(&FilterResult::error(error)),
     };
     let annotations = args.pod.metadata.annotations.as_ref();
     let check = annotations.and_then(|all| crate::core::check_refusal(all.get(crate::core::SCHEDULER_CHECK)?));
@@ -227,13 +227,13 @@ async fn filter_answer(shared: &Shared, body: &[u8]) -> Response {
     }
     let pod = match convert::pod(&args.pod) {
         Ok(pod) => pod,
-        Err(error) => return answer(&FilterResult::error(error.to_string())),
+        Err(error) => return answer(&FilterResult::error(error)),
     };
     Span::current().record("pod", display(pod.key())).record("uid", &pod.uid);
     let ask = || shared.core().filter_at(&pod, args.nodes.names(), shared.now());
     match shared.second_look.at(ask).await {
         Ok(found) => answer(&FilterResult::new(&args.nodes, &found)),
-        Err(text) => answer(&FilterResult::error(text)),
+        Err(error) => answer(&FilterResult::error(error)),
     }
 }
 
@@ -286,8 +286,8 @@ fn unreadable(text: impl ToString) -> Trouble {
     (StatusCode::BAD_REQUEST, text.to_string())
 }
 
-fn unavailable(text: String) -> Trouble {
-    (StatusCode::SERVICE_UNAVAILABLE, text)
+fn unavailable(error: NotSynced) -> Trouble {
+    (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
 async fn preempted(shared: &Shared, body: &[u8]) -> Result<Response, Trouble> {
@@ -330,20 +330,20 @@ async fn bind(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Resul
         shared.metrics.answered("bind_handed_on", began.elapsed());
         return response;
     }
-    let outcome = match wire::bind_args(&body) {
+    let refusal = match wire::bind_args(&body) {
         Ok(args) => {
             let pod = format!("{}/{}", args.pod_namespace, args.pod_name);
             Span::current().record("pod", pod).record("uid", &args.pod_uid);
-            shared.bind(args).await
+            shared.bind(args).await.err().map(|error| error.message())
         }
-        Err(text) => Err(text),
+        Err(error) => Some(error.to_string()),
     };
-    if let Err(text) = &outcome {
+    if let Some(text) = &refusal {
         tracing::info!(%text, "bind refused");
     }
     shared.metrics.answered("bind", began.elapsed());
     answer(&BindResult {
-        error: outcome.err().unwrap_or_default(),
+        error: refusal.unwrap_or_default(),
     })
 }
 
@@ -396,8 +396,8 @@ async fn inspect_one(State(shared): State<Arc<Shared>>, Path(node): Path<String>
 /// not read before the review has its turn; this limits the memory.
 async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, request: Request) -> Response {
     let began = Instant::now();
-    if let Err(why) = admission::check_scheduler_name(&scheduler) {
-        return problem(StatusCode::BAD_REQUEST, &why);
+    if let Err(error) = admission::check_scheduler_name(&scheduler) {
+        return problem(StatusCode::BAD_REQUEST, &error.to_string());
     }
     let Ok(Ok(_turn)) = tokio::time::timeout(REVIEW_TURN, webhook.turns.acquire()).await else {
         return problem(
@@ -439,7 +439,7 @@ async fn mutate(State(webhook): State<Webhook>, Path(scheduler): Path<String>, r
             tracing::debug!(given = review.gives(), %scheduler, "a new pod was reviewed");
             answer(&review)
         }
-        Ok(Err(why)) => problem(StatusCode::BAD_REQUEST, &why),
+        Ok(Err(error)) => problem(StatusCode::BAD_REQUEST, &error.to_string()),
         Err(panicked) => problem(
             StatusCode::INTERNAL_SERVER_ERROR,
             &format!("the review could not be answered: {panicked}"),

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use divvy_kube::in_words;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::boot_ns;
 use crate::election::{Election, Record, Rules, Step};
+use crate::error::AskError;
 use crate::shared::Shared;
 
 /// The Lease of the election, and this replica's data in it.
@@ -78,7 +78,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    async fn read_lease(&mut self, shared: &Arc<Shared>) -> Result<(), String> {
+    async fn read_lease(&mut self, shared: &Arc<Shared>) -> Result<(), AskError> {
         let found = answered(self.api.get_opt(&self.candidate.name)).await?;
         let found = found.map(|lease| (record(&lease), lease.metadata.resource_version.clone().unwrap_or_default()));
         let step = self.election.read(found, boot_ns(), unix_us());
@@ -101,7 +101,7 @@ impl Member {
     }
 
     /// Write the Lease and return its new version; `None` if another replica wrote it first.
-    async fn write(&self, record: &Record, version: Option<String>) -> Result<Option<String>, String> {
+    async fn write(&self, record: &Record, version: Option<String>) -> Result<Option<String>, AskError> {
         let lease = lease(&self.candidate, record, version.clone());
         let params = PostParams::default();
         let request = async {
@@ -130,9 +130,9 @@ impl Member {
         }
     }
 
-    fn report(&mut self, result: Result<(), String>) -> Option<String> {
+    fn report(&mut self, result: Result<(), AskError>) -> Option<String> {
         let Candidate { namespace, name, .. } = &self.candidate;
-        let said = result.err();
+        let said = result.err().map(|error| error.to_string());
         if let Some(why) = &said
             && self.said.as_ref() != Some(why)
         {
@@ -143,10 +143,10 @@ impl Member {
     }
 }
 
-async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, String> {
+async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, AskError> {
     match tokio::time::timeout(ANSWER, request).await {
-        Ok(answer) => answer.map_err(|error| in_words(&error)),
-        Err(_elapsed) => Err(format!("the API server gave no answer within {ANSWER:?}")),
+        Ok(answer) => Ok(answer?),
+        Err(_elapsed) => Err(AskError::ApiServerLate(ANSWER)),
     }
 }
 

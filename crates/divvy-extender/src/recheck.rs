@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::core::FilterAnswer;
+use crate::core::{FilterAnswer, FilterError};
 
 /// How far the extender's watch may lag behind that of kube-scheduler.
 const MOMENT: Duration = Duration::from_millis(50);
@@ -74,8 +74,8 @@ impl SecondLook {
 
     /// Return the answer of `ask`. If it refuses the pod on all nodes, call `ask` again after each change of the cluster, until
     /// the answer changes or [`MOMENT`] has passed, and return the last answer.
-    pub(crate) async fn at(&self, ask: impl Fn() -> Result<FilterAnswer, String>) -> Result<FilterAnswer, String> {
-        let refuses = |answer: &Result<FilterAnswer, String>| matches!(answer, Ok(answer) if answer.passed.is_empty() && !answer.failed.is_empty());
+    pub(crate) async fn at(&self, ask: impl Fn() -> Result<FilterAnswer, FilterError>) -> Result<FilterAnswer, FilterError> {
+        let refuses = |answer: &Result<FilterAnswer, _>| matches!(answer, Ok(answer) if answer.passed.is_empty() && !answer.failed.is_empty());
         let answer = ask();
         if !refuses(&answer) {
             return answer;
@@ -102,13 +102,13 @@ mod tests {
 
     use super::*;
 
-    fn refusal() -> Result<FilterAnswer, String> {
+    fn refusal() -> Result<FilterAnswer, FilterError> {
         let mut answer = FilterAnswer::default();
         answer.failed.push((0, divvy_placement::Refusal::NoGpuFits));
         Ok(answer)
     }
 
-    fn fits() -> Result<FilterAnswer, String> {
+    fn fits() -> Result<FilterAnswer, FilterError> {
         let mut answer = FilterAnswer::default();
         answer.passed.push(0);
         Ok(answer)
@@ -137,8 +137,15 @@ mod tests {
             fits().map(|answer| FilterAnswer { failed, ..answer })
         };
         let asked_about_nothing = || Ok(FilterAnswer::default());
-        let error = || Err("not synced".to_owned());
-        let at_once: [fn() -> Result<FilterAnswer, String>; 4] = [fits, partly, asked_about_nothing, error];
+        let error = || {
+            Err(FilterError::OutOfDate {
+                node: "n1".to_owned(),
+                refusal: "it is full".to_owned(),
+                what: "pods",
+                why: "the connection was refused".to_owned(),
+            })
+        };
+        let at_once: [fn() -> Result<FilterAnswer, FilterError>; 4] = [fits, partly, asked_about_nothing, error];
         for answer in at_once {
             let count = Cell::new(0);
             let ask = || {

@@ -1,7 +1,8 @@
 //! What the requests, the watches, and the election of one replica share: the core behind one lock, and what this replica knows about the leader.
 
 use crate::clock::boot_ns;
-use crate::core::{Action, BindArgs, BindingRequest, Core, Got, Now, Posted, Ticket, answer, eviction};
+use crate::core::{Action, BindArgs, BindError, BindingRequest, Core, Got, Now, Posted, Ticket, answer, eviction};
+use crate::error::AskError;
 use crate::forward::Forward;
 use crate::metrics::Metrics;
 use crate::recheck::SecondLook;
@@ -9,7 +10,7 @@ use crate::tls::Current;
 use bytes::Bytes;
 use divvy_kube::convert::ReadPod;
 use divvy_kube::events::{Events, Note, pod_reference};
-use divvy_kube::{convert, in_words, watch};
+use divvy_kube::{convert, watch};
 use divvy_model::PodKey;
 use futures::{Stream, StreamExt};
 use http_body_util::{BodyExt, Limited};
@@ -57,7 +58,7 @@ impl Leadership {
 /// State that the request handlers and the tasks share.
 pub(crate) struct Shared {
     pub(crate) core: Mutex<Core>,
-    pub(crate) answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>>,
+    pub(crate) answers: Mutex<BTreeMap<Ticket, oneshot::Sender<Result<(), BindError>>>>,
     pub(crate) metrics: Arc<Metrics>,
     /// The current certificates; `None` without TLS.
     pub(crate) credentials: Option<Current>,
@@ -94,7 +95,7 @@ impl Shared {
     }
 
     /// Bind a pod and wait for the answer. The bind goes on even if the caller disconnects.
-    pub(crate) async fn bind(self: &Arc<Self>, args: BindArgs) -> Result<(), String> {
+    pub(crate) async fn bind(self: &Arc<Self>, args: BindArgs) -> Result<(), BindError> {
         let (sender, receiver) = oneshot::channel();
         let actions = {
             let mut core = self.core();
@@ -104,9 +105,7 @@ impl Shared {
             actions
         };
         self.perform(actions);
-        receiver
-            .await
-            .unwrap_or_else(|_| Err("the extender is stopping; the bind will be tried again".to_owned()))
+        receiver.await.unwrap_or(Err(BindError::Stopping))
     }
 
     pub(crate) fn client(&self) -> kube::Client {
@@ -170,7 +169,7 @@ impl Shared {
         leadership.holder.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, oneshot::Sender<Result<(), String>>>> {
+    pub(crate) fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, oneshot::Sender<Result<(), BindError>>>> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -274,7 +273,7 @@ impl Shared {
     async fn post_to(&self, pod: &PodKey, subresource: &str, body: &Value) -> Posted {
         let path = match answer::path(pod) {
             Ok(path) => format!("{path}/{subresource}"),
-            Err(text) => return Posted::NotSent(text),
+            Err(error) => return Posted::NotSent(error.to_string()),
         };
         let body = body.to_string().into_bytes();
         // Check the lease as late as possible before the request is sent.
@@ -284,34 +283,38 @@ impl Shared {
         let request = http::Request::post(path).header(http::header::CONTENT_TYPE, "application/json");
         match self.ask(request.body(body.into()), self.limits.post).await {
             Ok((code, body)) => answer::posted(code, &body, pod),
-            Err(text) => Posted::Unknown(text),
+            Err(error) => Posted::Unknown(error.to_string()),
         }
     }
 
     pub(crate) async fn get(&self, pod: &PodKey) -> Got {
         let path = match answer::path(pod) {
             Ok(path) => path,
-            Err(text) => return Got::Failed(text),
+            Err(error) => return Got::Failed(error.to_string()),
         };
         match self.ask(http::Request::get(path).body(Body::empty()), self.limits.get).await {
             Ok((code, body)) => answer::got(code, &body, pod),
-            Err(text) => Got::Failed(text),
+            Err(error) => Got::Failed(error.to_string()),
         }
     }
 
     /// Send a request and read the whole answer, which may have at most [`answer::MOST_BYTES`] bytes.
-    pub(crate) async fn ask(&self, request: http::Result<http::Request<Body>>, within: Duration) -> Result<(u16, Bytes), String> {
-        let request = request.map_err(|error| error.to_string())?;
+    pub(crate) async fn ask(
+        &self,
+        request: http::Result<http::Request<Body>>,
+        within: Duration,
+    ) -> Result<(u16, Bytes), AskError> {
+        let request = request.map_err(AskError::Request)?;
         let ask = async {
-            let response = self.client.send(request).await.map_err(|error| in_words(&error))?;
+            let response = self.client.send(request).await?;
             let code = response.status().as_u16();
             let body = Limited::new(response.into_body(), answer::MOST_BYTES).collect().await;
             body.map(|body| (code, body.to_bytes()))
-                .map_err(|error| format!("the body of the answer (HTTP {code}) could not be read to its end: {error}"))
+                .map_err(|error| AskError::Body { code, error })
         };
         match tokio::time::timeout(within, ask).await {
             Ok(answer) => answer,
-            Err(_elapsed) => Err(format!("no answer within {within:?}")),
+            Err(_elapsed) => Err(AskError::Late(within)),
         }
     }
 

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use certificate::{Pair, Roots};
+use certificate::{CertificateError, Pair, Roots};
 pub(crate) use source::keep;
 
 /// The source of the certificates.
@@ -64,6 +64,15 @@ pub fn default_server_name(namespace: &str) -> String {
     format!("divvy-extender.{namespace}.svc")
 }
 
+/// Why certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CredentialsError {
+    #[error("{name} {error}")]
+    Unreadable { name: &'static str, error: CertificateError },
+    #[error("{name} cannot be used: {error}")]
+    Unusable { name: &'static str, error: CertificateError },
+}
+
 /// The TLS configurations made from one set of certificates.
 #[derive(Debug, Clone)]
 pub struct Credentials {
@@ -78,19 +87,19 @@ pub struct Credentials {
 impl Credentials {
     /// Make the credentials from PEM data. The error names the unusable part: `names` says what the error calls the
     /// certificate and the CA.
-    pub(crate) fn new(certificate: &[u8], key: &[u8], ca: &[u8], names: [&str; 2]) -> Result<Credentials, String> {
-        let [certificate_name, ca_name] = names;
-        let roots = Roots::read(ca).map_err(|why| format!("{ca_name} {why}"))?;
-        let pair = Pair::read(certificate, key).map_err(|why| format!("{certificate_name} {why}"))?;
+    pub(crate) fn new(
+        certificate: &[u8],
+        key: &[u8],
+        ca: &[u8],
+        names: [&'static str; 2],
+    ) -> Result<Credentials, CredentialsError> {
+        let [name, ca_name] = names;
+        let roots = Roots::read(ca).map_err(|error| CredentialsError::Unreadable { name: ca_name, error })?;
+        let pair = Pair::read(certificate, key).map_err(|error| CredentialsError::Unreadable { name, error })?;
+        let unusable = |error| CredentialsError::Unusable { name, error };
         Ok(Credentials {
-            server: Arc::new(
-                pair.server(&roots)
-                    .map_err(|why| format!("{certificate_name} cannot be used: {why}"))?,
-            ),
-            client: Arc::new(
-                pair.client(&roots)
-                    .map_err(|why| format!("{certificate_name} cannot be used: {why}"))?,
-            ),
+            server: Arc::new(pair.server(&roots).map_err(unusable)?),
+            client: Arc::new(pair.client(&roots).map_err(unusable)?),
             not_after_s: pair.validity().not_after_s,
         })
     }

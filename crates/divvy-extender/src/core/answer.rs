@@ -18,13 +18,16 @@ pub const MOST_BYTES: usize = 4 << 20;
 /// The maximum number of characters that an error quotes from a body that is not the API server's.
 const QUOTED: usize = 100;
 
+/// A request does not name a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the request does not name a pod: send a namespace and a name of lower-case letters, digits, - and .")]
+pub struct NotAPodName;
+
 /// Return the URL path of a pod. Fails if the namespace or the name is not a valid name (RFC 1123), because both come from a
 /// request.
-pub fn path(pod: &PodKey) -> Result<String, String> {
+pub fn path(pod: &PodKey) -> Result<String, NotAPodName> {
     if !names::is_name(&pod.namespace) || !names::is_name(&pod.name) {
-        return Err(
-            "the request does not name a pod: send a namespace and a name of lower-case letters, digits, - and .".to_owned(),
-        );
+        return Err(NotAPodName);
     }
     Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
 }

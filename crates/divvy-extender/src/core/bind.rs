@@ -18,16 +18,11 @@
 
 use std::collections::BTreeMap;
 
-use divvy_model::limits::shortened;
 use divvy_model::{Held, Pod};
 use divvy_placement::{Ask, Reservation, Standing};
 
 use super::binding::{BindingRequest, annotations};
-use super::{Action, BindArgs, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
-
-/// The maximum size in bytes of the text of a refused bind. The report about a node with many GPUs may be longer. Little is
-/// lost if it is cut: kube-scheduler puts the text into an event, which holds only 1 KiB.
-const REFUSAL_BYTES: usize = 4 << 10;
+use super::{Action, BindArgs, BindError, Core, Got, Now, Op, OpId, Posted, Stage, Ticket};
 
 /// How many times a nominated pod is read again before its bind is refused for lack of room.
 ///
@@ -44,15 +39,10 @@ impl Core {
     pub fn begin_bind(&mut self, args: BindArgs, now: Now) -> (Ticket, Vec<Action>) {
         let ticket = Ticket(self.next);
         self.next += 1;
-        if let Some(why) = self.not_synced().or_else(|| self.not_leading().map(str::to_owned)) {
+        if let Err(error) = self.may_bind() {
             self.counts.refused += 1;
-            return (
-                ticket,
-                vec![Action::Answer {
-                    ticket,
-                    result: Err(why),
-                }],
-            );
+            let result = Err(error);
+            return (ticket, vec![Action::Answer { ticket, result }]);
         }
         // kube-scheduler repeats a bind if it got no answer: join the equal bind that is under way.
         if let Some(op) = self.ops.values_mut().find(|op| op.args == args) {
@@ -86,7 +76,8 @@ impl Core {
             return Vec::new();
         };
         let args = op.args.clone();
-        self.nodes_taken.remove(&args.node);
+        let (pod, node) = (args.key(), args.node.clone());
+        self.nodes_taken.remove(&node);
         let mut actions = match outcome {
             Posted::Created => {
                 let written = self.ops.get(&id).and_then(|op| op.sent.first().cloned());
@@ -106,22 +97,15 @@ impl Core {
             }
             Posted::NotFound(text) => {
                 self.bury(&args.pod_uid);
-                self.refuse(id, format!("pod {} is gone: {text}", args.key()))
+                self.refuse(id, BindError::Gone { pod, answer: text })
             }
             Posted::NotSent(text) => {
                 self.give_up(id, now);
-                self.refuse(id, format!("pod {} is not bound: {text}", args.key()))
+                self.refuse(id, BindError::NotSent { pod, why: text })
             }
-            Posted::Refused(text) => {
+            Posted::Refused(answer) => {
                 self.give_up(id, now);
-                self.refuse(
-                    id,
-                    format!(
-                        "the API server refused to bind pod {} to node {}: {text}",
-                        args.key(),
-                        args.node
-                    ),
-                )
+                self.refuse(id, BindError::Refused { pod, node, answer })
             }
         };
         actions.extend(self.advance(now));
@@ -218,25 +202,21 @@ impl Core {
             }
             Got::NotFound => {
                 self.bury(&args.pod_uid);
-                self.refuse(id, format!("pod {} is gone: it was deleted before it was bound", args.key()))
+                let answer = "it was deleted before it was bound".to_owned();
+                self.refuse(id, BindError::Gone { pod: args.key(), answer })
             }
-            Got::Unreadable(text) => self.refuse(id, format!("pod {} cannot be placed: {text}", args.key())),
-            Got::Failed(text) if known => {
-                // The pod had to be read before a Binding is sent: either this extender has sent one that may still be carried out, or
+            Got::Unreadable(why) => self.refuse(id, BindError::Unreadable { pod: args.key(), why }),
+            Got::Failed(answer) => {
+                let pod = args.key();
+                // A known pod had to be read before a Binding is sent: either this extender has sent one that may still be carried out, or
                 // it has only just listed the pods, and an earlier extender may have sent one.
-                let why = match self.index.ledger().reservation(&args.pod_uid, &args.node) {
-                    Some(_) => "and an earlier bind of it may have been carried out",
-                    None => {
-                        "and the extender, which has just listed the pods, must first check whether another replica has bound it; nothing \
-                         was sent, and the bind can be tried again"
-                    }
+                let error = match self.index.ledger().reservation(&args.pod_uid, &args.node) {
+                    _ if !known => BindError::Unknown { pod, answer },
+                    Some(_) => BindError::MayBeBound { pod, answer },
+                    None => BindError::MayBeBoundByOther { pod, answer },
                 };
-                self.refuse(id, format!("pod {} could not be read, {why}: {text}", args.key()))
+                self.refuse(id, error)
             }
-            Got::Failed(text) => self.refuse(
-                id,
-                format!("pod {} is not known yet and could not be read: {text}", args.key()),
-            ),
         }
     }
 
@@ -253,7 +233,7 @@ impl Core {
             return actions;
         }
         if pod.deleting {
-            return self.refuse(id, format!("pod {} is being deleted", pod.key()));
+            return self.refuse(id, BindError::Deleting(pod.key()));
         }
         if let Some(op) = self.ops.get_mut(&id) {
             op.pod = Some(pod);
@@ -281,12 +261,11 @@ impl Core {
             return Vec::new();
         };
         if now.monotonic_ns >= self.ops.get(&id).map_or(0, |op| op.deadline_ns) {
-            let text = format!(
-                "pod {} could not be bound in time: earlier binds of this pod or on node {} have not finished",
-                args.key(),
-                args.node
-            );
-            return self.refuse(id, text);
+            let error = BindError::Late {
+                pod: args.key(),
+                node: args.node,
+            };
+            return self.refuse(id, error);
         }
         // The pod may have been bound while this bind waited.
         let bound = self.index.ledger().bound_to(&args.pod_uid).map(str::to_owned);
@@ -299,10 +278,11 @@ impl Core {
         let unit = self.index.ledger().unit();
         let ask = Ask::of_pod(&pod, unit);
         let Some(state) = self.index.ledger().node(&args.node).and_then(|view| view.state()).cloned() else {
-            return self.refuse(
-                id,
-                format!("pod {}: the extender does not know node {}", args.key(), args.node),
-            );
+            let error = BindError::UnknownNode {
+                pod: args.key(),
+                node: args.node,
+            };
+            return self.refuse(id, error);
         };
         let mut written = BTreeMap::new();
         let mut sent = Vec::new();
@@ -340,7 +320,11 @@ impl Core {
                     return self.read_pod(id, LOOK_AGAIN_NS);
                 }
                 let report = self.index.ledger().explain(&args.node, &ask);
-                return self.refuse(id, format!("pod {}: {report}", args.key()));
+                let error = BindError::DoesNotFit {
+                    pod: args.key(),
+                    report: Box::new(report),
+                };
+                return self.refuse(id, error);
             };
             possible.retain(|other| *other != held);
             sent.push(held.clone());
@@ -407,13 +391,8 @@ impl Core {
                         return self.finish(id, Ok(()));
                     }
                     self.index.ledger_mut().release(&args.pod_uid, &args.node);
-                    self.refuse(
-                        id,
-                        format!(
-                            "pod {} is already bound to node {node}, with a different allocation",
-                            args.key()
-                        ),
-                    )
+                    let (pod, node) = (args.key(), args.node);
+                    self.refuse(id, BindError::OtherAllocation { pod, node })
                 }
                 Some(node) => {
                     self.index.ledger_mut().release(&args.pod_uid, &args.node);
@@ -421,24 +400,17 @@ impl Core {
                 }
                 None if refused => {
                     self.give_up(id, now);
-                    self.refuse(
-                        id,
-                        format!(
-                            "the API server refused to bind pod {} to node {}: {text}",
-                            args.key(),
-                            args.node
-                        ),
-                    )
+                    let (pod, node, answer) = (args.key(), args.node, text);
+                    self.refuse(id, BindError::Refused { pod, node, answer })
                 }
-                None => self.unknown(
-                    id,
-                    &text,
-                    "the pod is not bound so far; its reservation is kept, so that the bind can be tried again",
-                ),
+                None => {
+                    let (pod, node, answer) = (args.key(), args.node, text);
+                    self.unknown(id, BindError::UnboundSoFar { pod, node, answer })
+                }
             },
             Got::NotFound => {
                 self.bury(&args.pod_uid);
-                self.refuse(id, format!("pod {} was deleted during the bind", args.key()))
+                self.refuse(id, BindError::Deleted(args.key()))
             }
             Got::Unreadable(_) | Got::Failed(_) => {
                 let pause = self.ops.get(&id).map_or(0, |op| op.pause_ns);
@@ -451,28 +423,15 @@ impl Core {
                 }
                 let ledger = self.index.ledger_mut();
                 ledger.set_standing(&args.pod_uid, &args.node, Standing::Doubt, now.monotonic_ns);
-                self.unknown(
-                    id,
-                    &text,
-                    "it is not known whether the pod is bound; its reservation is kept until that is known",
-                )
+                let (pod, node, answer) = (args.key(), args.node, text);
+                self.unknown(id, BindError::InDoubt { pod, node, answer })
             }
         }
     }
 
-    fn unknown(&mut self, id: OpId, text: &str, state: &str) -> Vec<Action> {
-        let Some(args) = self.ops.get(&id).map(|op| op.args.clone()) else {
-            return Vec::new();
-        };
+    fn unknown(&mut self, id: OpId, error: BindError) -> Vec<Action> {
         self.counts.unknown += 1;
-        self.finish(
-            id,
-            Err(format!(
-                "the API server gave no usable answer to the Binding of pod {} to node {} ({text}); {state}",
-                args.key(),
-                args.node
-            )),
-        )
+        self.finish(id, Err(error))
     }
 
     /// Release what this bind reserved, because its POST will not be carried out. If an earlier POST of the same content may still be
@@ -507,12 +466,12 @@ impl Core {
         }
     }
 
-    pub(super) fn refuse(&mut self, id: OpId, text: String) -> Vec<Action> {
+    pub(super) fn refuse(&mut self, id: OpId, error: BindError) -> Vec<Action> {
         self.counts.refused += 1;
-        self.finish(id, Err(shortened(&text, REFUSAL_BYTES).into_owned()))
+        self.finish(id, Err(error))
     }
 
-    fn finish(&mut self, id: OpId, result: Result<(), String>) -> Vec<Action> {
+    fn finish(&mut self, id: OpId, result: Result<(), BindError>) -> Vec<Action> {
         self.waiting.remove(&id);
         let Some(op) = self.ops.remove(&id) else {
             return Vec::new();
@@ -552,19 +511,18 @@ fn gpu_count_warning(pod: &Pod) -> Option<Action> {
     })
 }
 
-fn bound_elsewhere(args: &BindArgs, node: &str) -> String {
-    format!(
-        "pod {} is bound to node {node} already and cannot be bound to node {}",
-        args.key(),
-        args.node
-    )
+fn bound_elsewhere(args: &BindArgs, bound: &str) -> BindError {
+    BindError::BoundElsewhere {
+        pod: args.key(),
+        bound: bound.to_owned(),
+        node: args.node.clone(),
+    }
 }
 
-/// Return the error text that gpushare's extender uses for a pod with another UID, byte for byte
-/// (`pkg/scheduler/gpushare-bind.go`).
-fn other_uid(args: &BindArgs, found: &str) -> String {
-    format!(
-        "The pod {} in ns {}'s uid is {found}, and it's not equal with expected {}",
-        args.pod_name, args.pod_namespace, args.pod_uid
-    )
+fn other_uid(args: &BindArgs, found: &str) -> BindError {
+    BindError::OtherUid {
+        pod: args.key(),
+        found: found.to_owned(),
+        expected: args.pod_uid.clone(),
+    }
 }

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use divvy_model::{Pod, PodKey};
 use divvy_placement::{Ask, KeptFor, NodeReport, Refusal};
 
-use super::{Core, DecideIn, Now};
+use super::{Core, DecideIn, FilterError, NotSynced, Now};
 
 /// How long a resumed watch needs to catch up. The API server sends the missed events at once; after this time, the extender has
 /// read them.
@@ -35,10 +35,8 @@ impl Core {
     ///
     /// # Errors
     /// Fails until pods and nodes have been listed.
-    pub fn filter<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Result<FilterAnswer, String> {
-        if let Some(why) = self.not_synced() {
-            return Err(why);
-        }
+    pub fn filter<'a>(&self, pod: &Pod, nodes: impl IntoIterator<Item = &'a str>) -> Result<FilterAnswer, NotSynced> {
+        self.synced()?;
         let ledger = self.index.ledger();
         let ask = Ask::of_pod(pod, ledger.unit());
         let question = ledger.question(&ask, &pod.uid);
@@ -58,7 +56,7 @@ impl Core {
     /// - A watch is broken: kube-scheduler may already have seen the event that freed the memory, and would then wait for it in
     ///   vain.
     /// - The memory is only held for a departed pod: it becomes free without any event.
-    pub fn filter_at<'a, I>(&mut self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, String>
+    pub fn filter_at<'a, I>(&mut self, pod: &Pod, nodes: I, now: Now) -> Result<FilterAnswer, FilterError>
     where
         I: IntoIterator<Item = &'a str> + Clone,
     {
@@ -73,22 +71,20 @@ impl Core {
         };
         let node = nodes.clone().into_iter().nth(*position).unwrap_or_default();
         if let Some((what, why)) = self.out_of_date(now) {
-            return Err(format!(
-                "as far as the extender knows, no node has room (node {node}: {}); but its watch of {what} was interrupted ({why}), so this \
-                 may be out of date; kube-scheduler will try again",
-                refusal.filter_text(node)
-            ));
+            return Err(FilterError::OutOfDate {
+                node: node.to_owned(),
+                refusal: refusal.filter_message(node),
+                what,
+                why: why.to_owned(),
+            });
         }
         match self.kept(pod, nodes) {
             None => Ok(answer),
-            Some((node, kept)) => Err(format!(
-                "no node has room yet: node {node} keeps {} of GPU {} for pod {} (deleted, container was running) until its agent reports \
-                 that the container has ended, or for at most {} s; kube-scheduler will try again",
-                kept.memory,
-                kept.index,
-                kept.pod,
-                self.timing.departed_ns / 1_000_000_000
-            )),
+            Some((node, kept)) => Err(FilterError::Kept {
+                node: node.to_owned(),
+                kept,
+                most_s: self.timing.departed_ns / 1_000_000_000,
+            }),
         }
     }
 

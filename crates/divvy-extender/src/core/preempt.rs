@@ -1,6 +1,6 @@
 use divvy_model::Pod;
 
-use super::Core;
+use super::{Core, NotSynced};
 
 /// Pods on one node that kube-scheduler may evict to make room for another pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,10 +27,8 @@ impl Core {
     ///
     /// # Errors
     /// Fails until pods and nodes have been listed.
-    pub fn preempt(&self, pod: &Pod, proposed: Vec<Eviction>) -> Result<Vec<Eviction>, String> {
-        if let Some(why) = self.not_synced() {
-            return Err(why);
-        }
+    pub fn preempt(&self, pod: &Pod, proposed: Vec<Eviction>) -> Result<Vec<Eviction>, NotSynced> {
+        self.synced()?;
         let ledger = self.index.ledger();
         if !pod.request.wants_gpus() {
             return Ok(proposed);

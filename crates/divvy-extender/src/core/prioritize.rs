@@ -3,7 +3,7 @@ use divvy_model::scores::{BEST, OTHERS};
 use divvy_placement::{Ask, Choice};
 use divvy_policy::{Cost, Ranking};
 
-use super::Core;
+use super::{Core, NotSynced};
 
 impl Core {
     /// Return scores for these nodes, in their order: [`BEST`] for the best node and at most [`OTHERS`] for the others. The higher a node's
@@ -11,13 +11,11 @@ impl Core {
     ///
     /// # Errors
     /// Fails until pods and nodes have been listed.
-    pub fn prioritize<'n, I>(&mut self, pod: &Pod, nodes: I) -> Result<Vec<u8>, String>
+    pub fn prioritize<'n, I>(&mut self, pod: &Pod, nodes: I) -> Result<Vec<u8>, NotSynced>
     where
         I: IntoIterator<Item = &'n str> + Clone,
     {
-        if let Some(why) = self.not_synced() {
-            return Err(why);
-        }
+        self.synced()?;
         Ok(scores(&self.ranking(pod, nodes)))
     }
 

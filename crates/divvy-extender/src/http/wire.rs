@@ -8,12 +8,35 @@ use serde_json::value::RawValue;
 
 use crate::core::{BindArgs, Eviction, FilterAnswer};
 
+/// Why a request of kube-scheduler cannot be read. The texts about missing parts of a filter request are gpushare's.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error("the request is not a JSON object: {0}")]
+    NotAnObject(serde_json::Error),
+    #[error("field {name} of the request cannot be read: {error}")]
+    Field { name: &'static str, error: serde_json::Error },
+    #[error("arg or pod is nil")]
+    NoPod,
+    #[error("cannot get node names")]
+    NoNodes,
+    #[error("a node in Nodes of the request has no name: {0}")]
+    NamelessNode(serde_json::Error),
+    #[error("the request names the node {0:?} twice; send each node once, as kube-scheduler does")]
+    NodeTwice(String),
+    #[error("the request has neither NodeNameToMetaVictims nor NodeNameToVictims")]
+    NoVictims,
+    #[error(
+        "{field} of the request is {text:?}, which cannot be the name of an object; send PodName, PodNamespace, PodUID and Node, as \
+         kube-scheduler does"
+    )]
+    NotAName { field: &'static str, text: String },
+}
+
 /// Split a JSON object into its fields: the lower-cased names, and the values, which are not parsed yet. kube-scheduler sends
 /// Go's field names, but up to 1.16 it sent lower-case names, and Go's decoder ignores the case. The values (pods, nodes) are
 /// ordinary Kubernetes JSON, where the case matters.
-fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, String> {
-    let outer: BTreeMap<Cow<'_, str>, &RawValue> =
-        serde_json::from_slice(body).map_err(|error| format!("the request is not a JSON object: {error}"))?;
+fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, Unreadable> {
+    let outer: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(body).map_err(Unreadable::NotAnObject)?;
     Ok(outer
         .into_iter()
         .map(|(name, value)| (name.to_ascii_lowercase(), value))
@@ -21,12 +44,10 @@ fn fields(body: &[u8]) -> Result<BTreeMap<String, &RawValue>, String> {
 }
 
 /// Parse one field. `null` is the same as absent.
-fn field<'a, T: Deserialize<'a>>(fields: &BTreeMap<String, &'a RawValue>, name: &str) -> Result<Option<T>, String> {
+fn field<'a, T: Deserialize<'a>>(fields: &BTreeMap<String, &'a RawValue>, name: &'static str) -> Result<Option<T>, Unreadable> {
     match fields.get(&name.to_ascii_lowercase()) {
         None => Ok(None),
-        Some(raw) => {
-            serde_json::from_str(raw.get()).map_err(|error| format!("field {name} of the request cannot be read: {error}"))
-        }
+        Some(raw) => serde_json::from_str(raw.get()).map_err(|error| Unreadable::Field { name, error }),
     }
 }
 
@@ -71,8 +92,8 @@ impl Nodes<'_> {
     }
 }
 
-/// Parse a filter request. The texts of the two errors about missing parts are gpushare's.
-pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
+/// Parse a filter request.
+pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, Unreadable> {
     #[derive(Deserialize)]
     struct NodeList<'a> {
         #[serde(borrow, default)]
@@ -89,15 +110,14 @@ pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
         name: String,
     }
     let fields = fields(body)?;
-    let pod = field(&fields, "Pod")?.ok_or("arg or pod is nil")?;
+    let pod = field(&fields, "Pod")?.ok_or(Unreadable::NoPod)?;
     let nodes = if let Some(names) = field(&fields, "NodeNames")? {
         Nodes::Names(names)
     } else if let Some(list) = field::<NodeList<'_>>(&fields, "Nodes")? {
         let items = list.items.unwrap_or_default().into_iter();
-        let named: Result<Vec<_>, String> = items
+        let named: Result<Vec<_>, Unreadable> = items
             .map(|raw| {
-                let node: Named = serde_json::from_str(raw.get())
-                    .map_err(|error| format!("a node in Nodes of the request has no name: {error}"))?;
+                let node: Named = serde_json::from_str(raw.get()).map_err(Unreadable::NamelessNode)?;
                 Ok((node.metadata.name, raw))
             })
             .collect();
@@ -106,20 +126,18 @@ pub(super) fn filter_args(body: &[u8]) -> Result<FilterArgs<'_>, String> {
             items: named?,
         }
     } else {
-        return Err("cannot get node names".to_owned());
+        return Err(Unreadable::NoNodes);
     };
     // In the response, the names of nodes are keys of an object.
     let mut known = HashSet::with_capacity(nodes.names().size_hint().0);
     if let Some(name) = nodes.names().find(|name| !known.insert(*name)) {
-        return Err(format!(
-            "the request names the node {name:?} twice; send each node once, as kube-scheduler does"
-        ));
+        return Err(Unreadable::NodeTwice(name.to_owned()));
     }
     Ok(FilterArgs { pod, nodes })
 }
 
 /// Parse `ExtenderPreemptionArgs`: the pod, and for each node the pods to evict for it, as UIDs (`nodeCacheCapable: true`) or as whole pods.
-pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>), String> {
+pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>), Unreadable> {
     #[derive(Deserialize)]
     struct Victims<P> {
         #[serde(rename = "Pods")]
@@ -149,12 +167,12 @@ pub(super) fn preemption_args(body: &[u8]) -> Result<(PodObject, Vec<Eviction>),
         map.into_iter().map(eviction).collect()
     }
     let fields = fields(body)?;
-    let pod = field(&fields, "Pod")?.ok_or("arg or pod is nil")?;
+    let pod = field(&fields, "Pod")?.ok_or(Unreadable::NoPod)?;
     if let Some(map) = field(&fields, "NodeNameToMetaVictims")? {
         return Ok((pod, evictions(map, |Uid { uid }| uid)));
     }
     let map = field(&fields, "NodeNameToVictims")?;
-    let map = map.ok_or("the request has neither NodeNameToMetaVictims nor NodeNameToVictims")?;
+    let map = map.ok_or(Unreadable::NoVictims)?;
     Ok((pod, evictions(map, |whole: Whole| whole.metadata.uid)))
 }
 
@@ -193,16 +211,13 @@ impl PreemptionResult {
 }
 
 /// Parse a bind request. The names become part of a URL, so anything that cannot be a name is an error.
-pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, String> {
+pub(super) fn bind_args(body: &[u8]) -> Result<BindArgs, Unreadable> {
     let fields = fields(body)?;
-    let name = |field_name: &'static str| -> Result<String, String> {
-        let text: String = field(&fields, field_name)?.unwrap_or_default();
+    let name = |name: &'static str| -> Result<String, Unreadable> {
+        let text: String = field(&fields, name)?.unwrap_or_default();
         let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
         if text.is_empty() || text.len() > 253 || !text.bytes().all(legal) || text.starts_with('.') {
-            return Err(format!(
-                "{field_name} of the request is {text:?}, which cannot be the name of an object; \
-                 send PodName, PodNamespace, PodUID and Node, as kube-scheduler does"
-            ));
+            return Err(Unreadable::NotAName { field: name, text });
         }
         Ok(text)
     };
@@ -249,13 +264,13 @@ impl Serialize for Failed<'_> {
 }
 
 impl<'a> FilterResult<'a> {
-    pub(super) fn error(text: impl Into<String>) -> FilterResult<'a> {
+    pub(super) fn error(text: impl ToString) -> FilterResult<'a> {
         FilterResult {
             nodes: None,
             node_names: None,
             failed_nodes: None,
             failed_and_unresolvable_nodes: None,
-            error: text.into(),
+            error: text.to_string(),
         }
     }
 

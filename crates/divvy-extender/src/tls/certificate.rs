@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::ServerCertVerifier as _;
+use rustls::client::{VerifierBuilderError, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::sign::CertifiedKey;
@@ -18,6 +18,45 @@ pub const LARGEST_PEM: usize = 1 << 20;
 /// Return the cryptography provider for rustls: ring, as in kube's client.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// Why PEM data cannot be used as a certificate, or a certificate is not accepted. The texts are sentences without a subject, such as "is
+/// larger than 1 MiB", except for those of [`Pair::serves`], [`Pair::identifies`], [`Pair::server`], and [`Pair::client`].
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// The data is too large.
+    #[error("is larger than 1 MiB, but no certificate is that large")]
+    Large,
+    /// The data is not PEM.
+    #[error("is not readable PEM ({0})")]
+    Pem(pem::Error),
+    /// The data is PEM of something else.
+    #[error("holds no certificate in PEM (-----BEGIN CERTIFICATE-----)")]
+    None,
+    /// The certificate's validity period cannot be parsed.
+    #[error("holds a certificate whose validity period cannot be read")]
+    Validity,
+    /// The private key cannot be parsed.
+    #[error("has no readable private key ({0})")]
+    Key(pem::Error),
+    /// The TLS library does not know the kind of the certificate or of its key.
+    #[error("has an unusable certificate or key ({0})")]
+    Unusable(rustls::Error),
+    /// The key belongs to another certificate.
+    #[error("has a certificate and a key that do not match")]
+    Mismatch,
+    /// A certificate of a bundle of CAs is none of a CA.
+    #[error("holds a certificate that is not a CA certificate ({0})")]
+    NotAuthority(rustls::Error),
+    /// The name that clients expect cannot be the name of a server.
+    #[error("{0:?} is not a valid server name")]
+    ServerName(String),
+    /// The CA certificates cannot verify anything.
+    #[error("{0}")]
+    Verifier(#[from] VerifierBuilderError),
+    /// The TLS library does not accept the certificate.
+    #[error("{0}")]
+    Tls(#[from] rustls::Error),
 }
 
 /// The period in which a certificate is valid, in Unix seconds, inclusive.
@@ -39,24 +78,21 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Parse a certificate chain and a private key in PEM, and check that they match. The error is a sentence without a subject, such as "is
-    /// larger than 1 MiB".
-    pub fn read(certificate: &[u8], key: &[u8]) -> Result<Pair, String> {
+    /// Parse a certificate chain and a private key in PEM, and check that they match.
+    pub fn read(certificate: &[u8], key: &[u8]) -> Result<Pair, CertificateError> {
         let mut between = certificates(certificate)?;
         let leaf = between.remove(0);
-        let validity = validity(&leaf).ok_or("holds a certificate whose validity period cannot be read")?;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("has no readable private key ({error})"))?;
+        let validity = validity(&leaf).ok_or(CertificateError::Validity)?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(CertificateError::Key)?;
         let pair = Pair {
             leaf,
             between,
             key,
             validity,
         };
-        let known = CertifiedKey::from_der(pair.chain(), pair.key.clone_key(), &provider())
-            .map_err(|error| format!("has an unusable certificate or key ({error})"))?;
-        known
-            .keys_match()
-            .map_err(|_| "has a certificate and a key that do not match".to_owned())?;
+        let known =
+            CertifiedKey::from_der(pair.chain(), pair.key.clone_key(), &provider()).map_err(CertificateError::Unusable)?;
+        known.keys_match().map_err(|_| CertificateError::Mismatch)?;
         Ok(pair)
     }
 
@@ -70,42 +106,31 @@ impl Pair {
     }
 
     /// Check that a client that trusts `roots` and expects `name` accepts the certificate at the given time.
-    pub fn serves(&self, roots: &Roots, name: &str, at_s: i64) -> Result<(), String> {
-        let server_name = ServerName::try_from(name.to_owned()).map_err(|_| format!("{name:?} is not a valid server name"))?;
-        let verifier = WebPkiServerVerifier::builder_with_provider(roots.0.clone(), provider())
-            .build()
-            .map_err(|error| error.to_string())?;
-        verifier
-            .verify_server_cert(&self.leaf, &self.between, &server_name, &[], unix_time(at_s))
-            .map(|_| ())
-            .map_err(|error| error.to_string())
+    pub fn serves(&self, roots: &Roots, name: &str, at_s: i64) -> Result<(), CertificateError> {
+        let server_name = ServerName::try_from(name.to_owned()).map_err(|_| CertificateError::ServerName(name.to_owned()))?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.0.clone(), provider()).build()?;
+        verifier.verify_server_cert(&self.leaf, &self.between, &server_name, &[], unix_time(at_s))?;
+        Ok(())
     }
 
     /// Check that a server that trusts `roots` accepts the certificate from a client at the given time.
-    pub fn identifies(&self, roots: &Roots, at_s: i64) -> Result<(), String> {
-        let verifier = WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider())
-            .build()
-            .map_err(|error| error.to_string())?;
-        verifier
-            .verify_client_cert(&self.leaf, &self.between, unix_time(at_s))
-            .map(|_| ())
-            .map_err(|error| error.to_string())
+    pub fn identifies(&self, roots: &Roots, at_s: i64) -> Result<(), CertificateError> {
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.0.clone(), provider()).build()?;
+        verifier.verify_client_cert(&self.leaf, &self.between, unix_time(at_s))?;
+        Ok(())
     }
 
     /// Return the configuration of a server with this certificate. It accepts clients whose certificate is signed by one of
     /// `clients`, and clients without any certificate.
-    pub fn server(&self, clients: &Roots) -> Result<ServerConfig, String> {
+    pub fn server(&self, clients: &Roots) -> Result<ServerConfig, CertificateError> {
         let verifier = WebPkiClientVerifier::builder_with_provider(clients.0.clone(), provider())
             // The kubelet's probes and Prometheus have no certificate; `http` decides which pages they may read.
             .allow_unauthenticated()
-            .build()
-            .map_err(|error| error.to_string())?;
+            .build()?;
         let mut config = ServerConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
+            .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)
-            .with_single_cert(self.chain(), self.key.clone_key())
-            .map_err(|error| error.to_string())?;
+            .with_single_cert(self.chain(), self.key.clone_key())?;
         // No HTTP/2: kube-scheduler would keep using a connection to a dead node until its ping fails, 45 s later. It drops an HTTP/1.1
         // connection as soon as a request times out.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -114,13 +139,11 @@ impl Pair {
 
     /// Return the configuration of a client with this certificate. It accepts servers whose certificate is signed by one of
     /// `servers`.
-    pub fn client(&self, servers: &Roots) -> Result<ClientConfig, String> {
+    pub fn client(&self, servers: &Roots) -> Result<ClientConfig, CertificateError> {
         let mut config = ClientConfig::builder_with_provider(provider())
-            .with_safe_default_protocol_versions()
-            .map_err(|error| error.to_string())?
+            .with_safe_default_protocol_versions()?
             .with_root_certificates(servers.0.clone())
-            .with_client_auth_cert(self.chain(), self.key.clone_key())
-            .map_err(|error| error.to_string())?;
+            .with_client_auth_cert(self.chain(), self.key.clone_key())?;
         config.alpn_protocols.clear();
         Ok(config)
     }
@@ -131,27 +154,25 @@ impl Pair {
 pub struct Roots(Arc<RootCertStore>);
 
 impl Roots {
-    /// Parse a PEM bundle. The error is a sentence without a subject.
-    pub fn read(pem: &[u8]) -> Result<Roots, String> {
+    /// Parse a PEM bundle.
+    pub fn read(pem: &[u8]) -> Result<Roots, CertificateError> {
         let mut store = RootCertStore::empty();
         for certificate in certificates(pem)? {
-            store
-                .add(certificate)
-                .map_err(|error| format!("holds a certificate that is not a CA certificate ({error})"))?;
+            store.add(certificate).map_err(CertificateError::NotAuthority)?;
         }
         Ok(Roots(Arc::new(store)))
     }
 }
 
 /// Parse a PEM bundle of at least one certificate.
-fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
     if pem.len() > LARGEST_PEM {
-        return Err("is larger than 1 MiB, but no certificate is that large".to_owned());
+        return Err(CertificateError::Large);
     }
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let found = found.map_err(|error| format!("is not readable PEM ({error})"))?;
+    let found = found.map_err(CertificateError::Pem)?;
     if found.is_empty() {
-        return Err("holds no certificate in PEM (-----BEGIN CERTIFICATE-----)".to_owned());
+        return Err(CertificateError::None);
     }
     Ok(found)
 }

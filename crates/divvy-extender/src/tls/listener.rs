@@ -74,7 +74,7 @@ impl TlsDoor {
             *said = Some(now);
             tracing::warn!(%address, "a client is treated like one without a certificate: {why} (logged at most once a minute; /metrics counts all)");
         }
-        Shown::OtherNames(why.into())
+        Shown::OtherNames(why.to_string().into())
     }
 }
 

@@ -11,6 +11,25 @@ pub const KUBE_SCHEDULER: &str = "kube-scheduler";
 /// The maximum number of characters of a certificate's names that a message repeats.
 const LONGEST: usize = 200;
 
+/// Why a client's certificate is not accepted. Each text is a sentence.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotAccepted {
+    /// The certificate cannot be parsed.
+    #[error("its certificate cannot be read ({0})")]
+    Unreadable(webpki::Error),
+    /// None of the certificate's names is accepted.
+    #[error(
+        "its certificate has {shown}, but this extender only answers {accepted}; if the client is kube-scheduler, start the extender with \
+         --client-name and the name in the certificate (Helm: extender.tls.clientNames)"
+    )]
+    OtherNames {
+        /// The certificate's names, shortened.
+        shown: String,
+        /// The accepted names.
+        accepted: String,
+    },
+}
+
 /// The names of accepted clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Names(Vec<String>);
@@ -28,9 +47,9 @@ impl Names {
     }
 
     /// Check that one of the certificate's names equals an accepted name. Its names are the common name, and the DNS names and
-    /// URIs among the alternative names. The error is a sentence. Signature and validity are checked elsewhere.
-    pub fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), String> {
-        let found = names_of(certificate)?;
+    /// URIs among the alternative names. Signature and validity are checked elsewhere.
+    pub fn check(&self, certificate: &CertificateDer<'_>) -> Result<(), NotAccepted> {
+        let found = names_of(certificate).map_err(NotAccepted::Unreadable)?;
         if found.iter().any(|name| self.0.contains(name)) {
             return Ok(());
         }
@@ -43,17 +62,16 @@ impl Names {
             shown.truncate(cut);
             shown.push('…');
         }
-        Err(format!(
-            "its certificate has {shown}, but this extender only answers {}; if the client is kube-scheduler, start the extender with \
-             --client-name and the name in the certificate (Helm: extender.tls.clientNames)",
-            self.0.join(" and ")
-        ))
+        Err(NotAccepted::OtherNames {
+            shown,
+            accepted: self.0.join(" and "),
+        })
     }
 }
 
 /// Return the names in a certificate: the common name, then the DNS names and URIs among the alternative names.
-fn names_of(certificate: &CertificateDer<'_>) -> Result<Vec<String>, String> {
-    let read = EndEntityCert::try_from(certificate).map_err(|error| format!("its certificate cannot be read ({error})"))?;
+fn names_of(certificate: &CertificateDer<'_>) -> Result<Vec<String>, webpki::Error> {
+    let read = EndEntityCert::try_from(certificate)?;
     let mut names: Vec<String> = certificate::common_name(read.subject()).into_iter().collect();
     names.extend(read.valid_dns_names().chain(read.valid_uri_names()).map(str::to_owned));
     names.dedup();
@@ -126,7 +144,8 @@ mod tests {
         assert_eq!(names.check(&certificate(None, &[dns("x.svc")])), Ok(()));
         let why = names
             .check(&certificate(Some("kube-scheduler"), &[]))
-            .expect_err("not one of them");
+            .expect_err("not one of them")
+            .to_string();
         assert!(
             why.contains("\"kube-scheduler\"")
                 && why.contains("system:kube-scheduler and x.svc")
@@ -140,12 +159,13 @@ mod tests {
         let names = Names::new(&[], "x.svc");
         let why = names
             .check(&certificate(Some(&format!("\u{1b}[31m{}", "a".repeat(5_000))), &[]))
-            .expect_err("refused");
+            .expect_err("refused")
+            .to_string();
         assert!(why.len() < 600 && !why.contains('\u{1b}'), "{why}");
         assert!(
             names
                 .check(&CertificateDer::from(vec![1, 2, 3]))
-                .is_err_and(|why| why.contains("cannot be read"))
+                .is_err_and(|why| matches!(why, NotAccepted::Unreadable(_)))
         );
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::certificate::{Pair, Roots};
+use super::certificate::{CertificateError, Pair, Roots};
 
 /// The keys of the Secret's data.
 pub mod keys {
@@ -79,12 +79,46 @@ pub struct Plan {
     pub warning: Option<String>,
 }
 
+/// Why the Secret's data is not used and not overwritten.
+// No `source`: the texts already contain the causes, and an error chain would print them twice.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// Another program made the data.
+    #[error(
+        "it holds {found}, but not both {} and {}, so the extender did not make it and does not overwrite it. Name an empty Secret with \
+         --tls-secret, or mount this one and set --tls-cert-file, --tls-private-key-file and --client-ca-file",
+        keys::CA,
+        keys::CA_KEY
+    )]
+    Foreign {
+        /// The keys of the data.
+        found: String,
+    },
+    /// The CA is damaged.
+    #[error(
+        "{ca} {0}. Remove the Secret's data to have all certificates made again (and then give kube-scheduler the new ones), or repair the data",
+        ca = keys::CA
+    )]
+    Damaged(CertificateError),
+}
+
+/// Why a certificate is made again although the Secret has one.
+#[derive(Debug, thiserror::Error)]
+enum Unfit {
+    #[error("is missing")]
+    Missing,
+    #[error(transparent)]
+    Unusable(#[from] CertificateError),
+    #[error("expires in {0} s")]
+    Expires(i64),
+}
+
 /// Decide what to make from the Secret's data. `name` is the server name.
 ///
 /// # Errors
 /// Fails if the extender did not make the Secret's data, or if the data is damaged. The data is not overwritten, because another
 /// program may have made it.
-pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Plan, String> {
+pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result<Plan, PlanError> {
     let get = |key: &str| data.get(key).map(Vec::as_slice).filter(|value| !value.is_empty());
     let all = |why: &str| Plan {
         make: [Part::Authority, Part::Server, Part::Client]
@@ -96,18 +130,13 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
         (Some(ca), Some(key)) => (ca, key),
         (None, None) if data.values().all(Vec::is_empty) => return Ok(all("there is none yet")),
         _ => {
-            return Err(format!(
-                "it holds {}, but not both {} and {}, so the extender did not make it and does not overwrite it. Name an empty Secret with \
-                 --tls-secret, or mount this one and set --tls-cert-file, --tls-private-key-file and --client-ca-file",
-                data.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
-                keys::CA,
-                keys::CA_KEY
-            ));
+            return Err(PlanError::Foreign {
+                found: data.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
+            });
         }
     };
-    let mend = "Remove the Secret's data to have all certificates made again (and then give kube-scheduler the new ones), or repair the data";
-    let authority = Pair::read(ca, ca_key).map_err(|why| format!("{} {why}. {mend}", keys::CA))?;
-    let roots = Roots::read(ca).map_err(|why| format!("{} {why}. {mend}", keys::CA))?;
+    let authority = Pair::read(ca, ca_key).map_err(PlanError::Damaged)?;
+    let roots = Roots::read(ca).map_err(PlanError::Damaged)?;
     let ends_s = authority.validity().not_after_s;
     if ends_s <= now_s {
         return Ok(Plan {
@@ -120,10 +149,10 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
         });
     }
     let mut plan = Plan::default();
-    let pair = |certificate: &str, key: &str| -> Result<Pair, String> {
+    let pair = |certificate: &str, key: &str| -> Result<Pair, Unfit> {
         match (get(certificate), get(key)) {
-            (Some(certificate), Some(key)) => Pair::read(certificate, key),
-            _ => Err("is missing".to_owned()),
+            (Some(certificate), Some(key)) => Ok(Pair::read(certificate, key)?),
+            _ => Err(Unfit::Missing),
         }
     };
     let server = pair(keys::SERVER, keys::SERVER_KEY).and_then(|pair| {
@@ -133,15 +162,15 @@ pub fn plan(data: &Data, name: &str, now_s: i64, lifetimes: Lifetimes) -> Result
         // If the certificate ends with the CA, renewing it would not help.
         let left_s = pair.validity().not_after_s - now_s;
         if left_s < lifetimes.renew_server_s() && pair.validity().not_after_s < ends_s {
-            return Err(format!("expires in {left_s} s"));
+            return Err(Unfit::Expires(left_s));
         }
         Ok(())
     });
     if let Err(why) = server {
-        plan.make.push((Part::Server, why));
+        plan.make.push((Part::Server, why.to_string()));
     }
-    if let Err(why) = pair(keys::CLIENT, keys::CLIENT_KEY).and_then(|pair| pair.identifies(&roots, now_s)) {
-        plan.make.push((Part::Client, why));
+    if let Err(why) = pair(keys::CLIENT, keys::CLIENT_KEY).and_then(|pair| Ok(pair.identifies(&roots, now_s)?)) {
+        plan.make.push((Part::Client, why.to_string()));
     }
     if ends_s - now_s < lifetimes.warn_s() {
         plan.warning = Some(format!(

@@ -1,5 +1,6 @@
 //! Keeps the credentials up to date: reads them, has certificates made if necessary, and publishes new credentials.
 
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use k8s_openapi::ByteString;
@@ -9,9 +10,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::certificate::LARGEST_PEM;
-use super::plan::{Data, Lifetimes, keys, plan};
-use super::{Credentials, Current, Source, make};
-use divvy_kube::in_words;
+use super::plan::{Data, Lifetimes, PlanError, keys, plan};
+use super::{Credentials, CredentialsError, Current, Source, make};
+use crate::error::AskError;
 
 /// The longest pause between two reads of the Secret. Another replica may have renewed the certificates in it.
 const LOOK: Duration = Duration::from_secs(30);
@@ -30,7 +31,7 @@ pub(crate) fn keep(source: Source, client: kube::Client, stop: CancellationToken
             source,
             client,
             sender,
-            seen: Vec::new(),
+            seen: Default::default(),
             said: None,
             warned: None,
         };
@@ -45,12 +46,47 @@ pub(crate) fn keep(source: Source, client: kube::Client, stop: CancellationToken
     receiver
 }
 
+/// Why there are no new certificates.
+// No `source`: the texts already contain the causes, and an error chain would print them twice.
+#[derive(Debug, thiserror::Error)]
+enum KeepError {
+    #[error("{flag} {}: could not be read: {error}", path.display())]
+    File {
+        flag: &'static str,
+        path: PathBuf,
+        error: std::io::Error,
+    },
+    #[error("the Secret {secret}: {error}")]
+    Secret { secret: String, error: SecretError },
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+}
+
+/// Why the Secret has no certificates that can be used.
+#[derive(Debug, thiserror::Error)]
+enum SecretError {
+    #[error(transparent)]
+    Read(AskError),
+    #[error("it does not exist; create it empty: kubectl -n {namespace} create secret generic {name}")]
+    Missing { namespace: String, name: String },
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error("a certificate could not be made: {0}")]
+    Make(#[from] rcgen::Error),
+    #[error("it could not be written: {0}")]
+    Write(AskError),
+    #[error("it was changed at each of five attempts to write it; perhaps another program writes it")]
+    Contended,
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+}
+
 struct Keeper {
     source: Source,
     client: kube::Client,
     sender: watch::Sender<Option<Credentials>>,
     /// The PEM data in use: certificate, key, CA.
-    seen: Vec<Vec<u8>>,
+    seen: [Vec<u8>; 3],
     said: Option<String>,
     /// The last warning that was logged. The same warning may recur for months.
     warned: Option<String>,
@@ -58,32 +94,19 @@ struct Keeper {
 
 impl Keeper {
     /// Read the source once, and return the pause before the next read.
-    async fn update(&mut self) -> Duration {
-        let looked = match self.source.clone() {
+    async fn look(&mut self) -> Result<Duration, KeepError> {
+        match self.source.clone() {
             Source::Files {
                 certificate,
                 key,
                 client_ca,
                 ..
             } => {
-                let mut parts = Vec::new();
-                let mut trouble = None;
-                for (flag, path) in [
-                    ("--tls-cert-file", &certificate),
-                    ("--tls-private-key-file", &key),
-                    ("--client-ca-file", &client_ca),
-                ] {
-                    match read(path).await {
-                        Ok(bytes) => parts.push(bytes),
-                        Err(why) => trouble = Some(format!("{flag} {}: {why}", path.display())),
-                    }
-                }
-                match trouble {
-                    Some(why) => Err(why),
-                    None => self
-                        .take(parts, ["--tls-cert-file", "--client-ca-file"])
-                        .map(|()| LOOK_AT_FILES),
-                }
+                let ca = read("--client-ca-file", client_ca).await?;
+                let key = read("--tls-private-key-file", key).await?;
+                let certificate = read("--tls-cert-file", certificate).await?;
+                self.take([certificate, key, ca], ["--tls-cert-file", "--client-ca-file"])?;
+                Ok(LOOK_AT_FILES)
             }
             Source::Secret {
                 namespace,
@@ -95,19 +118,26 @@ impl Keeper {
                     server_s: i64::try_from(lifetime.as_secs()).unwrap_or(i64::MAX),
                     ..Lifetimes::default()
                 };
-                match self.secret(&namespace, &name, &server_name, lifetimes).await {
-                    // Read often enough to renew in time, whatever the lifetime is.
-                    Ok(()) => Ok(LOOK.min(lifetime / 12).max(Duration::from_millis(500))),
-                    Err(why) => Err(format!("the Secret {namespace}/{name}: {why}")),
-                }
+                let made = self.secret(&namespace, &name, &server_name, lifetimes).await;
+                made.map_err(|error| KeepError::Secret {
+                    secret: format!("{namespace}/{name}"),
+                    error,
+                })?;
+                // Read often enough to renew in time, whatever the lifetime is.
+                Ok(LOOK.min(lifetime / 12).max(Duration::from_millis(500)))
             }
-        };
-        match looked {
+        }
+    }
+
+    /// Read the source once, log a failure, and return the pause before the next read.
+    async fn update(&mut self) -> Duration {
+        match self.look().await {
             Ok(pause) => {
                 self.said = None;
                 pause
             }
-            Err(why) => {
+            Err(error) => {
+                let why = error.to_string();
                 if self.said.as_ref() != Some(&why) {
                     let state = match &*self.sender.borrow() {
                         Some(_) => "the previous certificates stay in use",
@@ -122,12 +152,14 @@ impl Keeper {
     }
 
     /// Read the Secret, make the certificates that are due, and write the Secret back. If another replica wrote it first, read it again.
-    async fn secret(&mut self, namespace: &str, name: &str, server_name: &str, lifetimes: Lifetimes) -> Result<(), String> {
+    async fn secret(&mut self, namespace: &str, name: &str, server_name: &str, lifetimes: Lifetimes) -> Result<(), SecretError> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         // A conflict means that another replica has written the Secret; the next read finds the certificates that it made.
         for _ in 0..5 {
-            let mut secret = answered(api.get(name)).await?.ok_or_else(|| {
-                format!("it does not exist; create it empty: kubectl -n {namespace} create secret generic {name}")
+            let found = answered(api.get(name)).await.map_err(SecretError::Read)?;
+            let mut secret = found.ok_or_else(|| SecretError::Missing {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
             })?;
             let data: Data = secret
                 .data
@@ -147,13 +179,10 @@ impl Keeper {
             }
             if plan.make.is_empty() {
                 let part = |key: &str| data.get(key).cloned().unwrap_or_default();
-                return self.take(
-                    vec![part(keys::SERVER), part(keys::SERVER_KEY), part(keys::CA)],
-                    [keys::SERVER, keys::CA],
-                );
+                let parts = [part(keys::SERVER), part(keys::SERVER_KEY), part(keys::CA)];
+                return Ok(self.take(parts, [keys::SERVER, keys::CA])?);
             }
-            let made = make::carry_out(&plan, &data, server_name, now_s, lifetimes)
-                .map_err(|error| format!("a certificate could not be made: {error}"))?;
+            let made = make::carry_out(&plan, &data, server_name, now_s, lifetimes)?;
             secret.data = Some(made.into_iter().map(|(key, value)| (key, ByteString(value))).collect());
             match answered(api.replace(name, &PostParams::default(), &secret)).await {
                 Ok(Some(_)) => {
@@ -163,19 +192,17 @@ impl Keeper {
                 }
                 // After a 404 or 409, the next read shows what happened.
                 Ok(None) => {}
-                Err(why) => return Err(format!("it could not be written: {why}")),
+                Err(error) => return Err(SecretError::Write(error)),
             }
         }
-        Err("it was changed at each of five attempts to write it; perhaps another program writes it".to_owned())
+        Err(SecretError::Contended)
     }
 
-    fn take(&mut self, parts: Vec<Vec<u8>>, names: [&str; 2]) -> Result<(), String> {
+    fn take(&mut self, parts: [Vec<u8>; 3], names: [&'static str; 2]) -> Result<(), CredentialsError> {
         if parts == self.seen {
             return Ok(());
         }
-        let [certificate, key, ca] = parts.as_slice() else {
-            return Err("not all parts were read".to_owned());
-        };
+        let [certificate, key, ca] = &parts;
         let new = Credentials::new(certificate, key, ca, names)?;
         let until =
             jiff::Timestamp::from_second(new.not_after_s).map_or_else(|_| new.not_after_s.to_string(), |at| at.to_string());
@@ -187,25 +214,24 @@ impl Keeper {
 }
 
 /// Await a request with a timeout. `Ok(None)` means 404 or 409.
-async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<Option<T>, String> {
+async fn answered<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<Option<T>, AskError> {
     match tokio::time::timeout(ANSWER, request).await {
         Ok(Ok(object)) => Ok(Some(object)),
         Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Ok(None),
-        Ok(Err(error)) => Err(in_words(&error)),
-        Err(_elapsed) => Err(format!("the API server gave no answer within {ANSWER:?}")),
+        Ok(Err(error)) => Err(error.into()),
+        Err(_elapsed) => Err(AskError::ApiServerLate(ANSWER)),
     }
 }
 
-async fn read(path: &std::path::Path) -> Result<Vec<u8>, String> {
+async fn read(flag: &'static str, path: PathBuf) -> Result<Vec<u8>, KeepError> {
     use tokio::io::AsyncReadExt as _;
-    let in_words = |error: std::io::Error| format!("could not be read: {error}");
-    let mut bytes = Vec::new();
-    let file = tokio::fs::File::open(path).await.map_err(in_words)?;
-    file.take(LARGEST_PEM as u64 + 1)
-        .read_to_end(&mut bytes)
-        .await
-        .map_err(in_words)?;
-    Ok(bytes)
+    let read = async {
+        let mut bytes = Vec::new();
+        let file = tokio::fs::File::open(&path).await?;
+        file.take(LARGEST_PEM as u64 + 1).read_to_end(&mut bytes).await?;
+        Ok(bytes)
+    };
+    read.await.map_err(|error| KeepError::File { flag, path, error })
 }
 
 fn now_s() -> i64 {

@@ -13,7 +13,8 @@ fn tried_again(core: &mut Core, large: &Pod, ms: u64) -> bool {
             assert_eq!(answer.passed, [] as [usize; 0]);
             false
         }
-        Err(text) => {
+        Err(error) => {
+            let text = error.to_string();
             assert!(text.contains("was interrupted") && text.contains("node n1: "), "{text}");
             true
         }

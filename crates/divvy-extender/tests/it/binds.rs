@@ -1,7 +1,7 @@
 //! Binds, step by step. Case numbers are those of `docs/compatibility/gpushare.md`, and R numbers those of `docs/compatibility/races.md`.
 //! F numbers are faults. F02: the answer to a POST comes after the client's timeout. F08: kube-scheduler sends the same bind many times at once.
 
-use divvy_extender::core::{Action, Core, Got, Posted, Timing};
+use divvy_extender::core::{Action, BindError, Core, Got, Posted, Timing};
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
 use divvy_kube::watch::Change;
@@ -146,7 +146,7 @@ fn a_refused_bind_says_what_was_asked_and_what_is_free() {
         ),
         ("nx", "pod default/q: the extender does not know node nx"),
     ] {
-        assert_eq!(one_answer(core.begin_bind(args(&q, node), at(0)).1), Err(text.to_owned()));
+        assert_eq!(one_refusal(core.begin_bind(args(&q, node), at(0)).1), text);
     }
     assert_eq!(core.index().ledger().reservations().count(), 0);
     assert_eq!(core.counts().refused, 3);
@@ -162,11 +162,11 @@ fn another_uid_is_refused_in_gpushares_words() {
     let (op, asked, pause) = one_get(core.begin_bind(old.clone(), at(0)).1);
     assert_eq!((asked, pause), (key(&q), 0), "only the API server knows");
     assert_eq!(
-        one_answer(core.got(op, found(&q), at(1))),
-        Err("The pod q in ns default's uid is u-q, and it's not equal with expected u-before".to_owned())
+        one_refusal(core.got(op, found(&q), at(1))),
+        "The pod q in ns default's uid is u-q, and it's not equal with expected u-before"
     );
     let (op, ..) = one_get(core.begin_bind(old, at(2)).1);
-    let error = one_answer(core.got(op, Got::NotFound, at(3))).expect_err("gone");
+    let error = one_refusal(core.got(op, Got::NotFound, at(3)));
     assert_eq!(error, "pod default/q is gone: it was deleted before it was bound");
 }
 
@@ -179,7 +179,7 @@ fn a_pod_that_is_not_cached_yet_is_looked_up() {
     assert_eq!(one_answer(core.posted(op, Posted::Created, at(2))), Ok(()));
     assert_eq!(free(&core, "n1"), [6, 4]);
     let (op, ..) = one_get(core.begin_bind(args(&pod("r", 1), "n1"), at(3)).1);
-    let error = one_answer(core.got(op, Got::Failed("no answer".to_owned()), at(4))).expect_err("unknown pod");
+    let error = one_refusal(core.got(op, Got::Failed("no answer".to_owned()), at(4)));
     assert_eq!(error, "pod default/r is not known yet and could not be read: no answer");
 }
 
@@ -192,16 +192,10 @@ fn a_repeated_bind_is_answered_without_a_write() {
     core.posted(op, Posted::Created, at(1));
     assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(2)).1), Ok(()));
     let elsewhere = "pod default/q is bound to node n1 already and cannot be bound to node n2";
-    assert_eq!(
-        one_answer(core.begin_bind(args(&q, "n2"), at(2)).1),
-        Err(elsewhere.to_owned())
-    );
+    assert_eq!(one_refusal(core.begin_bind(args(&q, "n2"), at(2)).1), elsewhere);
     core.index_mut().apply_pod(bound(&q, &binding));
     assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(3)).1), Ok(()));
-    assert_eq!(
-        one_answer(core.begin_bind(args(&q, "n2"), at(3)).1),
-        Err(elsewhere.to_owned())
-    );
+    assert_eq!(one_refusal(core.begin_bind(args(&q, "n2"), at(3)).1), elsewhere);
     assert_eq!(free(&core, "n1"), [6, 4]);
     assert_eq!(core.counts().bound, 1);
 }
@@ -239,10 +233,11 @@ fn one_bind_at_a_time_writes_for_a_node_and_the_next_sees_its_outcome() {
     assert_eq!(core.begin_bind(args(&r, "n1"), at(0)).1, [], "waits for the node");
     one_post(core.begin_bind(args(&s, "n2"), at(0)).1);
     let actions = core.posted(first, Posted::Created, at(1));
-    let texts: Vec<String> = answers(actions).into_values().map(|answer| format!("{answer:?}")).collect();
-    assert_eq!(texts.len(), 2, "{texts:?}");
-    assert_eq!(texts[0], "Ok(())");
-    assert!(texts[1].contains("GPU 0 has 0 of 16384 MiB free"), "{texts:?}");
+    let answers: Vec<_> = answers(actions).into_values().collect();
+    let [Ok(()), Err(refusal)] = answers.as_slice() else {
+        panic!("{answers:?}");
+    };
+    assert!(refusal.message().contains("GPU 0 has 0 of 16384 MiB free"), "{refusal}");
 
     // The same, but the first bind fails: its reserved memory goes to the second.
     let mut core = synced(&nodes, &[q.clone(), r.clone()]);
@@ -345,9 +340,8 @@ fn an_answer_older_than_what_the_watch_showed_of_a_pod_called_gone_takes_no_bind
         Vec::new(),
         "one look is enough"
     );
-    let refused = one_answer(core.got(op, Got::Found(Box::new(q.clone())), at(4)));
     assert_eq!(
-        refused.expect_err("the pod has a node"),
+        one_refusal(core.got(op, Got::Found(Box::new(q.clone())), at(4))),
         "pod default/q is bound to node n1 already and cannot be bound to node n2"
     );
     assert_eq!((free(&core, "n1"), free(&core, "n2")), (vec![8], vec![16]));
@@ -382,7 +376,10 @@ fn a_bind_that_waited_too_long_for_its_node_is_not_begun() {
     core.begin_bind(args(&r, "n1"), at(0));
     let answers = answers(core.posted(first, Posted::Created, at(5_000)));
     let error = answers.into_values().find_map(Result::err).expect("the second is refused");
-    assert!(error.contains("pod default/r could not be bound in time"), "{error}");
+    assert!(
+        error.message().contains("pod default/r could not be bound in time"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -404,7 +401,7 @@ fn a_lost_answer_is_found_out_by_looking() {
 
         let (mut core, op, mut binding) = begin(outcome.clone());
         binding.node = "n2".to_owned();
-        let error = one_answer(core.got(op, found(&bound(&q, &binding)), at(20))).expect_err("elsewhere");
+        let error = one_refusal(core.got(op, found(&bound(&q, &binding)), at(20)));
         assert_eq!(
             error,
             "pod default/q is bound to node n2 already and cannot be bound to node n1"
@@ -413,7 +410,7 @@ fn a_lost_answer_is_found_out_by_looking() {
 
         let (mut core, op, _) = begin(outcome.clone());
         let other = gpushare_pod("q", "n1", 0, 3);
-        let error = one_answer(core.got(op, found(&other), at(20))).expect_err("another allocation");
+        let error = one_refusal(core.got(op, found(&other), at(20)));
         assert!(error.contains("with a different allocation"), "{error}");
         assert_eq!(free(&core, "n1"), [16]);
 
@@ -424,17 +421,17 @@ fn a_lost_answer_is_found_out_by_looking() {
         let (mut core, op, _) = begin(outcome);
         let mut again = q.clone();
         again.uid = "u-again".to_owned();
-        let error = one_answer(core.got(op, found(&again), at(20))).expect_err("re-created");
+        let error = one_refusal(core.got(op, found(&again), at(20)));
         assert!(error.contains("uid is u-again"), "{error}");
         assert_eq!(free(&core, "n1"), [16]);
     }
     // Not bound after a 409: refused. Not bound after no answer: the Binding may still be carried out.
     let (mut core, op, _) = begin(conflict());
-    let error = one_answer(core.got(op, found(&q), at(20))).expect_err("refused");
+    let error = one_refusal(core.got(op, found(&q), at(20)));
     assert!(error.contains("Operation cannot be fulfilled"), "{error}");
     assert_eq!(free(&core, "n1"), [16]);
     let (mut core, op, _) = begin(lost());
-    let error = one_answer(core.got(op, found(&q), at(20))).expect_err("unknown");
+    let error = one_refusal(core.got(op, found(&q), at(20)));
     assert!(error.contains("connection reset"), "{error}");
     assert_eq!(free(&core, "n1"), [8]);
 }
@@ -452,7 +449,7 @@ fn a_bind_without_an_answer_is_looked_at_until_the_scheduler_stops_waiting() {
         let actions = core.got(op, Got::Failed("down".to_owned()), at(now));
         match &actions[..] {
             [Action::Get { after_ns, .. }] => pause = *after_ns,
-            _ => break one_answer(actions).expect_err("unknown"),
+            _ => break one_refusal(actions),
         }
         looks += 1;
     };
@@ -582,7 +579,11 @@ fn binds_of_one_pod_to_two_nodes_come_one_after_the_other() {
         given,
         [
             Ok(()),
-            Err("pod default/q is bound to node n1 already and cannot be bound to node n2".to_owned())
+            Err(BindError::BoundElsewhere {
+                pod: q.key(),
+                bound: "n1".to_owned(),
+                node: "n2".to_owned()
+            })
         ]
     );
 }
@@ -593,8 +594,8 @@ fn a_pod_being_deleted_is_not_bound() {
     q.deleting = true;
     let mut core = fixture(std::slice::from_ref(&q));
     assert_eq!(
-        one_answer(core.begin_bind(args(&q, "n1"), at(0)).1),
-        Err("pod default/q is being deleted".to_owned())
+        one_refusal(core.begin_bind(args(&q, "n1"), at(0)).1),
+        "pod default/q is being deleted"
     );
 }
 
@@ -634,8 +635,8 @@ fn nothing_is_answered_before_the_cluster_was_listed() {
     let mut core = Core::new(MemoryUnit::GIB, Timing::default());
     core.index_mut().reset_nodes(&[node("n1", &[16])]);
     let text = "the extender is starting: it has not listed the cluster's pods yet, so it does not know which GPU memory is free";
-    assert_eq!(core.filter(&q, ["n1"]), Err(text.to_owned()));
-    assert_eq!(one_answer(core.begin_bind(args(&q, "n1"), at(0)).1), Err(text.to_owned()));
+    assert_eq!(core.filter(&q, ["n1"]).expect_err("not listed").to_string(), text);
+    assert_eq!(one_refusal(core.begin_bind(args(&q, "n1"), at(0)).1), text);
     core.index_mut().reset_pods(vec![q.clone()]);
     one_post(core.begin_bind(args(&q, "n1"), at(1)).1);
 }
@@ -693,7 +694,7 @@ fn a_pod_that_waited_for_its_victims_is_not_refused_a_moment_before_their_end_is
         assert_eq!(pause, 25 * MS);
         op = next;
     }
-    let error = one_answer(core.got(op, found(&urgent), at(120))).expect_err("no room");
+    let error = one_refusal(core.got(op, found(&urgent), at(120)));
     assert!(error.contains("has no GPU with 12 units"), "{error}");
     // A pod for which no other pod was preempted is refused at once.
     let other = pod("other", 12);

@@ -199,8 +199,9 @@ fn a_refused_bind_is_told_in_a_bounded_text() {
     let pod: Pod = convert::pod(&object("p", 4, json!({"divvy.dev/gpu-model": worst_rule()}))).expect("readable");
     core.index_mut().apply_pod(pod.clone());
     let (_, actions) = core.begin_bind(args(&pod, "n0"), at(2_000));
-    let [divvy_extender::core::Action::Answer { result: Err(text), .. }] = actions.as_slice() else {
+    let [divvy_extender::core::Action::Answer { result: Err(error), .. }] = actions.as_slice() else {
         panic!("{actions:?}");
     };
+    let text = error.message();
     assert!(text.contains("no GPU") && text.len() <= 4_100, "{} bytes: {text}", text.len());
 }

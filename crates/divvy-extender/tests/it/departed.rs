@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use divvy_extender::core::{Core, Posted, Timing};
+use divvy_extender::core::{Core, FilterError, Posted, Timing};
 use divvy_model::{MiB, Node, Pod};
 use divvy_testbed::api::{ApiServer, DeleteOptions, Options, PatchKind};
 use serde_json::json;
@@ -30,7 +30,7 @@ fn holding(sizes: &[u64], held: &[u64]) -> Node {
     node
 }
 
-fn fits(core: &mut Core, pod: &Pod, ms: u64) -> Result<bool, String> {
+fn fits(core: &mut Core, pod: &Pod, ms: u64) -> Result<bool, FilterError> {
     let answer = core.filter_at(pod, ["n1"], at(ms));
     answer.map(|answer| !answer.passed.is_empty())
 }
@@ -80,7 +80,7 @@ fn memory_of_a_pod_that_vanished_while_its_container_ran_is_given_again_after_th
             assert_eq!(free(&core, "n1"), [2], "{way}");
             for ms in [1_000, 1_000 + LIMIT_MS - 1] {
                 assert_eq!(
-                    fits(&mut core, &q, ms),
+                    fits(&mut core, &q, ms).map_err(|error| error.to_string()),
                     Err(
                         "no node has room yet: node n1 keeps 6144 MiB of GPU 0 for pod default/old (deleted, container was running) until \
                          its agent reports that the container has ended, or for at most 10 s; kube-scheduler will try again"
@@ -89,12 +89,9 @@ fn memory_of_a_pod_that_vanished_while_its_container_ran_is_given_again_after_th
                     "{way}"
                 );
                 assert_eq!(
-                    one_answer(core.begin_bind(args(&q, "n1"), at(ms)).1),
-                    Err(
-                        "pod default/q: node n1 has no GPU with 4 units (4096 MiB) free: GPU 0 has 2048 of 8192 MiB free and still counts \
-                         default/old 6144 MiB (deleted, container was running)"
-                            .to_owned()
-                    ),
+                    one_refusal(core.begin_bind(args(&q, "n1"), at(ms)).1),
+                    "pod default/q: node n1 has no GPU with 4 units (4096 MiB) free: GPU 0 has 2048 of 8192 MiB free and still counts \
+                     default/old 6144 MiB (deleted, container was running)",
                     "{way}"
                 );
             }
@@ -205,7 +202,7 @@ fn it_is_an_error_only_where_nothing_else_has_room_and_the_departed_are_what_is_
     core.index_mut().delete_pod("u-old");
     let ask = |core: &mut Core, nodes: &[&'static str]| core.filter_at(&q, nodes.iter().copied(), at(0));
     assert_eq!(ask(&mut core, &["n2"]).expect("no room there").passed, [0; 0]);
-    let error = ask(&mut core, &["n2", "n1"]).expect_err("n1 has room soon");
+    let error = ask(&mut core, &["n2", "n1"]).expect_err("n1 has room soon").to_string();
     assert!(
         error.contains("node n1 keeps 8192 MiB of GPU 0 for pod default/old"),
         "{error}"

@@ -113,7 +113,7 @@ fn the_first_try_may_have_come_through_before_the_second_is_sent() {
         let (mut core, q, ..) = in_doubt();
         core.index_mut().apply_node(&now);
         let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1_000)).1);
-        let error = one_answer(core.got(op, Got::Failed("down".to_owned()), at(1_010))).expect_err("not known");
+        let error = one_refusal(core.got(op, Got::Failed("down".to_owned()), at(1_010)));
         assert_eq!(
             error,
             "pod default/q could not be read, and an earlier bind of it may have been carried out: down"

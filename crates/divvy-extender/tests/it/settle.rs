@@ -40,7 +40,7 @@ fn what_was_on_its_way_when_the_pods_were_listed_is_seen_before_anything_is_prom
     assert_eq!((asked, pause), (key(&r), 800 * MS), "what is left of the time");
     // The Binding that the dead extender had sent.
     core.index_mut().apply_pod(placed(&q, "n1", 0));
-    let error = one_answer(core.got(op, found(&r), at(1_100))).expect_err("there is no room");
+    let error = one_refusal(core.got(op, found(&r), at(1_100)));
     assert!(error.contains("GPU 0 has 0 of 8192 MiB free"), "{error}");
 
     // It was for this same pod.
@@ -75,7 +75,7 @@ fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
             break;
         }
     }
-    let error = one_answer(actions).expect_err("late");
+    let error = one_refusal(actions);
     assert!(error.contains("could not be bound in time"), "{error}");
     // For a pod that is already bound, the answer comes at once.
     let mut core = listed(&[gpushare_node("n1", 8, 1)], &[placed(&q, "n1", 0)], 0);
@@ -91,7 +91,7 @@ fn who_cannot_be_read_after_a_list_is_not_bound_and_no_bind_is_spoken_of_that_wa
     let q = pod("q", 2);
     let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q), 0);
     let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1)).1);
-    let error = one_answer(core.got(op, Got::Failed("down".to_owned()), at(1_000))).expect_err("not read");
+    let error = one_refusal(core.got(op, Got::Failed("down".to_owned()), at(1_000)));
     assert_eq!(
         error,
         "pod default/q could not be read, and the extender, which has just listed the pods, must first check whether another replica has \
@@ -104,7 +104,7 @@ fn who_cannot_be_read_after_a_list_is_not_bound_and_no_bind_is_spoken_of_that_wa
     one_answer(core.got(op, found(&q), at(1_020))).expect_err("in doubt");
     core.pods_listed(at(1_030));
     let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1_040)).1);
-    let error = one_answer(core.got(op, Got::Failed("down".to_owned()), at(2_100))).expect_err("not read");
+    let error = one_refusal(core.got(op, Got::Failed("down".to_owned()), at(2_100)));
     assert_eq!(
         error,
         "pod default/q could not be read, and an earlier bind of it may have been carried out: down"

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use divvy_extender::core::{Action, BindArgs, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
+use divvy_extender::core::{Action, BindArgs, BindError, BindingRequest, Core, Got, Now, OpId, Posted, Ticket, Timing};
 use divvy_model::{Held, MemoryUnit, Node, Phase, Pod, PodKey};
 pub(crate) use divvy_testkit::nodes::{divvy_node as node, gpushare_cluster, gpushare_node, gpushare_pod, pending as pod};
 
@@ -69,7 +69,7 @@ pub(crate) fn one_get(actions: Vec<Action>) -> (OpId, PodKey, u64) {
 }
 
 /// Expects nothing but answers.
-pub(crate) fn answers(actions: Vec<Action>) -> BTreeMap<Ticket, Result<(), String>> {
+pub(crate) fn answers(actions: Vec<Action>) -> BTreeMap<Ticket, Result<(), BindError>> {
     actions
         .into_iter()
         .map(|action| match action {
@@ -80,10 +80,15 @@ pub(crate) fn answers(actions: Vec<Action>) -> BTreeMap<Ticket, Result<(), Strin
 }
 
 /// Expects exactly one answer.
-pub(crate) fn one_answer(actions: Vec<Action>) -> Result<(), String> {
+pub(crate) fn one_answer(actions: Vec<Action>) -> Result<(), BindError> {
     let answers = answers(actions);
     assert_eq!(answers.len(), 1, "{answers:?}");
     answers.into_values().next().expect("one")
+}
+
+/// Expects exactly one answer, which is a refusal, and returns its text.
+pub(crate) fn one_refusal(actions: Vec<Action>) -> String {
+    one_answer(actions).expect_err("a refusal").message()
 }
 
 pub(crate) fn found(pod: &Pod) -> Got {

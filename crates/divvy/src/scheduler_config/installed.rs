@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use divvy_extender::tls::certificate::{Pair, Roots};
+use divvy_extender::tls::certificate::{CertificateError, Pair, Roots};
 use divvy_extender::tls::default_server_name;
 use divvy_extender::tls::plan::keys;
 use k8s_openapi::ByteString;
@@ -57,12 +57,15 @@ pub fn installed(
         })
     };
     let (ca, cert, key) = (part(keys::CA)?, part(keys::CLIENT)?, part(keys::CLIENT_KEY)?);
-    let wrong = |key: &str, why: String| format!("the Secret {secret_name}: {key} {why}; see the extender's log");
+    let wrong = |key: &str, why: CertificateError| format!("the Secret {secret_name}: {key} {why}; see the extender's log");
     let roots = Roots::read(&ca.0).map_err(|why| wrong(keys::CA, why))?;
     let client = Pair::read(&cert.0, &key.0).map_err(|why| wrong(keys::CLIENT, why))?;
-    client
-        .identifies(&roots, now_s)
-        .map_err(|why| wrong(keys::CLIENT, format!("cannot be used: {why}")))?;
+    client.identifies(&roots, now_s).map_err(|why| {
+        format!(
+            "the Secret {secret_name}: {} cannot be used: {why}; see the extender's log",
+            keys::CLIENT
+        )
+    })?;
     let server_name = server_name.map_or_else(|| default_server_name_of(name, namespace), str::to_owned);
     let server = Pair::read(&part(keys::SERVER)?.0, &part(keys::SERVER_KEY)?.0).map_err(|why| wrong(keys::SERVER, why))?;
     server.serves(&roots, &server_name, now_s).map_err(|why| {
