@@ -54,6 +54,18 @@ impl Writing {
     }
 }
 
+/// What is wrong with the text of a checkpoint, and where.
+// No `source`: the text already contains the cause, and an error chain would print it twice.
+#[derive(Debug, thiserror::Error)]
+pub enum Malformed {
+    /// The text is not JSON, or its fields do not match the format.
+    #[error("{0}")]
+    Json(serde_json::Error),
+    /// A key in `DeviceIDs` is not a NUMA node.
+    #[error("{0:?} in DeviceIDs is not a NUMA node's number")]
+    NumaNode(String),
+}
+
 /// The content of the kubelet's checkpoint at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Checkpoint {
@@ -118,7 +130,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Fails if the text is not a valid checkpoint. The error says what is wrong, and where in the text.
-    pub fn parse(text: &[u8]) -> Result<Self, String> {
+    pub fn parse(text: &[u8]) -> std::result::Result<Self, Malformed> {
         json::parse(text)
     }
 

@@ -55,6 +55,6 @@ pub enum Error {
         /// The file.
         path: PathBuf,
         /// What is wrong, and where in the file.
-        reason: String,
+        reason: crate::checkpoint::Malformed,
     },
 }

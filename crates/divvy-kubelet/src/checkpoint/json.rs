@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Entry};
+use super::{Checkpoint, Entry, Malformed};
 use crate::api::v1beta1::ContainerAllocateResponse;
 use crate::plugin::Answer;
 
@@ -54,8 +54,8 @@ enum DeviceIds {
     List(Vec<String>),
 }
 
-pub(super) fn parse(text: &[u8]) -> Result<Checkpoint, String> {
-    let FileText { data, .. } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+pub(super) fn parse(text: &[u8]) -> Result<Checkpoint, Malformed> {
+    let FileText { data, .. } = serde_json::from_slice(text).map_err(Malformed::Json)?;
     let mut checkpoint = Checkpoint {
         registered: data
             .registered
@@ -100,16 +100,22 @@ pub(super) fn parse(text: &[u8]) -> Result<Checkpoint, String> {
     Ok(checkpoint)
 }
 
-fn decode(answer: &str) -> Result<Answer, String> {
-    let bytes = STANDARD
-        .decode(answer)
-        .map_err(|error| format!("AllocResp is not base64: {error}"))?;
-    let response = ContainerAllocateResponse::decode(bytes.as_slice())
-        .map_err(|error| format!("AllocResp is not a ContainerAllocateResponse: {error}"))?;
+/// Why the kubelet's record of a plugin's answer cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum BadAnswer {
+    #[error("AllocResp is not base64: {0}")]
+    Base64(#[from] base64::DecodeError),
+    #[error("AllocResp is not a ContainerAllocateResponse: {0}")]
+    Message(#[from] prost::DecodeError),
+}
+
+fn decode(answer: &str) -> Result<Answer, BadAnswer> {
+    let bytes = STANDARD.decode(answer)?;
+    let response = ContainerAllocateResponse::decode(bytes.as_slice())?;
     Ok(response.into())
 }
 
-fn flatten(ids: Option<DeviceIds>) -> Result<(BTreeSet<String>, BTreeMap<String, i64>), String> {
+fn flatten(ids: Option<DeviceIds>) -> Result<(BTreeSet<String>, BTreeMap<String, i64>), Malformed> {
     let mut all = BTreeSet::new();
     let mut numa = BTreeMap::new();
     match ids {
@@ -117,9 +123,9 @@ fn flatten(ids: Option<DeviceIds>) -> Result<(BTreeSet<String>, BTreeMap<String,
         Some(DeviceIds::List(ids)) => all.extend(ids),
         Some(DeviceIds::ByNode(nodes)) => {
             for (node, ids) in nodes {
-                let number: i64 = node
-                    .parse()
-                    .map_err(|_| format!("{node:?} in DeviceIDs is not a NUMA node's number"))?;
+                let Ok(number) = node.parse::<i64>() else {
+                    return Err(Malformed::NumaNode(node));
+                };
                 for id in ids.unwrap_or_default() {
                     if number != NO_NODE {
                         numa.insert(id.clone(), number);
@@ -187,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn both_forms_of_the_file_are_read() -> Result<(), String> {
+    fn both_forms_of_the_file_are_read() -> Result<(), Malformed> {
         // CDI device "a.b/c=d": field 5, inside it field 1.
         let answer = STANDARD.encode([0x2a, 9, 0x0a, 7, b'a', b'.', b'b', b'/', b'c', b'=', b'd']);
         for ids in [r#"{"-1":["x"],"0":["y"],"7":null}"#, r#"["x","y"]"#] {
@@ -213,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn null_where_go_has_nothing_is_nothing() -> Result<(), String> {
+    fn null_where_go_has_nothing_is_nothing() -> Result<(), Malformed> {
         for text in [
             r#"{"Data":{"PodDeviceEntries":null,"RegisteredDevices":null},"Checksum":0}"#,
             r#"{"Data":{},"Checksum":null}"#,
@@ -227,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_cannot_be_decoded_costs_only_its_entry() -> Result<(), String> {
+    fn an_answer_that_cannot_be_decoded_costs_only_its_entry() -> Result<(), Malformed> {
         let entry = |uid: &str, answer: &str| {
             format!(
                 r#"{{"PodUID":"{uid}","ContainerName":"c","ResourceName":"r","DeviceIDs":{{"0":["x"]}},"AllocResp":"{answer}"}}"#
@@ -256,7 +262,8 @@ mod tests {
     fn a_numa_node_that_is_no_number_is_refused() {
         let text =
             r#"{"Data":{"PodDeviceEntries":[{"PodUID":"u","ContainerName":"c","ResourceName":"r","DeviceIDs":{"one":["x"]}}]}}"#;
-        assert!(parse(text.as_bytes()).expect_err("refused").contains("\"one\""));
+        let refusal = parse(text.as_bytes()).expect_err("refused").to_string();
+        assert!(refusal.contains("\"one\""), "{refusal}");
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
@@ -294,7 +301,7 @@ mod tests {
             registered in proptest::collection::btree_map("[a-z./]{1,8}", proptest::collection::vec("[a-z:0-9]{0,8}", 0..4), 0..3),
         ) {
             let checkpoint = Checkpoint { entries, registered, skipped: Vec::new() };
-            prop_assert_eq!(parse(checkpoint.to_text().as_bytes()), Ok(checkpoint));
+            prop_assert_eq!(parse(checkpoint.to_text().as_bytes()).expect("a checkpoint"), checkpoint);
         }
 
         #[test]

@@ -1,6 +1,6 @@
 //! Keeps a plugin registered: waits for the kubelet, serves, registers, watches, and starts over when a session ends.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -87,7 +87,7 @@ impl<P: Plugin> PluginServer<P> {
         while !self.stop.is_cancelled() {
             match self.serve().await {
                 Ok(()) => self.backoff.reset(),
-                Err(complaint) => self.complain(complaint),
+                Err(obstacle) => self.complain(obstacle.to_string()),
             }
             let wait = self.backoff.take();
             tokio::select! {
@@ -98,7 +98,7 @@ impl<P: Plugin> PluginServer<P> {
     }
 
     /// Serve until the server must stop, or the socket is gone.
-    async fn serve(&mut self) -> Result<(), String> {
+    async fn serve(&mut self) -> Result<(), Obstacle> {
         self.take_lock()?;
         let mut session = self.listen()?;
         info!(
@@ -129,7 +129,7 @@ impl<P: Plugin> PluginServer<P> {
                     }
                     self.complain(ended.why.to_text());
                 }
-                Err(complaint) => self.complain(complaint),
+                Err(obstacle) => self.complain(obstacle.to_string()),
             }
             // Wait even if the last stream was good. The kubelet may not have noticed the end of the stream yet. When it does, it
             // disconnects whichever plugin is registered at that time.
@@ -185,19 +185,16 @@ impl<P: Plugin> PluginServer<P> {
 
     /// Make one attempt, from taking the lock to the end of the last stream. The result is an error if the attempt fails before
     /// anything was served.
-    async fn attempt(&mut self, kubelet: Identity) -> Result<Ended, String> {
+    async fn attempt(&mut self, kubelet: Identity) -> Result<Ended, Obstacle> {
         self.take_lock()?;
         let kubelet_path = self.directory.kubelet_path().to_owned();
         let connected = tokio::select! {
             () = self.stop.cancelled() => return Ok(Ended::stopped()),
             connected = connect(&kubelet_path, CONNECT_TIMEOUT) => connected,
         };
-        let channel = connected.map_err(|error| {
-            format!(
-                "the kubelet does not listen on {}: {}; trying again",
-                kubelet_path.display(),
-                innermost(&error)
-            )
+        let channel = connected.map_err(|error| Obstacle::NotListening {
+            path: kubelet_path,
+            error,
         })?;
         let mut session = self.listen()?;
         let ended = self.hold(&mut session, channel, kubelet).await;
@@ -212,13 +209,12 @@ impl<P: Plugin> PluginServer<P> {
         Ok(ended)
     }
 
-    fn listen(&mut self) -> Result<Session, String> {
+    fn listen(&mut self) -> Result<Session, Obstacle> {
         let socket = self.new_socket();
-        Session::listen(Arc::clone(&self.plugin), socket.clone())
-            .map_err(|error| format!("cannot listen on {}: {error}; trying again", socket.display()))
+        Session::listen(Arc::clone(&self.plugin), socket.clone()).map_err(|error| Obstacle::Listen { socket, error })
     }
 
-    fn take_lock(&mut self) -> Result<(), String> {
+    fn take_lock(&mut self) -> Result<(), Obstacle> {
         if self.lock.as_ref().is_some_and(Lock::is_in_place) {
             return Ok(());
         }
@@ -229,13 +225,10 @@ impl<P: Plugin> PluginServer<P> {
             Ok(None) => {
                 // Do not increase the wait: the other process also runs this code, and it drains within two seconds.
                 self.backoff.reset();
-                let resource = self.plugin.resource_name();
-                return Err(format!(
-                    "another process still serves {resource} here (it holds {}); waiting for that process to end",
-                    path.display()
-                ));
+                let resource = self.plugin.resource_name().to_owned();
+                return Err(Obstacle::Locked { resource, path });
             }
-            Err(error) => return Err(format!("cannot lock {}: {error}; trying again", path.display())),
+            Err(error) => return Err(Obstacle::Lock { path, error }),
         }
         match self.names.remove_stale(self.directory.path()) {
             Ok(removed) => removed
@@ -357,6 +350,20 @@ impl<P: Plugin> PluginServer<P> {
             *status != before
         });
     }
+}
+
+/// Why nothing is served. The server tries again.
+// No `source`: the texts already contain the causes, and an error chain would print them twice.
+#[derive(Debug, thiserror::Error)]
+enum Obstacle {
+    #[error("the kubelet does not listen on {}: {}; trying again", path.display(), innermost(error))]
+    NotListening { path: PathBuf, error: tonic::transport::Error },
+    #[error("cannot listen on {}: {error}; trying again", socket.display())]
+    Listen { socket: PathBuf, error: io::Error },
+    #[error("another process still serves {resource} here (it holds {}); waiting for that process to end", path.display())]
+    Locked { resource: String, path: PathBuf },
+    #[error("cannot lock {}: {error}; trying again", path.display())]
+    Lock { path: PathBuf, error: io::Error },
 }
 
 /// The end of a session.
