@@ -59,7 +59,7 @@ pub async fn read_without_waiting(client: &kube::Client, unit: MemoryUnit) -> Re
 async fn read_with(
     client: &kube::Client,
     unit: MemoryUnit,
-    listed: fn(PodObject) -> Result<Listed, String>,
+    listed: fn(PodObject) -> Result<Listed, divvy_model::Error>,
     arrived: impl Fn(Arrival) + Sync,
 ) -> Result<Reading, Error> {
     let (mut sites, mut nodes, mut pods, mut tenants) = (Vec::new(), Vec::new(), Vec::new(), Tenants::default());
@@ -107,20 +107,20 @@ fn seen<T>(read: Result<T, Error>) -> Option<T> {
     read.inspect_err(|error| tracing::debug!("{error}")).ok()
 }
 
-fn listed(object: PodObject) -> Result<Listed, String> {
+fn listed(object: PodObject) -> Result<Listed, divvy_model::Error> {
     let waits = object.spec.node_name.as_deref().is_none_or(str::is_empty);
     let wants = if waits {
-        Some(from_objects::wants(&object).map_err(|error| error.to_string())?)
+        Some(from_objects::wants(&object)?)
     } else {
         None
     };
     listed_as(object, wants)
 }
 
-fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, String> {
+fn listed_as(object: PodObject, wants: Option<Wants>) -> Result<Listed, divvy_model::Error> {
     Ok(Listed {
         waiting: wants.filter(|wants| !wants.pod.ended() && wants_gpus(wants)).map(Box::new),
-        pod: kept(convert::pod(&object).map_err(|error| error.to_string())?),
+        pod: kept(convert::pod(&object)?),
         tenant: from_objects::tenant(object).map(bounded),
     })
 }

@@ -245,7 +245,7 @@ async fn base(choice: &Choice) -> Result<(kube::Config, String), Error> {
         text,
     };
     let merged = read_merged(&paths, explicit)?;
-    names_are_there(&merged, choice).map_err(unusable)?;
+    names_are_there(&merged, choice).map_err(|error| unusable(error.to_string()))?;
     let options = KubeConfigOptions {
         context: choice.context.clone(),
         cluster: choice.cluster.clone(),
@@ -275,20 +275,34 @@ fn no_cluster(error: &InClusterError) -> Error {
 /// The maximum number of names that an error lists.
 const MOST_NAMES: usize = 10;
 
+/// What a kubeconfig lacks, and what it has.
+#[derive(Debug, thiserror::Error)]
+enum NotThere {
+    #[error("it has no current context; choose one with --context: {known}")]
+    CurrentContext { known: String },
+    #[error("it has no {kind} {name:?}, only: {known}")]
+    Name {
+        kind: &'static str,
+        name: String,
+        known: String,
+    },
+}
+
 /// Check that the kubeconfig has the context, cluster, and user that the flags name. kube ignores a user that does not exist.
-fn names_are_there(config: &Kubeconfig, choice: &Choice) -> Result<(), String> {
+fn names_are_there(config: &Kubeconfig, choice: &Choice) -> Result<(), NotThere> {
     let contexts = || config.contexts.iter().map(|named| named.name.as_str()).collect();
     let clusters = || config.clusters.iter().map(|named| named.name.as_str()).collect();
     let users = || config.auth_infos.iter().map(|named| named.name.as_str()).collect();
     if choice.context.is_none() && config.current_context.as_deref().is_none_or(str::is_empty) {
         let known: Vec<&str> = contexts();
-        return Err(format!(
-            "it has no current context; choose one with --context: {}",
-            listed(&known)
-        ));
+        return Err(NotThere::CurrentContext { known: listed(&known) });
     }
-    let check = |kind: &str, asked: &Option<String>, known: Vec<&str>| match asked.as_deref() {
-        Some(name) if !known.contains(&name) => Err(format!("it has no {kind} {name:?}, only: {}", listed(&known))),
+    let check = |kind: &'static str, asked: &Option<String>, known: Vec<&str>| match asked {
+        Some(name) if !known.contains(&name.as_str()) => Err(NotThere::Name {
+            kind,
+            name: name.clone(),
+            known: listed(&known),
+        }),
         _ => Ok(()),
     };
     check("context", &choice.context, contexts())?;

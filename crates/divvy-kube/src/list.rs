@@ -71,7 +71,7 @@ pub async fn pods(client: &kube::Client, field_selector: Option<&str>) -> Result
         let name = name(&object);
         pod_of(object)
             .map(|pod| found.pods.push(pod))
-            .map_err(|why| Unreadable { name, why })
+            .map_err(|error| Unreadable::new(name, &error))
     };
     found.left_out = few(client, PODS, field_selector, &mut take)
         .await
@@ -84,9 +84,9 @@ pub fn name(pod: &PodObject) -> String {
     full_name(&pod.metadata)
 }
 
-/// Convert an object into a pod. The error says why the object cannot be read.
-pub fn pod_of(object: PodObject) -> Result<Pod, String> {
-    convert::pod(&object).map_err(|error| error.to_string())
+/// Convert an object into a pod.
+pub fn pod_of(object: PodObject) -> Result<Pod, divvy_model::Error> {
+    convert::pod(&object)
 }
 
 /// Pass every pod, or those that match a field selector, to `take`, in the API server's order and as they arrive. The list is never in memory
@@ -97,14 +97,14 @@ pub fn pod_of(object: PodObject) -> Result<Pod, String> {
 pub async fn each_pod<R: Send + 'static>(
     client: &kube::Client,
     field_selector: Option<&str>,
-    read: fn(PodObject) -> Result<R, String>,
+    read: fn(PodObject) -> Result<R, divvy_model::Error>,
     mut take: impl FnMut(R) + Send,
 ) -> Result<LeftOut, Error> {
     let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
         read_pods(items, part, &mut |item| {
             take(item.and_then(|object| {
                 let name = name(&object);
-                read(object).map_err(|why| Unreadable { name, why })
+                read(object).map_err(|error| Unreadable::new(name, &error))
             }));
         })
     };
@@ -116,14 +116,14 @@ pub async fn each_pod<R: Send + 'static>(
 /// Pass every pod to `take`, as [`each_pod`] does. The objects also have their labels and conditions.
 pub async fn each_whole_pod<R: Send + 'static>(
     client: &kube::Client,
-    read: fn(PodObject) -> Result<R, String>,
+    read: fn(PodObject) -> Result<R, divvy_model::Error>,
     mut take: impl FnMut(R) + Send,
 ) -> Result<LeftOut, Error> {
     let read = move |items: &mut Items, part: Part<'_>, take: Take<'_, R>| {
         read_whole_pods(items, part, &mut |item| {
             take(item.and_then(|object| {
                 let name = name(&object);
-                read(object).map_err(|why| Unreadable { name, why })
+                read(object).map_err(|error| Unreadable::new(name, &error))
             }));
         })
     };

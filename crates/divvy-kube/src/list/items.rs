@@ -49,6 +49,13 @@ pub(crate) struct Unreadable {
     pub(crate) why: String,
 }
 
+impl Unreadable {
+    pub(crate) fn new(name: String, error: &divvy_model::Error) -> Unreadable {
+        let why = error.to_string();
+        Unreadable { name, why }
+    }
+}
+
 /// A part of a list's text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Part<'a> {

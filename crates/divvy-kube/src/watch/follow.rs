@@ -251,22 +251,23 @@ impl<T: Kind> Follow<T> {
                 return Some(Err(trouble));
             }
         };
-        let object: Result<T, String> = read(line).and_then(|object: T| match object.trouble() {
-            None => Ok(object),
-            Some(why) => Err(why),
-        });
-        let object = match object {
-            Ok(object) => {
+        let object = read::<T>(line);
+        let trouble = match &object {
+            Ok(object) => object.trouble(),
+            Err(error) => Some(short(&without_place(error))),
+        };
+        let object = match (object, trouble) {
+            (Ok(object), None) => {
                 self.unreadable.is_readable(object.meta());
                 object
             }
-            Err(why) => {
+            (_, why) => {
                 let meta = read::<WithMeta>(line)
                     .map(|object| ObjectMeta::from(object.metadata))
                     .unwrap_or_default();
                 if !gone || meta.name.is_none() {
                     let name = object_name(line).unwrap_or_else(|| "without a name".to_owned());
-                    self.unreadable.add(name, &why);
+                    self.unreadable.add(name, &why.unwrap_or_default());
                     // The object's last known state stays valid until the next list.
                     if let Some(version) = version_of(line) {
                         self.go_on_from(Some(version));
@@ -338,11 +339,8 @@ struct Version {
     version: Option<String>,
 }
 
-fn read<T: DeserializeOwned>(line: &[u8]) -> Result<T, String> {
-    match serde_json::from_slice(line) {
-        Ok(Object { object }) => Ok(object),
-        Err(error) => Err(short(&without_place(&error))),
-    }
+fn read<T: DeserializeOwned>(line: &[u8]) -> Result<T, serde_json::Error> {
+    serde_json::from_slice(line).map(|Object { object }| object)
 }
 
 fn version_of(line: &[u8]) -> Option<String> {

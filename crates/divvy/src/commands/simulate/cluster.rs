@@ -35,7 +35,7 @@ pub(super) async fn run(args: &SimulateArgs) -> anyhow::Result<()> {
                 let name = list::name(&object);
                 match pod(object) {
                     Ok(pod) => found.pods.push(pod),
-                    Err(why) => unreadable.add(name, why),
+                    Err(error) => unreadable.add(name, error.to_string()),
                 }
             }
             warn_left_out("object", &dump.left_out);
@@ -105,8 +105,8 @@ fn node(object: NodeObject) -> ClusterNode {
     }
 }
 
-fn pod(object: PodObject) -> Result<ClusterPod, String> {
-    let mut pod = convert::pod(&object).map_err(|error| error.to_string())?;
+fn pod(object: PodObject) -> Result<ClusterPod, divvy_model::Error> {
+    let mut pod = convert::pod(&object)?;
     // The ledger does not read the containers' parts of an allocation, which take more memory than the rest of the pod.
     if let Held::Allocation(allocation) = &mut pod.held {
         allocation.containers.clear();
