@@ -239,6 +239,9 @@ impl Health {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link(pub String, pub String, pub u32);
 
+/// What errors call an inventory.
+const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
+
 impl Inventory {
     /// Parse the annotation.
     ///
@@ -246,10 +249,9 @@ impl Inventory {
     /// Fails if the text is not an inventory of version 1 or 2 or exceeds [`crate::limits`], if two GPUs have the same UUID, or if a
     /// GPU offers more units than its memory holds. The last two mistakes would let the extender allocate the same memory twice.
     pub fn parse(text: &str) -> Result<Inventory, Error> {
-        const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
         let wire: Wire = crate::parse_versions(WHAT, text, INVENTORY_BYTES, 2)?;
         let inventory = wire.into_inventory(WHAT)?;
-        inventory.check_limits().map_err(|text| Error::invalid(WHAT, text))?;
+        inventory.check_limits()?;
         for (i, gpu) in inventory.gpus.iter().enumerate() {
             if inventory.gpus[..i].iter().any(|other| other.uuid == gpu.uuid) {
                 return Err(Error::invalid(WHAT, format!("GPU {} is listed twice", quoted(&gpu.uuid))));
@@ -273,10 +275,13 @@ impl Inventory {
         Ok(inventory)
     }
 
-    fn check_limits(&self) -> Result<(), String> {
+    fn check_limits(&self) -> Result<(), Error> {
         let most = |what: &str, found: usize, most: usize| {
             if found > most {
-                Err(format!("it has {found} {what}; at most {most} are read"))
+                Err(Error::invalid(
+                    WHAT,
+                    format!("it has {found} {what}; at most {most} are read"),
+                ))
             } else {
                 Ok(())
             }
@@ -298,10 +303,13 @@ impl Inventory {
         for gpu in &self.gpus {
             let text = |name: &str, text: &str, bytes: usize| {
                 if text.len() > bytes {
-                    Err(format!(
-                        "{name} of GPU {} has {} bytes; at most {bytes} are read",
-                        quoted(&gpu.uuid),
-                        text.len()
+                    Err(Error::invalid(
+                        WHAT,
+                        format!(
+                            "{name} of GPU {} has {} bytes; at most {bytes} are read",
+                            quoted(&gpu.uuid),
+                            text.len()
+                        ),
                     ))
                 } else {
                     Ok(())
@@ -314,10 +322,13 @@ impl Inventory {
                 text("profile", profile, SHORT_TEXT_BYTES)?;
             }
             if gpu.nodes.len() > GPU_NODES {
-                return Err(format!(
-                    "GPU {} has {} device nodes; at most {GPU_NODES} are read",
-                    quoted(&gpu.uuid),
-                    gpu.nodes.len()
+                return Err(Error::invalid(
+                    WHAT,
+                    format!(
+                        "GPU {} has {} device nodes; at most {GPU_NODES} are read",
+                        quoted(&gpu.uuid),
+                        gpu.nodes.len()
+                    ),
                 ));
             }
             for node in &gpu.nodes {
@@ -328,10 +339,13 @@ impl Inventory {
                 text(name, value, SHORT_TEXT_BYTES)?;
             }
             if gpu.links.len() > GPU_LINKS {
-                return Err(format!(
-                    "GPU {} has {} links; at most {GPU_LINKS} are read",
-                    quoted(&gpu.uuid),
-                    gpu.links.len()
+                return Err(Error::invalid(
+                    WHAT,
+                    format!(
+                        "GPU {} has {} links; at most {GPU_LINKS} are read",
+                        quoted(&gpu.uuid),
+                        gpu.links.len()
+                    ),
                 ));
             }
             for Link(peer, kind, _) in &gpu.links {

@@ -117,6 +117,17 @@ struct Pattern {
     normal: String,
 }
 
+/// Why a text is not a rule about products.
+#[derive(Debug, thiserror::Error)]
+enum PatternError {
+    #[error("it has {0} patterns, but at most {RULE_PATTERNS} are allowed")]
+    TooMany(usize),
+    #[error("{} is not a pattern", quoted(.0))]
+    NotAPattern(String),
+    #[error("a pattern has {0} bytes, but at most {DEVICE_TEXT_BYTES} are allowed")]
+    Long(usize),
+}
+
 impl ModelRule {
     /// Report whether the rule accepts GPUs of this product. If the product is unknown (an empty name), the rule accepts the GPU
     /// only if it has no patterns.
@@ -132,11 +143,11 @@ impl ModelRule {
         (self.allow.is_empty() || self.allow.iter().any(matches)) && !self.deny.iter().any(matches)
     }
 
-    fn parse(text: &str) -> Result<ModelRule, String> {
+    fn parse(text: &str) -> Result<ModelRule, PatternError> {
         let mut rule = ModelRule::default();
         let patterns = text.split(',').count();
         if patterns > RULE_PATTERNS {
-            return Err(format!("it has {patterns} patterns, but at most {RULE_PATTERNS} are allowed"));
+            return Err(PatternError::TooMany(patterns));
         }
         for part in text.split(',').map(str::trim) {
             let (pattern, list) = match part.strip_prefix('!') {
@@ -145,13 +156,10 @@ impl ModelRule {
             };
             // No product name contains these characters, and messages show the patterns to other users.
             if pattern.is_empty() || pattern.contains('!') || pattern.contains(char::is_control) {
-                return Err(format!("{} is not a pattern", quoted(part)));
+                return Err(PatternError::NotAPattern(part.to_owned()));
             }
             if pattern.len() > DEVICE_TEXT_BYTES {
-                return Err(format!(
-                    "a pattern has {} bytes, but at most {DEVICE_TEXT_BYTES} are allowed",
-                    pattern.len()
-                ));
+                return Err(PatternError::Long(pattern.len()));
             }
             list.push(Pattern {
                 written: pattern.to_owned(),
@@ -461,11 +469,11 @@ mod tests {
 
     use super::*;
 
-    fn read(annotations: &[(&str, &str)]) -> Result<Option<GpuRules>, String> {
+    fn read(annotations: &[(&str, &str)]) -> Result<Option<GpuRules>, Error> {
         let annotations = annotations
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        GpuRules::from_annotations(&annotations.collect()).map_err(|error| error.to_string())
+        GpuRules::from_annotations(&annotations.collect())
     }
 
     #[test]
@@ -564,12 +572,12 @@ mod tests {
             ("divvy.dev/gpu-prefer", "\u{202e}".repeat(300), "fastest, most-memory"),
             ("divvy.dev/gpu-cores", "9".repeat(250_000), "at most"),
         ] {
-            let error = read(&[(key, &value)]).expect_err(key);
+            let error = read(&[(key, &value)]).expect_err(key).to_string();
             assert!(error.starts_with(key) && error.contains(part), "{error}");
             assert!(error.len() <= 500, "{} bytes: {error}", error.len());
         }
         let key = format!("divvy.dev/{}", "x".repeat(250_000));
-        let error = read(&[(&key, "")]).expect_err("no such key");
+        let error = read(&[(&key, "")]).expect_err("no such key").to_string();
         assert!(
             error.len() < 500 && error.contains("a pod may have divvy.dev/gpu-model"),
             "{error}"
@@ -763,7 +771,7 @@ mod tests {
                 &["divvy.dev/gpu-modell means nothing", "divvy.dev/gpu-model,"],
             ),
         ] {
-            let error = read(&[(key, value)]).expect_err(key);
+            let error = read(&[(key, value)]).expect_err(key).to_string();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         }
     }

@@ -239,9 +239,9 @@ mod tests {
         value
     }
 
-    fn read(v: u64, gpus: Vec<Value>, containers: Vec<Value>) -> Result<Usage, String> {
+    fn read(v: u64, gpus: Vec<Value>, containers: Vec<Value>) -> Result<Usage, Error> {
         let text = json!({"v": v, "sample": 3, "gpus": gpus, "containers": containers}).to_string();
-        Usage::parse(&text).map_err(|error| error.to_string())
+        Usage::parse(&text)
     }
 
     #[test]
@@ -278,7 +278,7 @@ mod tests {
                 "more than 100 percent",
             ),
         ] {
-            let error = read(1, gpus, containers).expect_err(expected);
+            let error = read(1, gpus, containers).expect_err(expected).to_string();
             assert!(error.contains(expected) && error.len() < 800, "{expected}: {error}");
         }
         let long = format!("{{\"v\":1,\"sample\":1{}}}", " ".repeat(USAGE_BYTES));
