@@ -144,14 +144,12 @@ impl Policy {
     ///
     /// # Errors
     /// Fails if the name is not one of [`Policy::FOR_SCHEDULING`].
-    pub fn for_scheduling(name: &str) -> Result<Policy, String> {
-        let found = Policy::FOR_SCHEDULING.into_iter().find(|policy| policy.name() == name);
-        found.ok_or_else(|| match name.parse::<Policy>() {
-            Ok(policy) => {
-                format!("{policy} is a policy from the literature, for divvy simulate only; write divvy, best-fit, or spread")
-            }
-            Err(_) => format!("there is no policy {name:?}; write divvy, best-fit, or spread"),
-        })
+    pub fn for_scheduling(name: &str) -> Result<Policy, NotForScheduling> {
+        match name.parse::<Policy>() {
+            Ok(policy) if Policy::FOR_SCHEDULING.contains(&policy) => Ok(policy),
+            Ok(policy) => Err(NotForScheduling::OnlySimulated(policy)),
+            Err(_) => Err(NotForScheduling::Unknown(name.to_owned())),
+        }
     }
 
     /// Return the name that users write, for example `best-fit`.
@@ -202,6 +200,29 @@ impl fmt::Display for UnknownPolicy {
 }
 
 impl std::error::Error for UnknownPolicy {}
+
+/// Why a name is not that of a policy for a real cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotForScheduling {
+    /// The policy comes from the literature.
+    OnlySimulated(Policy),
+    /// There is no such policy.
+    Unknown(String),
+}
+
+impl fmt::Display for NotForScheduling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NotForScheduling::OnlySimulated(policy) => {
+                write!(f, "{policy} is a policy from the literature, for divvy simulate only")?;
+            }
+            NotForScheduling::Unknown(name) => write!(f, "there is no policy {name:?}")?,
+        }
+        f.write_str("; write divvy, best-fit, or spread")
+    }
+}
+
+impl std::error::Error for NotForScheduling {}
 
 impl FromStr for Policy {
     type Err = UnknownPolicy;

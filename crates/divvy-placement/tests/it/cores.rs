@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use divvy_model::{Enforcement, GpuRules, Held, Isolation, Pod};
-use divvy_placement::{Ask, Ledger, Reservation, Standing, Taste};
+use divvy_placement::{Ask, Ledger, Refusal, Reservation, Standing, Taste};
 use proptest::prelude::*;
 
 use crate::fixture::*;
@@ -36,9 +36,8 @@ fn wanting(name: &str, units: u64, cores: u32, gpus: u32) -> Pod {
 }
 
 /// Bind a pod to the GPUs that it gets now. Return their indices, or the refusal.
-fn place(ledger: &mut Ledger, pod: Pod) -> Result<Vec<u32>, String> {
-    let choice = ledger.choose("n1", &Ask::of_pod(&pod, GIB));
-    let choice = choice.map_err(|refusal| refusal.filter_message("n1"))?;
+fn place(ledger: &mut Ledger, pod: Pod) -> Result<Vec<u32>, Refusal> {
+    let choice = ledger.choose("n1", &Ask::of_pod(&pod, GIB))?;
     let held = choice.held(&pod.request, GIB);
     ledger.apply_pod(Pod {
         held,
@@ -66,13 +65,14 @@ fn the_shares_of_a_gpus_compute_time_are_at_most_100_percent_and_pods_without_on
         "GPU 0 has memory, and no compute time"
     );
     assert_eq!(place(&mut ledger, wanting("d", 2, 0, 1)), Ok(vec![0]));
+    let mut refusal = |pod: Pod| place(&mut ledger, pod).expect_err("no room").filter_message("n1");
     assert_eq!(
-        place(&mut ledger, wanting("e", 2, 100, 1)),
-        Err("no GPU with 2048 MiB and 100 % of the compute time free".to_owned())
+        refusal(wanting("e", 2, 100, 1)),
+        "no GPU with 2048 MiB and 100 % of the compute time free"
     );
     assert_eq!(
-        place(&mut ledger, wanting("f", 4, 50, 2)),
-        Err("fewer than 2 GPUs with 2048 MiB and 50 % of the compute time of each free".to_owned())
+        refusal(wanting("f", 4, 50, 2)),
+        "fewer than 2 GPUs with 2048 MiB and 50 % of the compute time of each free"
     );
     assert_eq!(used(&ledger), [100, 1]);
     assert!(ledger.delete_pod("u-a"));

@@ -31,12 +31,11 @@ fn node() -> Node {
     node
 }
 
-fn chosen(pods: &[Pod], ask: &Ask) -> Result<Vec<u32>, String> {
+fn chosen(pods: &[Pod], ask: &Ask) -> Result<Vec<u32>, Refusal> {
     let ledger = ledger(&node(), pods);
     let chosen = ledger.choose("n", ask);
     assert_eq!(chosen.is_ok(), ledger.fits("n", ask, "u-nobody").is_ok(), "{ask:?}");
-    let chosen = chosen.map(|choice| choice.gpus.iter().map(|gpu| gpu.index).collect());
-    chosen.map_err(|refusal| refusal.filter_message("n"))
+    chosen.map(|choice| choice.gpus.iter().map(|gpu| gpu.index).collect())
 }
 
 fn bound(pods: &[Pod], kind: WholeKind, name: &str, devices: u64) -> Pod {
@@ -52,7 +51,7 @@ fn bound(pods: &[Pod], kind: WholeKind, name: &str, devices: u64) -> Pod {
 #[test]
 fn a_pod_gets_devices_of_the_profile_that_it_requests_and_no_others() {
     let check = |kind: WholeKind, devices: u64, expected: Result<&[u32], &str>| {
-        let found = chosen(&[], &Ask::whole(kind, devices));
+        let found = chosen(&[], &Ask::whole(kind, devices)).map_err(|refusal| refusal.filter_message("n"));
         assert_eq!(found.as_deref(), expected.map_err(str::to_owned).as_ref().copied(), "{kind}");
     };
     check(mig(SMALL), 2, Ok(&[1, 2]));
@@ -78,8 +77,10 @@ fn a_device_is_shared_or_had_as_a_whole() {
     assert_eq!(got, [(uuid("n", 2).as_str(), MiB(4096), true)], "device 1 has a share");
     let pods = [share, whole];
     assert_eq!(
-        chosen(&pods, &Ask::whole(mig(SMALL), 1)),
-        Err("no free MIG 1g.5gb device".to_owned())
+        chosen(&pods, &Ask::whole(mig(SMALL), 1))
+            .expect_err("no room")
+            .filter_message("n"),
+        "no free MIG 1g.5gb device"
     );
     assert_eq!(chosen(&pods, &ask(3)), Ok(vec![1]), "the rest of device 1");
     assert_eq!(
@@ -98,8 +99,10 @@ fn a_pod_without_an_allocation_counts_for_the_devices_of_its_profile_only() {
     let pods = [unnamed];
     assert!(chosen(&pods, &Ask::whole(mig(SMALL), 1)).is_ok());
     assert_eq!(
-        chosen(&pods, &Ask::whole(mig(SMALL), 2)),
-        Err("fewer than 2 free MIG 1g.5gb devices".to_owned())
+        chosen(&pods, &Ask::whole(mig(SMALL), 2))
+            .expect_err("no room")
+            .filter_message("n"),
+        "fewer than 2 free MIG 1g.5gb devices"
     );
     assert_eq!(chosen(&pods, &Ask::whole(mig(LARGE), 1)), Ok(vec![3]));
     assert_eq!(chosen(&pods, &Ask::whole(Vendor::Nvidia, 1)), Ok(vec![0]));

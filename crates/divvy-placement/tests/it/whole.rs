@@ -27,8 +27,8 @@ fn unnamed(name: &str, node: &str, gpus: u64) -> Pod {
     }
 }
 
-fn uuids(ledger: &Ledger, node: &str, ask: &Ask) -> Result<Vec<String>, String> {
-    let choice = ledger.choose(node, ask).map_err(|refusal| refusal.filter_message(node))?;
+fn uuids(ledger: &Ledger, node: &str, ask: &Ask) -> Result<Vec<String>, Refusal> {
+    let choice = ledger.choose(node, ask)?;
     assert_eq!(ledger.fits(node, ask, "u-nobody"), Ok(()));
     Ok(choice.gpus.into_iter().filter_map(|gpu| gpu.uuid).collect())
 }
@@ -53,7 +53,8 @@ fn a_pod_gets_as_many_free_gpus_as_it_requests_or_none() {
         ("shared", 1, refused("no AMD GPUs that Divvy offers")),
         ("elsewhere", 1, refused("node \"elsewhere\" not found")),
     ] {
-        assert_eq!(uuids(&ledger, node, &amd(gpus)), expected, "{gpus} on {node}");
+        let found = uuids(&ledger, node, &amd(gpus)).map_err(|refusal| refusal.filter_message(node));
+        assert_eq!(found, expected, "{gpus} on {node}");
     }
     // A share goes only to shared GPUs, and sees nothing of the others.
     assert_eq!(uuids(&ledger, "mixed", &ask(16)), Ok(vec![uuid("mixed", 1)]));
@@ -75,15 +76,16 @@ fn a_gpu_on_which_anything_is_held_or_that_failed_is_not_free() {
     for edit in edits {
         let mut node = amd_node("n", 1);
         edit_gpu(&mut node, 0, edit);
-        let refused = Err("no free AMD GPU".to_owned());
-        assert_eq!(uuids(&ledger(&[node], &[]), "n", &amd(1)), refused);
+        let refusal = uuids(&ledger(&[node], &[]), "n", &amd(1)).expect_err("not free");
+        assert_eq!(refusal.filter_message("n"), "no free AMD GPU");
     }
     let mut share = amd_pod("share", "n", &[0]);
     if let Held::Allocation(allocation) = &mut share.held {
         (allocation.gpus[0].memory, allocation.gpus[0].whole) = (MiB(1), false);
     }
     let ledger = ledger(&[amd_node("n", 1)], &[share]);
-    assert_eq!(uuids(&ledger, "n", &amd(1)), Err("no free AMD GPU".to_owned()));
+    let refusal = uuids(&ledger, "n", &amd(1)).expect_err("not free");
+    assert_eq!(refusal.filter_message("n"), "no free AMD GPU");
     assert_eq!(ledger.anomalies(), []);
 }
 
@@ -209,6 +211,7 @@ fn the_gpus_are_those_that_the_pod_prefers_and_then_those_that_are_connected() {
     };
     assert_eq!(with(1, least()), n(&[3]));
     let refusal = with(2, least()).expect_err("one is large enough");
+    let refusal = refusal.filter_message("n");
     assert!(refusal.starts_with("fewer than 2 GPUs"), "{refusal}");
 }
 
