@@ -43,8 +43,8 @@ pub struct Own {
 pub struct Attempt {
     /// The driver and GPUs that the spec was to describe.
     pub basis: Basis,
-    /// In the case of an error, the reason why no spec was made.
-    pub outcome: Result<(), String>,
+    /// Why no spec was made; `None` if one was made.
+    pub failure: Option<String>,
 }
 
 /// The state of the node for one decision.
@@ -153,11 +153,11 @@ pub fn decide(seen: &Observed) -> Verdict {
     match &seen.last {
         Some(Attempt {
             basis: before,
-            outcome: Ok(()),
+            failure: None,
         }) if before == basis && seen.own.as_ref().is_some_and(|own| own.as_made) => verdict(Step::Nothing, None),
         Some(Attempt {
             basis: before,
-            outcome: Err(error),
+            failure: Some(error),
         }) if before == basis => {
             let rest = format!(
                 "The agent could not make a spec: {error}. It tries again once this is fixed; to make it by hand: {generate}"

@@ -37,6 +37,7 @@ use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Partition, Pod, PodKey, Vendor, WholeKind};
 
 pub use accounts::{Account, Accounts, Owner, Used};
+pub use allocate::AllocateError;
 pub use devices::{Device, SizeWarning, TooManyIds};
 pub use guarded_shares::{
     DriverReport, FileChange, FileStatus, GuardCounts, GuardedShares, InSlots, LimitsToWrite, MadeLater, PodProcess, Readings,

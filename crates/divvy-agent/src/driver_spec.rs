@@ -189,7 +189,8 @@ impl DriverSpec {
             });
         });
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.last = Some(Attempt { basis, outcome });
+        let failure = outcome.err().map(|error| error.to_string());
+        state.last = Some(Attempt { basis, failure });
         seen.last.clone_from(&state.last);
         drop(state);
         let verdict = decide(&seen);

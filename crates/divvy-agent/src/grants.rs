@@ -113,7 +113,8 @@ impl Grants {
 
     /// Answer Allocate with the names of CDI devices.
     pub(crate) fn allocate(&self, spec: ResourceSpec, ids: &[String]) -> Result<Vec<String>, plugin::Refusal> {
-        let cdi_devices = self.core.lock().allocate(spec, ids).map_err(plugin::Refusal::invalid)?;
+        let allocated = self.core.lock().allocate(spec, ids);
+        let cdi_devices = allocated.map_err(|error| plugin::Refusal::invalid(error.to_string()))?;
         if spec.grants() {
             // The handed-out ids decide which ids stay healthy.
             self.publishing.publish();

@@ -246,7 +246,7 @@ fn a_container_with_a_whole_mig_device_holds_all_of_its_memory() {
     assert_eq!(gpus_of(&node, "whole", "main"), [uuid(2)], "the other device has a share");
     let error = node.allocate_of(spec, "more", "main", &[uuid(0)]).expect_err("a GPU");
     assert_eq!(
-        error,
+        error.to_string(),
         "device id \"GPU-0\" names none of this node's MIG 1g.5gb devices (GPU-1, GPU-2)"
     );
 }

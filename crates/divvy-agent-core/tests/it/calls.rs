@@ -177,7 +177,7 @@ fn foreign_doubled_and_missing_ids_are_refused_in_words() {
         ),
     ] {
         let ids: Vec<String> = ids.into_iter().map(str::to_owned).collect();
-        let error = node.core.allocate(resource, &ids).expect_err(expected);
+        let error = node.core.allocate(resource, &ids).expect_err(expected).to_string();
         assert!(error.contains(expected), "{error}");
     }
 }

@@ -53,10 +53,10 @@ fn own(driver: &str, as_made: bool) -> Option<Own> {
     })
 }
 
-fn last(basis: Basis, outcome: Result<(), &str>) -> Option<Attempt> {
+fn last(basis: Basis, failure: Option<&str>) -> Option<Attempt> {
     Some(Attempt {
         basis,
-        outcome: outcome.map_err(str::to_owned),
+        failure: failure.map(str::to_owned),
     })
 }
 
@@ -164,19 +164,19 @@ fn what_is_done_with_the_drivers_spec() {
         ("the first one counts", seen(vec![etc(OLD), etc(NEW)]), "make", ""),
         (
             "made",
-            with(vec![etc(OLD)], own(NEW, true), last(basis(), Ok(()))),
+            with(vec![etc(OLD)], own(NEW, true), last(basis(), None)),
             "nothing",
             "",
         ),
         (
             "made, then changed by another program",
-            with(vec![etc(OLD)], own(NEW, false), last(basis(), Ok(()))),
+            with(vec![etc(OLD)], own(NEW, false), last(basis(), None)),
             "make",
             "",
         ),
         (
             "made, then removed by another program",
-            with(vec![etc(OLD)], None, last(basis(), Ok(()))),
+            with(vec![etc(OLD)], None, last(basis(), None)),
             "make",
             "",
         ),
@@ -188,13 +188,13 @@ fn what_is_done_with_the_drivers_spec() {
         ),
         (
             "the driver's root changed",
-            with(vec![etc(OLD)], own(NEW, true), last(touched.clone(), Ok(()))),
+            with(vec![etc(OLD)], own(NEW, true), last(touched.clone(), None)),
             "make",
             "",
         ),
         (
             "it could not be made",
-            with(vec![etc(OLD)], None, last(basis(), Err("no libcuda"))),
+            with(vec![etc(OLD)], None, last(basis(), Some("no libcuda"))),
             "nothing",
             "/etc/cdi/nvidia.yaml was made for driver 550.54.15, but 560.35.03 is loaded: containers with GPUs do not start, or get \
              libraries that the kernel module refuses. The agent could not make a spec: no libcuda. It tries again once this is fixed; to make it by \
@@ -202,13 +202,13 @@ fn what_is_done_with_the_drivers_spec() {
         ),
         (
             "it could not be made, and something changed",
-            with(vec![etc(OLD)], None, last(touched, Err("no libcuda"))),
+            with(vec![etc(OLD)], None, last(touched, Some("no libcuda"))),
             "make",
             "",
         ),
         (
             "it could not be made again, and only the agent's old spec exists",
-            with(vec![], own(OLD, true), last(basis(), Err("no libcuda"))),
+            with(vec![], own(OLD, true), last(basis(), Some("no libcuda"))),
             "nothing",
             "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json was made for driver 550.54.15, but 560.35.03 is loaded",
         ),
@@ -220,7 +220,7 @@ fn what_is_done_with_the_drivers_spec() {
                     missing: vec!["/usr/lib/libcuda.so.560.35.03".to_owned()],
                     ..own(NEW, false).expect("one")
                 }),
-                last(basis(), Err("load the new module, or reboot")),
+                last(basis(), Some("load the new module, or reboot")),
             ),
             "nothing",
             "/var/run/cdi/divvy.dev-driver_nvidia.com-gpu.json names /usr/lib/libcuda.so.560.35.03, which does not exist: containers with GPUs do \
@@ -236,7 +236,7 @@ fn what_is_done_with_the_drivers_spec() {
         ),
         (
             "another tool's spec appeared in the same directory",
-            with(vec![beside(OLD)], own(NEW, true), last(basis(), Ok(()))),
+            with(vec![beside(OLD)], own(NEW, true), last(basis(), None)),
             "remove",
             "container runtimes ignore a device",
         ),

@@ -101,7 +101,8 @@ proptest! {
         let mut core = Core::new(settings());
         core.reset_pods(Vec::new());
         let mut server: BTreeMap<String, Pod> = BTreeMap::new();
-        let mut feed: Vec<Result<Pod, String>> = Vec::new();
+        // UIDs, and the pods unless they are gone.
+        let mut feed: Vec<(String, Option<Pod>)> = Vec::new();
         let mut told = 0;
         let mut lists: Vec<(Listing, Option<Vec<Pod>>)> = Vec::new();
         let mut created = 0;
@@ -112,25 +113,25 @@ proptest! {
                     created += 1;
                     let pod = simple(&format!("p{created}"), 0, 1);
                     server.insert(pod.uid.clone(), pod.clone());
-                    feed.push(Ok(pod));
+                    feed.push((pod.uid.clone(), Some(pod)));
                 }
                 Step::End(n) => {
                     if let Some(pod) = pick(&server, n).and_then(|uid| server.get_mut(&uid)) {
                         pod.phase = Phase::Succeeded;
-                        feed.push(Ok(pod.clone()));
+                        feed.push((pod.uid.clone(), Some(pod.clone())));
                     }
                 }
                 Step::Remove(n) => {
                     if let Some(uid) = pick(&server, n) {
                         server.remove(&uid);
-                        feed.push(Err(uid));
+                        feed.push((uid, None));
                     }
                 }
                 Step::Watch(n) => {
-                    for change in feed.iter().skip(told).take(usize::from(n)) {
-                        match change {
-                            Ok(pod) => drop(core.apply_pod(pod.clone())),
-                            Err(uid) => core.delete_pod(uid),
+                    for (uid, pod) in feed.iter().skip(told).take(usize::from(n)) {
+                        match pod {
+                            Some(pod) => drop(core.apply_pod(pod.clone())),
+                            None => core.delete_pod(uid),
                         }
                     }
                     told = feed.len().min(told + usize::from(n));
@@ -166,10 +167,10 @@ proptest! {
                 None => core.list_failed(listing),
             }
         }
-        for change in feed.iter().skip(told) {
-            match change {
-                Ok(pod) => drop(core.apply_pod(pod.clone())),
-                Err(uid) => core.delete_pod(uid),
+        for (uid, pod) in feed.iter().skip(told) {
+            match pod {
+                Some(pod) => drop(core.apply_pod(pod.clone())),
+                None => core.delete_pod(uid),
             }
         }
         for n in 1..=created {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_agent_core::{
-    Action, Core, Escape, Facts, Guarded, Handout, Key, Limit, MigStrategy, NodeFiles, NodeKey, Offer, Otherwise, PreStart,
+    Action, AllocateError, Core, Escape, Facts, Guarded, Handout, Key, Limit, MigStrategy, NodeFiles, NodeKey, Offer, Otherwise, PreStart,
     Reason, Reconciled, ResourceSpec, Settings, SpecOnNode,
 };
 use divvy_cdi as cdi;
@@ -16,6 +16,15 @@ use divvy_model::{
 use divvy_testkit::nodes::t4;
 
 pub(crate) const GIB: u64 = 1024;
+
+/// Why the kubelet does not admit a pod.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotAdmitted {
+    #[error("requested number of devices unavailable")]
+    Unavailable,
+    #[error(transparent)]
+    Allocate(#[from] AllocateError),
+}
 
 pub(crate) fn settings() -> Settings {
     Settings {
@@ -350,7 +359,7 @@ impl Node {
 
     /// Admit a pod as the kubelet's device manager does: containers in order, with the ids of init containers reused
     /// (`pkg/kubelet/cm/devicemanager/manager.go`).
-    pub(crate) fn admit(&mut self, uid: &str) -> Result<(), String> {
+    pub(crate) fn admit(&mut self, uid: &str) -> Result<(), NotAdmitted> {
         let pod = self.pods[uid].clone();
         let mut reuse: Vec<String> = Vec::new();
         for container in pod.request.memory_containers() {
@@ -363,7 +372,7 @@ impl Node {
                 let available: Vec<String> = free.into_iter().chain(reuse.clone()).collect();
                 let ids = self.core.preferred(ResourceSpec::MEMORY, &available, &must, want);
                 if ids.len() < want {
-                    return Err("requested number of devices unavailable".to_owned());
+                    return Err(NotAdmitted::Unavailable);
                 }
                 assert!(must.iter().all(|id| ids.contains(id)), "must_include is included");
                 assert!(ids.iter().all(|id| available.contains(id)), "only available ids");
@@ -379,12 +388,18 @@ impl Node {
     }
 
     /// Call Allocate for exactly these ids, and add the checkpoint's entry.
-    pub(crate) fn allocate_as(&mut self, uid: &str, container: &str, ids: &[String]) -> Result<(), String> {
+    pub(crate) fn allocate_as(&mut self, uid: &str, container: &str, ids: &[String]) -> Result<(), AllocateError> {
         self.allocate_of(ResourceSpec::MEMORY, uid, container, ids)
     }
 
     /// Call Allocate of this resource for exactly these ids, and add the checkpoint's entry.
-    pub(crate) fn allocate_of(&mut self, spec: ResourceSpec, uid: &str, container: &str, ids: &[String]) -> Result<(), String> {
+    pub(crate) fn allocate_of(
+        &mut self,
+        spec: ResourceSpec,
+        uid: &str,
+        container: &str,
+        ids: &[String],
+    ) -> Result<(), AllocateError> {
         let names = self.core.allocate(spec, ids)?;
         self.handouts.push(Handout {
             key: key(uid, container),

@@ -136,7 +136,9 @@ fn a_share_is_limited_where_the_kernel_can_do_it_and_a_whole_gpu_never() {
             let is_whole = pod.request.whole.is_some();
             node.see(pod);
             match is_whole {
-                true => node.allocate_of(whole_of(vendor), &uid, "main", &ids_of(vendor, &[0])),
+                true => node
+                    .allocate_of(whole_of(vendor), &uid, "main", &ids_of(vendor, &[0]))
+                    .map_err(Into::into),
                 false => node.admit(&uid),
             }
             .expect("admitted");

@@ -352,7 +352,7 @@ fn an_id_of_another_vendor_or_of_no_gpu_is_refused() {
         (intel, "card2-1", "names none of this node's Intel GPUs (card2-0)"),
         (ResourceSpec::MEMORY, "0000:19:00.0", "is not an id of this plugin"),
     ] {
-        let error = node.core.allocate(spec, &[id.to_owned()]).expect_err(id);
+        let error = node.core.allocate(spec, &[id.to_owned()]).expect_err(id).to_string();
         assert!(error.contains(part), "{error}");
     }
 }
