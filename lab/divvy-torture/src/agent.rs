@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_agent_core::{
-    Action, Core, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled, ResourceSpec,
-    Settings, SpecOnNode,
+    Action, AllocateError, Core, Facts, Handout, Key, MigStrategy, NodeFiles, NodeKey, Offer, PreStart, Reason, Reconciled,
+    ResourceSpec, Settings, SpecOnNode,
 };
 use divvy_cdi as cdi;
 use divvy_model::{Gpu, GrantRecord, Health, Held, MemoryUnit, MiB, Pod};
 
+use crate::Violation;
 use crate::api::{Api, Listing, PodWatch, Seen, at_index};
 use crate::story::{Story, ensure};
 use crate::whole::WHOLE;
@@ -24,7 +25,7 @@ pub struct Disk {
 
 impl Disk {
     /// Perform an action, as `Store::perform` does.
-    fn perform(&mut self, action: &Action) -> Result<(), String> {
+    fn perform(&mut self, action: &Action) -> Result<(), Violation> {
         match action {
             Action::WriteRecord(record) => {
                 let read = GrantRecord::parse(&record.to_json()).map_err(|error| error.to_string())?;
@@ -86,12 +87,12 @@ type Compared = (Disk, Vec<Gpu>, Vec<Handout>, Option<BTreeSet<String>>, BTreeMa
 #[derive(Debug)]
 pub enum Stop {
     Killed,
-    Broken(String),
+    Broken(Violation),
 }
 
-impl From<String> for Stop {
-    fn from(text: String) -> Stop {
-        Stop::Broken(text)
+impl From<Violation> for Stop {
+    fn from(violation: Violation) -> Stop {
+        Stop::Broken(violation)
     }
 }
 
@@ -261,7 +262,7 @@ impl Agent {
         let answer = self.core.pre_start(spec, ids, &facts);
         if !self.muddled && !self.is_moved(sight) && outcome(&answer) != outcome(&same) {
             let text = format!("a restarted agent would answer PreStartContainer with\n{same:?}\ninstead of\n{answer:?}");
-            return Err(Stop::Broken(text));
+            return Err(Stop::Broken(Violation(text)));
         }
         if let PreStart::Wait(reason, text) = &answer {
             story.tell(|| format!("  not known yet ({}): {text}; the agent lists the pods", reason.label()));
@@ -329,7 +330,7 @@ impl Agent {
     }
 
     /// Handle Allocate. Return the name of the grant's CDI device.
-    pub fn allocate(&mut self, spec: ResourceSpec, ids: &[String]) -> Result<String, String> {
+    pub fn allocate(&mut self, spec: ResourceSpec, ids: &[String]) -> Result<String, AllocateError> {
         let names = self.core.allocate(spec, ids)?;
         let [name] = names.as_slice() else {
             panic!("one container, one CDI device: {names:?}");
@@ -350,7 +351,7 @@ impl Agent {
     }
 
     /// Check that this agent knows the same as an agent that starts now (invariant 6).
-    pub fn check_rebuilt(&mut self, api: &Api, disk: &Disk, sight: Sight<'_>) -> Result<(), String> {
+    pub fn check_rebuilt(&mut self, api: &Api, disk: &Disk, sight: Sight<'_>) -> Result<(), Violation> {
         let rebuilt = self.rebuilt(disk, sight);
         ensure!(
             rebuilt.records().eq(self.core.records()),

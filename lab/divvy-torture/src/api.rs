@@ -1,5 +1,6 @@
 //! The API server: objects, their history, and watches that lag.
 
+use crate::Violation;
 use std::collections::BTreeMap;
 
 use divvy_extender::core::BindingRequest;
@@ -199,7 +200,7 @@ impl Api {
 
     /// Carry out a Binding as `BindingREST.Create` (registry/core/pod/storage) does: write node and annotations in one
     /// transaction. `life` is the number of the process that sent the Binding.
-    pub fn bind(&mut self, binding: &BindingRequest, life: u32) -> Result<Verdict, String> {
+    pub fn bind(&mut self, binding: &BindingRequest, life: u32) -> Result<Verdict, Violation> {
         let key = PodKey {
             namespace: binding.namespace.clone(),
             name: binding.name.clone(),
@@ -221,7 +222,10 @@ impl Api {
         }
         let held = Held::from_annotations(&binding.annotations);
         if !matches!(held, Held::Allocation(_)) {
-            return Err(format!("the Binding of {} carries no allocation: {held:?}", binding.uid));
+            return Err(Violation(format!(
+                "the Binding of {} carries no allocation: {held:?}",
+                binding.uid
+            )));
         }
         self.bound.insert(
             binding.uid.clone(),

@@ -8,6 +8,7 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::watch::Change;
 use divvy_model::{Health, MemoryUnit, MiB, Node, Pod, PodKey};
 
+use crate::Violation;
 use crate::api::{Api, GIB, Late, Listing, PodWatch, Seen, Verdict, booked, gpus, offered, reserved, share};
 use crate::ops::{Fate, LeaseFate, Leftover};
 use crate::proxy::{self, Page, Passed};
@@ -166,7 +167,7 @@ impl Extender {
     }
 
     /// Deliver the list of pods.
-    pub fn list_arrives(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
+    pub fn list_arrives(&mut self, api: &Api, story: &mut Story) -> Result<(), Violation> {
         let Some(listing) = self.listing.take() else {
             return Ok(());
         };
@@ -177,7 +178,7 @@ impl Extender {
     }
 
     /// Deliver up to `pods` events of the watch of pods, and up to `nodes` events of the watch of nodes.
-    pub fn watch(&mut self, api: &Api, pods: usize, nodes: usize, story: &mut Story) -> Result<(), String> {
+    pub fn watch(&mut self, api: &Api, pods: usize, nodes: usize, story: &mut Story) -> Result<(), Violation> {
         self.note_reserved();
         let now = self.now(api);
         for _ in 0..pods {
@@ -204,13 +205,13 @@ impl Extender {
     }
 
     /// Deliver the outstanding list and all outstanding events.
-    pub fn catch_up(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
+    pub fn catch_up(&mut self, api: &Api, story: &mut Story) -> Result<(), Violation> {
         self.list_arrives(api, story)?;
         self.watch(api, usize::MAX, usize::MAX, story)
     }
 
     /// Receive a bind request from kube-scheduler.
-    pub fn bind(&mut self, api: &Api, args: BindArgs, story: &mut Story) -> Result<(), String> {
+    pub fn bind(&mut self, api: &Api, args: BindArgs, story: &mut Story) -> Result<(), Violation> {
         self.note_reserved();
         let (ticket, actions) = self.core.begin_bind(args.clone(), self.now(api));
         ensure!(
@@ -221,7 +222,7 @@ impl Extender {
     }
 
     /// Read the Lease and act on it, as `lease.rs` does.
-    pub fn check_lease(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), String> {
+    pub fn check_lease(&mut self, api: &mut Api, fate: LeaseFate, story: &mut Story) -> Result<(), Violation> {
         let (now, unix_us, identity) = (api.now_ns, self.unix_us(api), self.identity());
         let Some(member) = &mut self.member else { return Ok(()) };
         if let Some((record, version, sent_ns)) = member.answer.take()
@@ -298,16 +299,19 @@ impl Extender {
         self.reserved = reservations.map(|(uid, node, _)| (uid.to_owned(), node.to_owned())).collect();
     }
 
-    fn perform(&mut self, api: &Api, actions: Vec<Action>, story: &mut Story) -> Result<(), String> {
+    fn perform(&mut self, api: &Api, actions: Vec<Action>, story: &mut Story) -> Result<(), Violation> {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
             let mut pause_ns = 0;
             let what = match action {
                 Action::Answer { ticket, result } => {
                     let Some(args) = self.waiting.remove(&ticket) else {
-                        return Err(format!("{ticket:?} was answered twice"));
+                        return Err(Violation(format!("{ticket:?} was answered twice")));
                     };
-                    story.tell(|| format!("  the bind of {} to {} is answered: {result:?}", args.pod_uid, args.node));
+                    story.tell(|| {
+                        let answer = result.as_ref().map_or_else(ToString::to_string, |()| "success".to_owned());
+                        format!("  the bind of {} to {} is answered: {answer}", args.pod_uid, args.node)
+                    });
                     let bound = api.bound.get(&args.pod_uid).map(|bound| &bound.node);
                     ensure!(
                         result.is_err() || bound == Some(&args.node),
@@ -340,7 +344,7 @@ impl Extender {
                     What::Post(op, binding)
                 }
                 // No node of the simulation names pods for eviction.
-                Action::Evict { uid, .. } => return Err(format!("{uid} is to be evicted")),
+                Action::Evict { uid, .. } => return Err(Violation(format!("{uid} is to be evicted"))),
                 Action::Warn { pod, reason, .. } => {
                     story.tell(|| format!("  event {reason} about {pod}"));
                     continue;
@@ -363,10 +367,13 @@ impl Extender {
 
     /// Check that a new choice is on a GPU that is healthy as far as the extender knows. This is not required of a choice that is
     /// only sent again.
-    fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), String> {
+    fn check_choice(&self, api: &Api, binding: &BindingRequest) -> Result<(), Violation> {
         let reservation = self.core.index().ledger().reservation(&binding.uid, &binding.node);
         let Some(reservation) = reservation else {
-            return Err(format!("a Binding of {} is sent, but nothing is reserved", binding.uid));
+            return Err(Violation(format!(
+                "a Binding of {} is sent, but nothing is reserved",
+                binding.uid
+            )));
         };
         ensure!(
             reservation.held == divvy_model::Held::from_annotations(&binding.annotations),
@@ -390,7 +397,7 @@ impl Extender {
     /// Check that the bind leaves room for other pods: each pod of equal or higher priority that is nominated to the node must
     /// still fit there if it fitted without the pod being bound. (This is kube-scheduler's rule for its sums:
     /// `RunFilterPluginsWithNominatedPods`.)
-    fn check_kept(&self, binding: &BindingRequest) -> Result<(), String> {
+    fn check_kept(&self, binding: &BindingRequest) -> Result<(), Violation> {
         let Some(pod) = self.pods.view.get(&binding.uid) else {
             return Ok(());
         };
@@ -452,7 +459,7 @@ impl Extender {
     }
 
     /// Advance a call in progress.
-    pub fn call(&mut self, api: &mut Api, index: usize, fate: Fate, story: &mut Story) -> Result<(), String> {
+    pub fn call(&mut self, api: &mut Api, index: usize, fate: Fate, story: &mut Story) -> Result<(), Violation> {
         let life = self.life;
         let call = &mut self.calls[index];
         let pause_ns = call.not_before_ns.saturating_sub(api.now_ns);
@@ -515,7 +522,7 @@ impl Extender {
                 self.core.checked(&uid, &node, got, now);
                 Vec::new()
             }
-            (what, reply) => return Err(format!("{what:?} cannot be answered by {reply:?}")),
+            (what, reply) => return Err(Violation(format!("{what:?} cannot be answered by {reply:?}"))),
         };
         self.perform(api, actions, story)
     }
@@ -528,14 +535,14 @@ impl Extender {
         }
     }
 
-    pub fn sweep(&mut self, api: &Api, story: &mut Story) -> Result<(), String> {
+    pub fn sweep(&mut self, api: &Api, story: &mut Story) -> Result<(), Violation> {
         self.note_reserved();
         let actions = self.core.sweep(self.now(api));
         self.perform(api, actions, story)
     }
 
     /// Kill the process and start it again, without its memory. `leftover` says what happens to Bindings in progress.
-    pub fn restart(&mut self, api: &mut Api, leftover: Leftover, story: &mut Story) -> Result<(), String> {
+    pub fn restart(&mut self, api: &mut Api, leftover: Leftover, story: &mut Story) -> Result<(), Violation> {
         let calls: Vec<Call> = self.calls.drain(..).filter(|call| call.answer.is_none()).collect();
         for call in calls {
             if let What::Post(_, binding) = call.what {
@@ -559,7 +566,7 @@ impl Extender {
     }
 
     /// Check that nothing is in progress: there is no call, no bind, and no reservation.
-    pub fn check_at_rest(&self) -> Result<(), String> {
+    pub fn check_at_rest(&self) -> Result<(), Violation> {
         ensure!(self.calls.is_empty(), "calls are in progress at quiet: {:?}", self.calls);
         ensure!(
             self.core.under_way() == 0 && self.waiting.is_empty(),
@@ -597,14 +604,14 @@ fn key_of(binding: &BindingRequest) -> PodKey {
 }
 
 /// Carry out a Binding for whose response no process waits.
-pub fn late_write(api: &mut Api, index: usize, story: &mut Story) -> Result<(), String> {
+pub fn late_write(api: &mut Api, index: usize, story: &mut Story) -> Result<(), Violation> {
     let late = api.late.remove(index);
     let verdict = api.bind(&late.binding, late.life)?;
     story.tell(|| format!("  {} to {}: {verdict:?}", late.binding.uid, late.binding.node));
     Ok(())
 }
 
-fn carry_out(what: &What, life: u32, api: &mut Api, story: &mut Story) -> Result<Reply, String> {
+fn carry_out(what: &What, life: u32, api: &mut Api, story: &mut Story) -> Result<Reply, Violation> {
     Ok(match what {
         What::Post(_, binding) => {
             let verdict: Verdict = api.bind(binding, life)?;

@@ -12,8 +12,8 @@ use divvy_share::limits::{Limits, Unreadable};
 use divvy_share::usage;
 use divvy_testkit::dice::Dice;
 
-use crate::Broken;
 use crate::chance;
+use crate::{Broken, Violation};
 
 const GPU: &str = "GPU-0";
 const HOSTILE: &str = "hostile";
@@ -47,7 +47,10 @@ type Says = (
 /// # Errors
 /// The hostile pod changed what the agent says about another pod, or the agent accuses a pod that keeps to its share.
 pub fn play(seed: u64) -> Result<(), Broken> {
-    let broken = |what: String| Err(Broken { what, story: Vec::new() });
+    let broken = |what: String| {
+        let what = Violation(what);
+        Err(Broken { what, story: Vec::new() })
+    };
     let mut chance = chance::of_history(seed ^ 0x5eed);
     // In some histories the honest pods keep what they have for so long that the agent reads their files less often.
     let quiet = if chance.one_in(4) { 2..16 } else { 0..0 };

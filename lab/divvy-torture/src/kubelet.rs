@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_agent_core::{Handout, Key, ResourceSpec};
+use divvy_agent_core::{AllocateError, Handout, Key, ResourceSpec};
 use divvy_model::{ContainerKind, ContainerRequest, Pod};
 use divvy_testkit::dice::Dice;
 
@@ -117,6 +117,19 @@ pub struct Kubelet {
     pub whole_capacity: u64,
 }
 
+/// Why the kubelet does not admit a pod (`UnexpectedAdmissionError`).
+#[derive(Debug)]
+pub enum NotAdmitted {
+    /// Devices that were allocated before the kubelet's restart are not healthy anymore.
+    NoLongerHealthy,
+    NoneHealthy,
+    Unavailable {
+        requested: usize,
+        available: usize,
+    },
+    Allocate(AllocateError),
+}
+
 impl Kubelet {
     pub fn new(node: &str) -> Kubelet {
         Kubelet {
@@ -175,11 +188,11 @@ impl Kubelet {
         self.pods.entry(pod.uid.clone()).or_insert_with(|| Local::new(pod.clone()));
     }
 
-    /// Admit a pod. An error is final (`UnexpectedAdmissionError`).
+    /// Admit a pod. An error is final.
     ///
     /// With `b1`, another pod ends and a client lists the pod resources during the calls, so that the kubelet forgets the ids
     /// that it is currently allocating (kubernetes#137534).
-    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Dice) -> Result<(), String> {
+    pub fn admit(&mut self, pod: &Pod, agent: Option<&mut Agent>, b1: bool, chance: &mut Dice) -> Result<(), NotAdmitted> {
         self.know(pod);
         let mut agent = agent;
         let mut reuse: BTreeSet<String> = BTreeSet::new();
@@ -191,14 +204,14 @@ impl Kubelet {
             let want = usize::try_from(amount).unwrap();
             let ids = match self.handouts.iter().find(|h| h.key == key(pod, container)) {
                 Some(handout) if handout.ids.is_subset(&self.healthy) => handout.ids.clone(),
-                Some(_) => return Err("previously allocated devices are no longer healthy".to_owned()),
+                Some(_) => return Err(NotAdmitted::NoLongerHealthy),
                 None => {
                     let agent = agent.as_deref_mut().filter(|_| self.healthy_of(spec).next().is_some());
-                    let agent = agent.ok_or("no healthy devices present")?;
+                    let agent = agent.ok_or(NotAdmitted::NoneHealthy)?;
                     let ids = self.choose(spec, want, &reuse, agent, chance)?;
                     let mut order: Vec<String> = ids.iter().cloned().collect();
                     chance.shuffle(&mut order);
-                    let grant = agent.allocate(spec, &order)?;
+                    let grant = agent.allocate(spec, &order).map_err(NotAdmitted::Allocate)?;
                     self.handouts.push(Handout {
                         key: key(pod, container),
                         resource: spec.name().into_owned(),
@@ -233,7 +246,7 @@ impl Kubelet {
         reuse: &BTreeSet<String>,
         agent: &mut Agent,
         chance: &mut Dice,
-    ) -> Result<BTreeSet<String>, String> {
+    ) -> Result<BTreeSet<String>, NotAdmitted> {
         let prefers_others = chance.one_in(4);
         let mut take = |from: Vec<String>, count: usize| -> Vec<String> {
             let mut from = from;
@@ -249,11 +262,10 @@ impl Kubelet {
         let free = self.healthy_of(spec).filter(|id| !self.allocated.contains(*id));
         let free: Vec<String> = free.cloned().collect();
         if free.len() < want - ids.len() {
-            return Err(format!(
-                "requested number of devices unavailable. Requested: {}, Available: {}",
-                want - ids.len(),
-                free.len()
-            ));
+            return Err(NotAdmitted::Unavailable {
+                requested: want - ids.len(),
+                available: free.len(),
+            });
         }
         let available: Vec<String> = free.iter().chain(&must).cloned().collect();
         let preferred = agent.preferred(spec, &available, &must, want);

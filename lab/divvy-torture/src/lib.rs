@@ -25,13 +25,42 @@ pub mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use divvy_extender::core::NotSynced;
 use ops::History;
 use world::World;
+
+/// The violation of an invariant, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation(pub String);
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<String> for Violation {
+    fn from(text: String) -> Violation {
+        Violation(text)
+    }
+}
+
+impl From<&str> for Violation {
+    fn from(text: &str) -> Violation {
+        Violation(text.to_owned())
+    }
+}
+
+impl From<NotSynced> for Violation {
+    fn from(error: NotSynced) -> Violation {
+        Violation(error.to_string())
+    }
+}
 
 /// The violation of an invariant, and the events that led to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Broken {
-    pub what: String,
+    pub what: Violation,
     /// The story of the history. It is empty if it was not requested.
     pub story: Vec<String>,
 }
@@ -45,7 +74,7 @@ impl std::fmt::Display for Broken {
 
 /// Play a history, and return its story if `told`. A panic of a core counts as a failure.
 pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
-    let broken = |what: String, story: &[String]| Broken {
+    let broken = |what: Violation, story: &[String]| Broken {
         what,
         story: story.to_vec(),
     };
@@ -59,9 +88,9 @@ pub fn play(history: &History, told: bool) -> Result<Vec<String>, Broken> {
     let result = match played {
         Ok(result) => result,
         Err(panic) => Err(match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
-            (Some(text), _) => text.clone(),
-            (None, Some(text)) => (*text).to_owned(),
-            (None, None) => "a panic without a message".to_owned(),
+            (Some(text), _) => Violation(text.clone()),
+            (None, Some(text)) => Violation::from(*text),
+            (None, None) => Violation::from("a panic without a message"),
         }),
     };
     match result {
@@ -82,7 +111,7 @@ fn kind(what: &str) -> Vec<&str> {
 /// Return the shortest history that still breaks the same invariant. Steps are removed in blocks: at first blocks of half the
 /// steps, then ever smaller ones, and in the end single steps, until no step can be removed.
 pub fn shrink(history: &History) -> History {
-    let breaks = |history: &History| play(history, false).err().map(|broken| broken.what);
+    let breaks = |history: &History| play(history, false).err().map(|broken| broken.what.0);
     let Some(what) = breaks(history) else {
         return history.clone();
     };
@@ -110,10 +139,10 @@ pub fn shrink(history: &History) -> History {
     least
 }
 
-/// Play a history. If it fails, shorten it, play the shortened history, and return its story and its steps.
-pub fn holds(history: &History) -> Result<(), String> {
+/// Play a history. If it breaks an invariant, shorten it, play the shortened history, and return its story and its steps.
+pub fn failure_of(history: &History) -> Option<String> {
     if play(history, false).is_ok() {
-        return Ok(());
+        return None;
     }
     let least = shrink(history);
     let broken = play(&least, true).err();
@@ -122,5 +151,5 @@ pub fn holds(history: &History) -> Result<(), String> {
         |broken| broken.to_string(),
     );
     let steps: String = least.steps.iter().map(|step| format!("    Op::{step:?},\n")).collect();
-    Err(format!("{told}\nThe steps, in a world of Mix::{:?}:\n{steps}", least.mix))
+    Some(format!("{told}\nThe steps, in a world of Mix::{:?}:\n{steps}", least.mix))
 }

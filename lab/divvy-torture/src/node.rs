@@ -8,6 +8,7 @@ use divvy_model::{ContainerKind, ContainerRequest, Gpu, Health, Held, MiB, Phase
 use divvy_testkit::dice::Dice;
 use divvy_testkit::nodes::t4;
 
+use crate::Violation;
 use crate::agent::{Agent, Begun, Disk, Sight, Start, Stop, set_hardware};
 use crate::api::{Api, Bound, GIB, Listing, Seen, booked};
 use crate::chance;
@@ -67,7 +68,7 @@ pub struct SimNode {
 
 impl SimNode {
     /// Create a node with a running agent, and with GPUs of these sizes in units.
-    pub fn new(name: &str, units: &[u64], whole: bool, api: &mut Api) -> Result<SimNode, String> {
+    pub fn new(name: &str, units: &[u64], whole: bool, api: &mut Api) -> Result<SimNode, Violation> {
         let gpus = (0..)
             .zip(units)
             .map(|(index, units)| t4(format!("GPU-{name}-{index}"), index, *units * GIB))
@@ -114,7 +115,7 @@ impl SimNode {
         &mut self,
         story: &mut Story,
         work: impl FnOnce(&mut Agent, &mut Disk, Sight<'_>, &mut Story) -> Result<T, Stop>,
-    ) -> Result<Option<T>, String> {
+    ) -> Result<Option<T>, Violation> {
         let Some(mut agent) = self.agent.take() else {
             return Ok(None);
         };
@@ -131,7 +132,7 @@ impl SimNode {
                 self.agent_ended();
                 Ok(None)
             }
-            Err(Stop::Broken(text)) => Err(text),
+            Err(Stop::Broken(violation)) => Err(violation),
         }
     }
 
@@ -153,7 +154,7 @@ impl SimNode {
     }
 
     /// Start the agent: list, reconcile, publish, register. If an earlier agent process is running, it is replaced.
-    pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), String> {
+    pub fn start_agent(&mut self, api: &mut Api, reserve: MiB, listed: bool, story: &mut Story) -> Result<(), Violation> {
         self.reserve = reserve;
         self.waiting.clear();
         let mut agent = Agent::new(&self.name, self.boot, reserve, self.whole, &self.disk, self.sight());
@@ -192,7 +193,7 @@ impl SimNode {
         });
     }
 
-    pub fn reconcile(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+    pub fn reconcile(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), Violation> {
         let found = self.with_agent(story, |agent, disk, sight, _| agent.reconcile(api, disk, sight, events))?;
         if let Some(found) = found {
             story.tell(|| format!("  {:?}", found.classes));
@@ -201,7 +202,7 @@ impl SimNode {
         Ok(())
     }
 
-    pub fn agent_sees(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), String> {
+    pub fn agent_sees(&mut self, api: &Api, events: usize, story: &mut Story) -> Result<(), Violation> {
         self.with_agent(story, |agent, disk, _, _| agent.watch(api, disk, events))?;
         self.stream();
         Ok(())
@@ -215,7 +216,7 @@ impl SimNode {
     }
 
     /// Deliver the list of the agent's watch, if one is on its way.
-    pub fn list_arrives(&mut self, story: &mut Story) -> Result<(), String> {
+    pub fn list_arrives(&mut self, story: &mut Story) -> Result<(), Violation> {
         self.with_agent(story, |agent, disk, _, _| agent.list_arrives(disk))?;
         self.stream();
         Ok(())
@@ -271,7 +272,7 @@ impl SimNode {
     }
 
     /// Deliver events to the kubelet: deletions, and a batch of new pods, which are admitted in any order.
-    pub fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), String> {
+    pub fn kubelet_sees(&mut self, api: &mut Api, events: usize, luck: u8, story: &mut Story) -> Result<(), Violation> {
         let mut new = Vec::new();
         for _ in 0..events {
             match self.kubelet.watch.next(api) {
@@ -378,7 +379,7 @@ impl SimNode {
     }
 
     /// Deliver the lists for which container starts wait.
-    pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), String> {
+    pub fn answer_starts(&mut self, api: &mut Api, story: &mut Story) -> Result<(), Violation> {
         while let Some(uid) = self.waiting.keys().next().cloned() {
             self.work(api, &uid, 1, story)?;
         }
@@ -386,7 +387,7 @@ impl SimNode {
     }
 
     /// Let a pod's worker take its next step.
-    pub fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), String> {
+    pub fn work(&mut self, api: &mut Api, uid: &str, luck: u8, story: &mut Story) -> Result<(), Violation> {
         let creating = self
             .creating
             .keys()
@@ -468,10 +469,13 @@ impl SimNode {
         container: &ContainerRequest,
         chance: &mut Dice,
         story: &mut Story,
-    ) -> Result<(), String> {
+    ) -> Result<(), Violation> {
         let (handout, spec) = (self.kubelet.handout(uid, &container.name), self.spec(uid, &container.name));
         let (Some(handout), Some(spec)) = (handout.cloned(), spec) else {
-            return Err(format!("{uid} is admitted, but its container {} has no ids", container.name));
+            return Err(Violation(format!(
+                "{uid} is admitted, but its container {} has no ids",
+                container.name
+            )));
         };
         let mut ids: Vec<String> = handout.ids.iter().cloned().collect();
         chance.shuffle(&mut ids);
@@ -489,7 +493,7 @@ impl SimNode {
 
     /// Check a refusal that the agent gave without querying the API server: pods that have not ended, or whose processes still
     /// run, must really hold the memory.
-    fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), String> {
+    fn check_refusal(&self, api: &Api, uid: &str) -> Result<(), Violation> {
         // If the running pods are unknown, every pod with a grant counts as running.
         if self.no_pod_cgroups {
             return Ok(());
@@ -534,7 +538,7 @@ impl SimNode {
         at_once: bool,
         answer: Option<Start>,
         story: &mut Story,
-    ) -> Result<(), String> {
+    ) -> Result<(), Violation> {
         self.stream();
         let key = match answer {
             Some(Start::Granted(key)) => key,
@@ -560,7 +564,7 @@ impl SimNode {
             key.container
         );
         let Some(bound) = api.bound.get(uid) else {
-            return Err(format!("{uid} was granted memory but has no allocation"));
+            return Err(Violation(format!("{uid} was granted memory but has no allocation")));
         };
         let record = self.disk.records.get(&key).ok_or("a grant without a record")?.clone();
         let given: BTreeSet<&String> = self
@@ -610,7 +614,7 @@ impl SimNode {
     }
 
     /// Let the runtime resolve the CDI name that the kubelet recorded, and run the container with what the spec contains.
-    fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), String> {
+    fn create(&mut self, api: &mut Api, uid: &str, container: &str, story: &mut Story) -> Result<(), Violation> {
         let name = self.creating.remove(&(uid.to_owned(), container.to_owned()));
         let Some((spec, _)) = name.and_then(|name| self.disk.specs.get(&name)) else {
             story.tell(|| format!("  {uid}/{container}: unresolvable CDI device, to be retried"));
@@ -782,7 +786,7 @@ impl SimNode {
     }
 
     /// Start a new kubelet process. It leaves running pods alone, and admits all other pods again.
-    pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+    pub fn restart_kubelet(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), Violation> {
         self.kubelet.restart();
         self.creating.clear();
         for uid in self.waiting.keys().cloned().collect::<Vec<_>>() {
@@ -823,7 +827,7 @@ impl SimNode {
     }
 
     /// Reboot the node. All processes and specs disappear, but the records and the checkpoint stay. Minor numbers may change.
-    pub fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), String> {
+    pub fn reboot(&mut self, api: &mut Api, registered: bool, story: &mut Story) -> Result<(), Violation> {
         self.boot += 1;
         self.agent = None;
         self.cgroups.clear();
@@ -870,7 +874,7 @@ impl SimNode {
     }
 
     /// Check the invariants that must hold on a node after every step.
-    pub fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), Violation> {
         for gpu in &self.gpus {
             let live = self.on_gpu(&gpu.uuid);
             let held = |uid: &&&String| self.holds.get(&((**uid).clone(), gpu.uuid.clone())).copied();
@@ -904,7 +908,7 @@ impl SimNode {
     }
 
     /// Check invariant 6: a restarted agent knows the same as the running one.
-    pub fn check_rebuilt(&mut self, api: &Api) -> Result<(), String> {
+    pub fn check_rebuilt(&mut self, api: &Api) -> Result<(), Violation> {
         if let Some(agent) = &mut self.agent {
             let sight = Sight {
                 gpus: &self.gpus,

@@ -3,6 +3,7 @@
 
 use divvy_model::{ContainerKind, Health, MiB, Phase, Pod};
 
+use crate::Violation;
 use crate::kubelet::State;
 use crate::ops::Ending;
 use crate::story::ensure;
@@ -10,7 +11,7 @@ use crate::world::{World, request};
 
 impl World {
     /// Deliver everything in progress, place and start the waiting pods, end everything, and use every GPU as a whole once more.
-    pub fn quiet(&mut self) -> Result<(), String> {
+    pub fn quiet(&mut self) -> Result<(), Violation> {
         self.story.tell(|| "at quiet: everything in progress arrives".to_owned());
         self.calm()?;
         self.check()?;
@@ -73,7 +74,7 @@ impl World {
     /// Schedule each waiting pod with a priority above 0, in the order of priority, until it is bound or no pod is left that
     /// could be evicted for it. Replacements of evicted pods are also scheduled in between. Because all events have been
     /// delivered and no GPU fails, one round of evictions per pod must suffice.
-    fn preempt_all(&mut self) -> Result<(), String> {
+    fn preempt_all(&mut self) -> Result<(), Violation> {
         self.story.tell(|| "at quiet: the important pods evict others".to_owned());
         let mut waiting: Vec<Pod> = self.pending().into_iter().filter(|pod| pod.priority > 0).collect();
         waiting.sort_by_key(|pod| std::cmp::Reverse(pod.priority));
@@ -132,7 +133,7 @@ impl World {
     }
 
     /// End the pods that are being deleted.
-    fn end_deleted(&mut self) -> Result<(), String> {
+    fn end_deleted(&mut self) -> Result<(), Violation> {
         for node in &mut self.nodes {
             node.kubelet_sees(&mut self.api, usize::MAX, 1, &mut self.story)?;
             for _ in 0..8 {
@@ -147,7 +148,7 @@ impl World {
     }
 
     /// Let kubelets start all pods that can start. Init containers succeed.
-    fn run_all(&mut self) -> Result<(), String> {
+    fn run_all(&mut self) -> Result<(), Violation> {
         for node in &mut self.nodes {
             let (api, story) = (&mut self.api, &mut self.story);
             node.kubelet_sees(api, usize::MAX, 1, story)?;
@@ -177,7 +178,7 @@ impl World {
     }
 
     /// Check that every admitted pod runs, unless its GPU failed, or its memory or ids are still held by other pods.
-    fn check_started(&self) -> Result<(), String> {
+    fn check_started(&self) -> Result<(), Violation> {
         for node in &self.nodes {
             for (uid, local) in node.kubelet.pods.iter().filter(|(_, local)| local.is_live()) {
                 let waits = local.startable();
@@ -203,7 +204,7 @@ impl World {
     }
 
     /// Delete every pod and end every container.
-    fn end_all(&mut self) -> Result<(), String> {
+    fn end_all(&mut self) -> Result<(), Violation> {
         let uids: Vec<String> = self.api.pods.values().map(|pod| pod.uid.clone()).collect();
         for uid in uids {
             self.api.delete(&uid);
@@ -221,7 +222,7 @@ impl World {
     }
 
     /// Check invariant 3: nothing is left behind.
-    fn nothing_is_left(&self) -> Result<(), String> {
+    fn nothing_is_left(&self) -> Result<(), Violation> {
         ensure!(self.api.pods.is_empty(), "pods are not removed: {:?}", self.api.pods);
         for extender in &self.extenders {
             extender.check_at_rest()?;

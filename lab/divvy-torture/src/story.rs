@@ -31,7 +31,7 @@ impl Story {
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
         if !$condition {
-            return Err(format!($($text)+));
+            return Err($crate::Violation(format!($($text)+)));
         }
     };
 }

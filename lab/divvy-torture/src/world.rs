@@ -10,6 +10,7 @@ use divvy_model::{
     names,
 };
 
+use crate::Violation;
 use crate::api::{Api, GIB};
 use crate::extender::{Extender, late_write};
 use crate::node::SimNode;
@@ -105,7 +106,7 @@ fn pick<T: Clone>(items: impl IntoIterator<Item = T>, n: u8) -> Option<T> {
 
 impl World {
     /// Create nodes with running agents, and extenders that know these nodes.
-    pub fn new(mix: Mix, told: bool) -> Result<World, String> {
+    pub fn new(mix: Mix, told: bool) -> Result<World, Violation> {
         let mut api = Api::default();
         // Clocks that are set back do not go before 1970.
         api.tick(1_000_000_000_000_000);
@@ -132,7 +133,7 @@ impl World {
     }
 
     /// Take one step and check the invariants.
-    pub fn step(&mut self, op: Op) -> Result<(), String> {
+    pub fn step(&mut self, op: Op) -> Result<(), Violation> {
         self.tick(1_000_000)?;
         self.apply(op)?;
         self.replace_evicted();
@@ -140,7 +141,7 @@ impl World {
     }
 
     /// Let time pass. Replicas that are not frozen read the Lease every two seconds.
-    pub fn tick(&mut self, ns: u64) -> Result<(), String> {
+    pub fn tick(&mut self, ns: u64) -> Result<(), Violation> {
         const LOOK_NS: u64 = 2_000_000_000;
         let end = self.api.now_ns + ns;
         while self.api.now_ns / LOOK_NS != end / LOOK_NS {
@@ -154,7 +155,7 @@ impl World {
         Ok(())
     }
 
-    fn check_lease(&mut self, replica: usize, fate: LeaseFate) -> Result<(), String> {
+    fn check_lease(&mut self, replica: usize, fate: LeaseFate) -> Result<(), Violation> {
         let extender = &mut self.extenders[replica];
         if extender.frozen {
             return Ok(());
@@ -163,7 +164,7 @@ impl World {
     }
 
     /// Let time pass until a replica that is not frozen is the leader. Lists that are on their way are delivered.
-    pub fn lead(&mut self) -> Result<(), String> {
+    pub fn lead(&mut self) -> Result<(), Violation> {
         for _ in 0..20 {
             for extender in self.extenders.iter_mut().filter(|extender| !extender.frozen) {
                 extender.list_arrives(&self.api, &mut self.story)?;
@@ -173,7 +174,7 @@ impl World {
             }
             self.tick(2_000_000_000)?;
         }
-        Err("no replica leads".to_owned())
+        Err("no replica leads".into())
     }
 
     /// Return the replica that is the leader and is not frozen.
@@ -205,7 +206,7 @@ impl World {
         Some(node)
     }
 
-    fn apply(&mut self, op: Op) -> Result<(), String> {
+    fn apply(&mut self, op: Op) -> Result<(), Violation> {
         match op {
             Op::Create { name, shape, priority } => self.create(name, shape, priority),
             Op::Forge {
@@ -363,7 +364,7 @@ impl World {
             .collect()
     }
 
-    fn on_extender(&mut self, replica: usize, op: Op) -> Result<(), String> {
+    fn on_extender(&mut self, replica: usize, op: Op) -> Result<(), Violation> {
         let World {
             extenders, api, story, ..
         } = self;
@@ -421,7 +422,7 @@ impl World {
         Ok(())
     }
 
-    fn on_node(&mut self, op: Op) -> Result<(), String> {
+    fn on_node(&mut self, op: Op) -> Result<(), Violation> {
         let (Op::ToAgent { node, .. }
         | Op::ToKubelet { node, .. }
         | Op::RelistAgent { node }
@@ -622,13 +623,13 @@ impl World {
     }
 
     /// Return the nodes that the extender's filter accepts for a pod.
-    pub fn filter(&self, replica: usize, pod: &Pod) -> Result<Vec<usize>, String> {
+    pub fn filter(&self, replica: usize, pod: &Pod) -> Result<Vec<usize>, Violation> {
         let names = self.nodes.iter().map(|node| node.name.as_str());
         Ok(self.extenders[replica].core.filter(pod, names)?.passed)
     }
 
     /// Schedule one of the waiting pods. If there is none, create a pod.
-    fn schedule_one(&mut self, pod: u8, node: u8, lost: bool, replica: u8) -> Result<(), String> {
+    fn schedule_one(&mut self, pod: u8, node: u8, lost: bool, replica: u8) -> Result<(), Violation> {
         let Some(waiting) = pick(self.pending(), pod) else {
             self.create(pod, node, 0);
             return Ok(());
@@ -648,7 +649,7 @@ impl World {
 
     /// Send kube-scheduler's bind request to this replica. If the replica is not the leader, it forwards the request to the
     /// replica that it believes to be the leader.
-    pub fn bind(&mut self, replica: usize, pod: &Pod, node: usize) -> Result<(), String> {
+    pub fn bind(&mut self, replica: usize, pod: &Pod, node: usize) -> Result<(), Violation> {
         let args = BindArgs {
             pod_name: pod.name.clone(),
             pod_namespace: pod.namespace.clone(),
@@ -673,7 +674,7 @@ impl World {
     }
 
     /// Schedule, bind, admit, and start a pod, as far as this is possible.
-    fn hurry(&mut self, uid: &str, steps: u8, luck: u8) -> Result<(), String> {
+    fn hurry(&mut self, uid: &str, steps: u8, luck: u8) -> Result<(), Violation> {
         self.story.tell(|| format!("{uid} hurries"));
         if let Some(pod) = self.api.pod(uid).filter(|pod| pod.node.is_none() && !pod.deleting).cloned() {
             let replica = self.leader().unwrap_or(0);
@@ -710,7 +711,7 @@ impl World {
     }
 
     /// Carry out and answer all calls of the extenders that are not frozen, in order.
-    pub fn answer_all(&mut self) -> Result<(), String> {
+    pub fn answer_all(&mut self) -> Result<(), Violation> {
         for _ in 0..1_000 {
             let Some((replica, call)) = self.calls(Fate::Answered).first().copied() else {
                 return Ok(());
@@ -720,7 +721,7 @@ impl World {
             } = self;
             extenders[replica].call(api, call, Fate::Answered, story)?;
         }
-        Err("the extender does not stop calling the API server".to_owned())
+        Err("the extender does not stop calling the API server".into())
     }
 
     /// Return counters, which differ whenever something has happened.
@@ -731,7 +732,7 @@ impl World {
     }
 
     /// Deliver everything in progress until nothing changes any more. Containers keep running, even those of pods that are gone.
-    pub fn calm(&mut self) -> Result<(), String> {
+    pub fn calm(&mut self) -> Result<(), Violation> {
         self.touched = (0..self.nodes.len()).collect();
         for extender in &mut self.extenders {
             extender.frozen = false;
@@ -777,7 +778,7 @@ impl World {
                 return self.check_calm();
             }
         }
-        Err("the world does not come to rest".to_owned())
+        Err("the world does not come to rest".into())
     }
 
     /// Return the waiting pods.
@@ -787,7 +788,7 @@ impl World {
     }
 
     /// Bind a pod if it fits on some node and no other pod has precedence. Nothing may be in progress.
-    pub fn place(&mut self, key: &PodKey) -> Result<bool, String> {
+    pub fn place(&mut self, key: &PodKey) -> Result<bool, Violation> {
         let Some(pod) = self.api.pods.get(key).filter(|pod| pod.node.is_none()).cloned() else {
             return Ok(false);
         };
@@ -808,7 +809,7 @@ impl World {
     }
 
     /// Deliver all events to the extenders.
-    pub fn see_all(&mut self) -> Result<(), String> {
+    pub fn see_all(&mut self) -> Result<(), Violation> {
         for extender in self.extenders.iter_mut().filter(|extender| !extender.frozen) {
             extender.catch_up(&self.api, &mut self.story)?;
         }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use divvy_model::{Gpu, Health, MiB, Pod};
 
 use super::World;
+use crate::Violation;
 use crate::api::{GIB, booked, offered, reserved};
 use crate::extender::{fits_beside, wanted_gpus};
 use crate::node::SimNode;
@@ -13,7 +14,7 @@ use crate::whole::{is_by_ids, unnamed};
 
 impl World {
     /// Check what must hold after every step.
-    pub fn check(&mut self) -> Result<(), String> {
+    pub fn check(&mut self) -> Result<(), Violation> {
         self.check_all()?;
         for node in std::mem::take(&mut self.touched) {
             let node = &mut self.nodes[node];
@@ -24,7 +25,7 @@ impl World {
     }
 
     /// Check the invariants that concern the whole world, and not only the nodes that the step changed.
-    pub fn check_all(&mut self) -> Result<(), String> {
+    pub fn check_all(&mut self) -> Result<(), Violation> {
         for node in &self.nodes {
             node.check().map_err(|text| format!("node {}: {text}", node.name))?;
         }
@@ -35,7 +36,7 @@ impl World {
     /// Check invariant 1 for allocated memory: after every change of pods, the memory allocated on a GPU is at most the largest
     /// amount that was ever reported as shareable. This holds only with a single writer. With two writers, only the agents'
     /// arbiters protect the memory.
-    fn check_ledger(&mut self) -> Result<(), String> {
+    fn check_ledger(&mut self) -> Result<(), Violation> {
         if self.checked == self.api.pod_log.len() || self.api.two_writers || self.api.misled {
             return Ok(());
         }
@@ -51,7 +52,7 @@ impl World {
     }
 
     /// Check that each extender's ledger equals a simple count of what the extender has received and reserved.
-    fn check_recount(&self) -> Result<(), String> {
+    fn check_recount(&self) -> Result<(), Violation> {
         for extender in &self.extenders {
             let ledger = extender.core.index().ledger();
             for view in ledger.nodes() {
@@ -90,14 +91,14 @@ impl World {
     }
 
     /// Check what must hold when nothing is in progress: the extenders' knowledge matches the world.
-    pub(super) fn check_calm(&self) -> Result<(), String> {
+    pub(super) fn check_calm(&self) -> Result<(), Violation> {
         for replica in 0..self.extenders.len() {
             self.check_known(replica)?;
         }
         Ok(())
     }
 
-    fn check_known(&self, replica: usize) -> Result<(), String> {
+    fn check_known(&self, replica: usize) -> Result<(), Violation> {
         let ledger = self.extenders[replica].core.index().ledger();
         let rebuilt = self.extenders[replica].rebuilt();
         let rebuilt = rebuilt.index().ledger();

@@ -7,6 +7,7 @@ use divvy_extender::core::Eviction;
 use divvy_model::{Phase, Pod, PodRequest};
 
 use super::World;
+use crate::Violation;
 use crate::story::ensure;
 
 /// The maximum number of rounds of evictions for one pod. More rounds are an error.
@@ -39,7 +40,7 @@ fn whole_gpus(pod: &Pod) -> u64 {
 
 impl World {
     /// Filter and then bind a pod, or preempt other pods if it fits nowhere.
-    pub fn schedule(&mut self, replica: usize, pod: &Pod, choice: u8) -> Result<(), String> {
+    pub fn schedule(&mut self, replica: usize, pod: &Pod, choice: u8) -> Result<(), Violation> {
         if self.extenders[replica].frozen {
             self.story.tell(|| format!("no extender answers for {}", pod.uid));
             return Ok(());
@@ -85,7 +86,7 @@ impl World {
     }
 
     /// Evict pods, as PostFilter does. No pod is evicted while earlier victims for this pod are still ending.
-    fn preempt(&mut self, replica: usize, pod: &Pod) -> Result<(), String> {
+    fn preempt(&mut self, replica: usize, pod: &Pod) -> Result<(), Violation> {
         let ends = |other: &&Pod| other.deleting && other.priority < pod.priority && other.node.is_some();
         let mut ending = self.api.pods.values().filter(ends);
         if pod.nominated.is_some() && ending.any(|other| other.node.as_deref() == pod.nominated.as_deref()) {

@@ -1,11 +1,11 @@
 //! The same 2,000 histories on each run. `cargo xtask torture` plays other histories.
 
 use divvy_torture::ops::History;
-use divvy_torture::{holds, hostile, play};
+use divvy_torture::{failure_of, hostile, play};
 
 fn hold(seeds: std::ops::Range<u64>) {
     for seed in seeds {
-        if let Err(told) = holds(&History::of(seed)) {
+        if let Some(told) = failure_of(&History::of(seed)) {
             panic!("history {seed}: {told}");
         }
     }

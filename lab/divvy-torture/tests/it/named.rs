@@ -4,10 +4,10 @@ use divvy_model::ContainerKind::{App, Sidecar};
 use divvy_model::{Health, MiB, Pod};
 
 use divvy_torture::extender::late_write;
-use divvy_torture::holds;
 use divvy_torture::ops::{Ending, Fate, Forgery, History, Mix, Op};
 use divvy_torture::proxy::Page;
 use divvy_torture::world::{World, request};
+use divvy_torture::{Violation, failure_of};
 
 /// The position of the node that has two GPUs.
 const NODE: usize = 1;
@@ -47,7 +47,7 @@ fn forge(name: u8, shape: u8, node: u8, gpu: u8, how: Forgery) -> Op {
     }
 }
 
-fn create_and_bind(world: &mut World, name: &str, units: u64) -> Result<String, String> {
+fn create_and_bind(world: &mut World, name: &str, units: u64) -> Result<String, Violation> {
     let uid = world
         .api
         .create(name, request(&[("m", App, units)]), 0)
@@ -59,33 +59,33 @@ fn create_and_bind(world: &mut World, name: &str, units: u64) -> Result<String, 
     Ok(uid)
 }
 
-fn kubelet_sees(world: &mut World) -> Result<(), String> {
+fn kubelet_sees(world: &mut World) -> Result<(), Violation> {
     let World { api, nodes, story, .. } = world;
     nodes[NODE].kubelet_sees(api, usize::MAX, 1, story)
 }
 
-fn work(world: &mut World, uid: &str) -> Result<(), String> {
+fn work(world: &mut World, uid: &str) -> Result<(), Violation> {
     let World { api, nodes, story, .. } = world;
     nodes[NODE].work(api, uid, 1, story)?;
     nodes[NODE].answer_starts(api, story)?;
     world.check()
 }
 
-fn call(world: &mut World, fate: Fate) -> Result<(), String> {
+fn call(world: &mut World, fate: Fate) -> Result<(), Violation> {
     let World {
         api, extenders, story, ..
     } = world;
     extenders[0].call(api, 0, fate, story)
 }
 
-fn sweep(world: &mut World) -> Result<(), String> {
+fn sweep(world: &mut World) -> Result<(), Violation> {
     let World {
         api, extenders, story, ..
     } = world;
     extenders[0].sweep(api, story)
 }
 
-fn told(story: impl FnOnce(&mut World) -> Result<(), String>) {
+fn told(story: impl FnOnce(&mut World) -> Result<(), Violation>) {
     let mut world = World::new(Mix::Everything, true).expect("a world");
     if let Err(text) = story(&mut world) {
         panic!("{text}\n{}", world.story.lines().join("\n"));
@@ -222,7 +222,7 @@ fn hold(mix: Mix, steps: &[Op]) {
         mix,
         steps: steps.to_vec(),
     };
-    if let Err(told) = holds(&history) {
+    if let Some(told) = failure_of(&history) {
         panic!("{told}");
     }
 }
