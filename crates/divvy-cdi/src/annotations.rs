@@ -36,13 +36,11 @@ pub fn key(plugin: &str, id: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn devices(annotations: &[(&str, &str)]) -> Result<Vec<String>, String> {
+    fn devices(annotations: &[(&str, &str)]) -> Result<Vec<String>, (String, NameError)> {
         let annotations = annotations
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        requested(&annotations.collect())
-            .map(|devices| devices.iter().map(ToString::to_string).collect())
-            .map_err(|(key, error)| format!("{key}: {error}"))
+        requested(&annotations.collect()).map(|devices| devices.iter().map(ToString::to_string).collect())
     }
 
     #[test]
@@ -72,10 +70,10 @@ mod tests {
             ("nvidia.com/gpu/x=0", "not the class"),
             ("nvidia.com/gpu=../x", "not the device"),
         ] {
-            let error = devices(&[("cdi.k8s.io/a_1", value)]).expect_err(value);
+            let (key, error) = devices(&[("cdi.k8s.io/a_1", value)]).expect_err(value);
             assert!(
-                error.starts_with("cdi.k8s.io/a_1: ") && error.contains(part),
-                "{value}: {error}"
+                key == "cdi.k8s.io/a_1" && error.to_string().contains(part),
+                "{value}: {key}: {error}"
             );
         }
     }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::generate::nvidia::{self, Gpu, Mig, SHARED};
 use divvy_host::{Root, Tree};
 
-use super::generate::{Generated, Options, proc};
+use super::generate::{Error, Generated, Options, proc};
 use super::{NVIDIA_KIND, Spec, stale};
 
 /// The file that `ldconfig` rewrites whenever a driver is installed.
@@ -95,25 +95,22 @@ impl Basis {
     /// Generate the spec, and return it with notes for the administrator.
     ///
     /// # Errors
-    /// Returns a message if there is no driver or no GPU, or if the libraries do not match the loaded driver. The latter happens when a new
-    /// driver was installed and the machine was not yet rebooted.
-    pub fn spec(&self, tree: &dyn Tree) -> Result<(Spec, Vec<String>), String> {
+    /// Fails if there is no driver or no GPU, or if the libraries do not match the loaded driver.
+    pub fn spec(&self, tree: &dyn Tree) -> Result<(Spec, Vec<String>), Error> {
         let (vendor, class) = NVIDIA_KIND.split_once('/').unwrap_or((NVIDIA_KIND, "gpu"));
         let options = Options {
             class: class.to_owned(),
             driver_root: self.driver_root.clone(),
             ..Options::new(vendor)
         };
-        let Generated { spec, notes } =
-            nvidia::generate(tree, &self.gpus, Some(&self.driver), &options).map_err(|error| error.to_string())?;
+        let Generated { spec, notes } = nvidia::generate(tree, &self.gpus, Some(&self.driver), &options)?;
         let found = stale::driver_version(&spec);
         if found != Some(&self.driver) {
-            return Err(format!(
-                "driver {} is loaded, but the libraries at {} are of {}: load the new module, or reboot",
-                self.driver,
-                self.driver_root,
-                found.unwrap_or("an unknown version")
-            ));
+            return Err(Error::OtherDriver {
+                driver: self.driver.clone(),
+                driver_root: self.driver_root.clone(),
+                found: found.unwrap_or("an unknown version").to_owned(),
+            });
         }
         Ok((spec, notes.into_iter().chain(tree.troubles()).collect()))
     }

@@ -139,6 +139,16 @@ pub enum Error {
         /// The feature.
         what: &'static str,
     },
+    /// The libraries are of another version than the loaded driver: a new driver was installed, and the machine was not yet rebooted.
+    #[error("driver {driver} is loaded, but the libraries at {driver_root} are of {found}: load the new module, or reboot")]
+    OtherDriver {
+        /// The version of the loaded driver.
+        driver: String,
+        /// Where the libraries are.
+        driver_root: String,
+        /// The version of the libraries.
+        found: String,
+    },
     /// The spec would be invalid, for example because a file has a name that CDI cannot express.
     #[error("the generated spec is not valid: {0}")]
     Invalid(String),

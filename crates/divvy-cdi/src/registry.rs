@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error as ThisError;
 
-use super::{Edits, Problem, Severity, Spec};
+use super::{Edits, Error, Problem, Severity, Spec};
 use divvy_host::plain;
 
 /// The directories in which readers look for specs, lowest priority first.
@@ -26,7 +26,7 @@ pub struct Found {
     /// The index of the file's directory in the list of directories. A higher index wins.
     pub priority: usize,
     /// The parsed spec, or the reason why the file cannot be read or parsed.
-    pub spec: Result<Spec, String>,
+    pub spec: Result<Spec, Error>,
 }
 
 /// A device of a file.
@@ -159,11 +159,11 @@ impl Registry {
 impl Found {
     /// Parse the text of a file, or keep the error if the file could not be read.
     pub fn of<E: std::fmt::Display>(path: impl Into<String>, priority: usize, text: Result<String, E>) -> Found {
-        let text = text.map_err(|error| error.to_string());
+        let text = text.map_err(|error| Error::NoText(error.to_string()));
         Found {
             path: path.into(),
             priority,
-            spec: text.and_then(|text| Spec::parse(&text).map_err(|error| error.to_string())),
+            spec: text.and_then(|text| Spec::parse(&text)),
         }
     }
 
@@ -171,10 +171,10 @@ impl Found {
     pub fn problems(&self) -> Vec<Problem> {
         match &self.spec {
             Ok(spec) => spec.problems(),
-            Err(text) => vec![Problem {
+            Err(error) => vec![Problem {
                 severity: Severity::Error,
                 field: "file".to_owned(),
-                text: plain(text).into_owned(),
+                text: plain(&error.to_string()).into_owned(),
             }],
         }
     }

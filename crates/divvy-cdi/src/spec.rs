@@ -9,9 +9,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use thiserror::Error as ThisError;
 
-/// The error when a text is not a CDI spec.
-#[derive(Debug, ThisError)]
+/// Why there is no CDI spec.
+#[derive(Debug, Clone, ThisError)]
 pub enum Error {
+    /// The file has no readable text. Contains the reason.
+    #[error("{0}")]
+    NoText(String),
     /// The text is neither JSON nor YAML, or it does not have the structure of a spec. Contains the parser's message.
     #[error("this is not a CDI spec: {0}")]
     Unreadable(String),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use divvy_host::Tree;
@@ -105,7 +105,8 @@ pub(crate) fn limit(tree: &dyn Tree, uuid: &str, region: &str, cgroup: &Cgroup, 
     let left_out = cgroup.pod.is_some();
     if !left_out {
         let bytes = hard.0.saturating_mul(1 << 20);
-        set(&cgroup.directory, region, bytes).map_err(|why| refusal(uuid, cgroup, &why))?;
+        let path = cgroup.directory.join(MAX);
+        set(&path, region, bytes).map_err(|why| refusal(uuid, cgroup, &format!("{}: {why}", path.display())))?;
     }
     Ok(Limited {
         used: MiB::from_bytes(used(&cgroup.directory, region)),
@@ -122,26 +123,36 @@ pub(crate) fn refusal(uuid: &str, cgroup: &Cgroup, why: &str) -> Failure {
     Failure::new(Code::NotSupported, text)
 }
 
-/// Set the limit of a cgroup in bytes, and check that the kernel has it: it keeps the old one if the cgroup uses more than the new one. An error has
-/// the kernel's words.
-fn set(cgroup: &Path, region: &str, bytes: u64) -> Result<(), String> {
-    let path = cgroup.join(MAX);
+/// Why the kernel does not have a limit.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotSet {
+    #[error("{0}")]
+    File(#[from] io::Error),
+    #[error("the kernel accepted {wanted} bytes, and says afterwards {found:.20}")]
+    Other { wanted: u64, found: String },
+    #[error("the kernel accepted a limit, and does not list it")]
+    Unlisted,
+}
+
+/// Set the limit in a cgroup's file in bytes, and check that the kernel has it: it keeps the old one if the cgroup uses more than the new one.
+fn set(path: &Path, region: &str, bytes: u64) -> Result<(), NotSet> {
     let line = format!("{region} {bytes}\n");
     // A file that is not there must not be made: the controller is not enabled for the cgroup.
-    let file = OpenOptions::new().write(true).truncate(true).open(&path);
+    let mut file = OpenOptions::new().write(true).truncate(true).open(path)?;
     // The kernel reads each write on its own.
-    let written = file.and_then(|mut file| file.write_all(line.as_bytes()));
-    written.map_err(|error| format!("{}: {error}", path.display()))?;
-    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    check(&text, region, bytes).map_err(|why| format!("{}: {why}", path.display()))
+    file.write_all(line.as_bytes())?;
+    check(&fs::read_to_string(path)?, region, bytes)
 }
 
 /// Check that the kernel's file has this limit.
-pub(crate) fn check(text: &str, region: &str, bytes: u64) -> Result<(), String> {
+pub(crate) fn check(text: &str, region: &str, wanted: u64) -> Result<(), NotSet> {
     match value(text, region) {
-        Some(found) if found.parse() == Ok(bytes) => Ok(()),
-        Some(found) => Err(format!("the kernel accepted {bytes} bytes, and says afterwards {found:.20}")),
-        None => Err("the kernel accepted a limit, and does not list it".to_owned()),
+        Some(found) if found.parse() == Ok(wanted) => Ok(()),
+        Some(found) => Err(NotSet::Other {
+            wanted,
+            found: found.to_owned(),
+        }),
+        None => Err(NotSet::Unlisted),
     }
 }
 

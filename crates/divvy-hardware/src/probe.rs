@@ -63,7 +63,7 @@ pub fn main(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> i32 {
         Ok(Command::Watch(options)) => {
             let calls = Calls::new(options.watchdog);
             let ended = watch(calls.clone(), options.watchdog, || {})
-                .map_err(|error| error.to_string())
+                .map_err(follow::Error::from)
                 .and_then(|()| follow::run(vendors(&options, &calls)));
             match ended {
                 Ok(()) => 0,

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::facts::{MAX_GPUS, is_uuid};
-use crate::{Error, Failure};
+use crate::{Code, Error, Failure};
 
 /// The samples of a GPU in an answer. No GPU runs the work of so many processes within one sample.
 pub(crate) const MAX_SAMPLES: usize = 512;
@@ -19,12 +19,13 @@ pub struct SamplesSince {
 
 impl SamplesSince {
     /// Refuse questions that no agent asks.
-    pub(crate) fn validate(all: &[SamplesSince]) -> Result<(), String> {
+    pub(crate) fn validate(all: &[SamplesSince]) -> Result<(), Failure> {
+        let refused = |text: String| Err(Failure::new(Code::Protocol, text));
         if all.len() > MAX_GPUS {
-            return Err(format!("the samples of more than {MAX_GPUS} GPUs are asked for"));
+            return refused(format!("the samples of more than {MAX_GPUS} GPUs are asked for"));
         }
         match all.iter().position(|of| !is_uuid(&of.uuid)) {
-            Some(index) => Err(format!("the UUID of GPU {index} is malformed")),
+            Some(index) => refused(format!("the UUID of GPU {index} is malformed")),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! Registries with several files: priorities, conflicts, and the order of edits.
 
-use divvy_cdi::{Found, Registry, Spec, is_spec_file};
+use divvy_cdi::{Error, Found, Registry, Spec, Unresolved, is_spec_file};
 
 /// A file in which the spec and each device set a variable to the file's name.
 fn file(path: &str, priority: usize, devices: &[&str]) -> Found {
@@ -19,8 +19,8 @@ fn file(path: &str, priority: usize, devices: &[&str]) -> Found {
     }
 }
 
-fn env(registry: &Registry, devices: &[&str]) -> Result<Vec<String>, String> {
-    let edits = registry.edits(devices).map_err(|error| error.to_string())?;
+fn env(registry: &Registry, devices: &[&str]) -> Result<Vec<String>, Unresolved> {
+    let edits = registry.edits(devices)?;
     Ok(edits.into_iter().flat_map(|edits| edits.env.clone()).collect())
 }
 
@@ -36,10 +36,8 @@ fn edits_come_in_the_order_of_the_request_and_a_specs_own_once_before_its_first_
 #[test]
 fn what_is_not_there_is_named_and_nothing_is_injected() {
     let registry = Registry::new(vec![file("/a", 0, &["x"])]);
-    assert_eq!(
-        env(&registry, &["v/c=x", "v/c=7", "w/c=x"]),
-        Err("unresolvable CDI devices v/c=7, w/c=x".to_owned())
-    );
+    let error = env(&registry, &["v/c=x", "v/c=7", "w/c=x"]).expect_err("two are not there");
+    assert_eq!(error.to_string(), "unresolvable CDI devices v/c=7, w/c=x");
 }
 
 #[test]
@@ -85,7 +83,7 @@ fn a_file_with_an_error_has_no_devices_and_says_why() {
     let unreadable = Found {
         path: "/etc/cdi/b.yaml".to_owned(),
         priority: 0,
-        spec: Err("not text".to_owned()),
+        spec: Err(Error::NoText("not text".to_owned())),
     };
     let registry = Registry::new(vec![broken, unreadable, file("/etc/cdi/c.yaml", 0, &["a"])]);
     assert!(env(&registry, &["v/c=a"]).is_ok(), "the broken file makes no conflict");

@@ -36,7 +36,7 @@ impl Driver {
 
     pub(super) fn spec(&self, basis: &Basis) -> Result<DriverSpec, Failure> {
         let made = basis.spec(&Files::below(&self.sys_root));
-        let (spec, notes) = made.map_err(|text| Failure::new(Code::DriverFiles, text))?;
+        let (spec, notes) = made.map_err(|error| Failure::new(Code::DriverFiles, error.to_string()))?;
         Ok(DriverSpec { spec, notes })
     }
 }

@@ -19,8 +19,19 @@ enum Line<'l> {
     Fault(&'l Fault),
 }
 
+/// Why `--watch` ended early.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(transparent)]
+    Probe(#[from] crate::Error),
+    #[error("a line cannot be written as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("standard output cannot be written")]
+    Output,
+}
+
 /// Print the state of the GPUs, then each fault until standard input closes, and then the state again.
-pub(super) fn run(vendors: Vec<(Vendor, Open)>) -> Result<(), String> {
+pub(super) fn run(vendors: Vec<(Vendor, Open)>) -> Result<(), Error> {
     let publish: Publish = Arc::new(|fault| {
         if let Err(error) = say(&Line::Fault(&fault)) {
             log(format_args!("{error}"));
@@ -38,9 +49,9 @@ pub(super) fn run(vendors: Vec<(Vendor, Open)>) -> Result<(), String> {
     result
 }
 
-fn before_and_after(drivers: &mut Drivers) -> Result<(), String> {
+fn before_and_after(drivers: &mut Drivers) -> Result<(), Error> {
     let mut state = || {
-        let snapshot = drivers.examine().map_err(|failure| failure.to_string())?;
+        let snapshot = drivers.examine().map_err(crate::Error::from)?;
         say(&Line::Snapshot(&snapshot))
     };
     state()?;
@@ -50,10 +61,10 @@ fn before_and_after(drivers: &mut Drivers) -> Result<(), String> {
     state()
 }
 
-fn say(line: &Line<'_>) -> Result<(), String> {
-    let text = serde_json::to_string(line).map_err(|error| format!("a line cannot be written as JSON: {error}"))?;
+fn say(line: &Line<'_>) -> Result<(), Error> {
+    let text = serde_json::to_string(line)?;
     match print(&format!("{text}\n")) {
         0 => Ok(()),
-        _ => Err("standard output cannot be written".to_owned()),
+        _ => Err(Error::Output),
     }
 }

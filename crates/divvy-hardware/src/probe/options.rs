@@ -216,8 +216,8 @@ fn unknown(argument: &str) -> String {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Command, String> {
-        Command::parse(line.split_whitespace().map(OsString::from)).map_err(|error| error.0)
+    fn parse(line: &str) -> Result<Command, UsageError> {
+        Command::parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]
@@ -255,7 +255,7 @@ mod tests {
             ("once", "unexpected argument"),
             ("-x", "no flag -x"),
         ] {
-            let error = parse(line).expect_err(line);
+            let UsageError(error) = parse(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
         }
     }

@@ -110,7 +110,7 @@ impl Owner {
     }
 
     fn utilization(&mut self, asked: &[SamplesSince]) -> Result<Vec<GpuSamples>, Failure> {
-        SamplesSince::validate(asked).map_err(|text| Failure::new(Code::Protocol, text))?;
+        SamplesSince::validate(asked)?;
         let mut gpus = self.drivers.utilization(asked);
         pods::name_sampled(&self.sys_root.join("proc"), &mut gpus);
         Ok(gpus)

@@ -10,7 +10,7 @@ fn file(path: &str, priority: usize, spec: &Value) -> Found {
     Found {
         path: path.to_owned(),
         priority,
-        spec: Spec::parse(&spec.to_string()).map_err(|error| error.to_string()),
+        spec: Spec::parse(&spec.to_string()),
     }
 }
 

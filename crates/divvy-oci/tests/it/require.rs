@@ -151,8 +151,7 @@ fn the_driver_is_the_one_whose_files_the_container_gets() {
             &json!({"cdiVersion": "0.5.0", "kind": kind, "devices": [{"name": "0", "containerEdits": {"env": ["A=1"]}}],
                 "containerEdits": {"mounts": [{"hostPath": library, "containerPath": "/l"}]}})
             .to_string(),
-        )
-        .map_err(|error| error.to_string()),
+        ),
     };
     let registry = Registry::new(vec![
         spec("/etc/cdi/a.json", "nvidia.com/gpu", "/usr/lib64/libcuda.so.535.129.03"),

@@ -119,7 +119,7 @@ pub(super) async fn probe(listener: UnixListener, machine: watch::Receiver<Machi
                         let basis: Basis = serde_json::from_value(request["basis"].clone()).expect("a basis");
                         match basis.spec(&Files::below(&root)) {
                             Ok((spec, notes)) => json!(DriverSpec { spec, notes }),
-                            Err(text) => json!({"err": {"code": "driver_files", "text": text}}),
+                            Err(error) => json!({"err": {"code": "driver_files", "text": error.to_string()}}),
                         }
                     }
                     Some("limit") => {
