@@ -13,9 +13,20 @@ const UNITS: [(&str, u128); 8] = [
 /// How many digits after the point count. A nanosecond is the ninth digit of a second, and the thirteenth of an hour.
 const DIGITS: usize = 18;
 
+/// Why a text is not a duration. It holds the text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WrongDuration {
+    #[error("time: invalid duration {0:?}")]
+    Invalid(String),
+    #[error("time: missing unit in duration {0:?}")]
+    NoUnit(String),
+    #[error("time: unknown unit {unit:?} in duration {text:?}")]
+    UnknownUnit { unit: String, text: String },
+}
+
 /// Parse a duration such as `1h30m`, `.5s`, or `-5s`. Return nanoseconds. Numbers need a unit, except 0.
-pub(crate) fn parse(text: &str) -> Result<i64, String> {
-    let invalid = || format!("time: invalid duration {text:?}");
+pub(crate) fn parse(text: &str) -> Result<i64, WrongDuration> {
+    let invalid = || WrongDuration::Invalid(text.to_owned());
     let (is_negative, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -39,10 +50,13 @@ pub(crate) fn parse(text: &str) -> Result<i64, String> {
         let end = after.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(after.len());
         let (unit, next) = after.split_at(end);
         if unit.is_empty() {
-            return Err(format!("time: missing unit in duration {text:?}"));
+            return Err(WrongDuration::NoUnit(text.to_owned()));
         }
         let Some((_, nanoseconds)) = UNITS.iter().find(|(name, _)| *name == unit) else {
-            return Err(format!("time: unknown unit {unit:?} in duration {text:?}"));
+            return Err(WrongDuration::UnknownUnit {
+                unit: unit.to_owned(),
+                text: text.to_owned(),
+            });
         };
         let term = nanoseconds_of(whole, part, *nanoseconds).ok_or_else(invalid)?;
         sum = sum.checked_add(term).ok_or_else(invalid)?;
@@ -106,7 +120,11 @@ mod tests {
                 Err("time: invalid duration \"99999999999999999999h\""),
             ),
         ] {
-            assert_eq!(parse(text), expected.map_err(str::to_owned), "{text}");
+            assert_eq!(
+                parse(text).map_err(|error| error.to_string()),
+                expected.map_err(str::to_owned),
+                "{text}"
+            );
         }
     }
 }

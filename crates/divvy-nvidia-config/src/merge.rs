@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use crate::duration::{self, WrongDuration};
 use crate::file::{Devices, File, Interval, Pattern, Replicated, Shared, parse};
 use crate::value::{
     Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, DeviceReference, Discovery, FeatureDiscovery, Imex, MigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
     SleepInterval,
 };
-use crate::{Error, Invocation, Program, duration};
+use crate::{Error, Invocation, Program};
 
 const GPU: &str = "nvidia.com/gpu";
 const PREFIX: &str = "nvidia.com/";
@@ -68,7 +69,7 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
     let device_id_strategy = match text("device-id-strategy", &flags.plugin.device_id_strategy, "uuid").as_str() {
         "uuid" => Ok(DeviceIdStrategy::Uuid),
         "index" => Ok(DeviceIdStrategy::Index),
-        other => Err(format!("invalid --device-id-strategy option: {other}; write uuid or index")),
+        other => Err(WrongValue::DeviceIdStrategy(other.to_owned())),
     };
     let device_id_strategy = checked.by(&plugin, device_id_strategy, DeviceIdStrategy::default)?;
     let policy = text(
@@ -79,9 +80,7 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
     let policy = match policy.as_str() {
         "distributed" => Ok(SharedDevicesPolicy::Distributed),
         "packed" => Ok(SharedDevicesPolicy::Packed),
-        other => Err(format!(
-            "invalid --shared-devices-allocation-policy option: {other}; write distributed or packed"
-        )),
+        other => Err(WrongValue::SharedDevicesPolicy(other.to_owned())),
     };
     let shared_devices_policy = checked.by(&plugin, policy, SharedDevicesPolicy::default)?;
     let mig_text = text("mig-strategy", &flags.mig_strategy, "none");
@@ -103,9 +102,7 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
         ("nvml", _) => Ok(Discovery::Nvml),
         ("tegra", _) => Ok(Discovery::Tegra),
         ("vfio", Program::FeatureDiscovery) => Ok(Discovery::Vfio),
-        (other, _) => Err(format!(
-            "invalid --device-discovery-strategy option {other}; write auto, nvml, or tegra"
-        )),
+        (other, _) => Err(WrongValue::Discovery(other.to_owned())),
     };
     let discovers = [Program::DevicePlugin, Program::FeatureDiscovery];
     let discovery = checked.by(&discovers, discovery, Discovery::default)?;
@@ -113,7 +110,7 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
         "none" => Ok(MigStrategy::None),
         "single" => Ok(MigStrategy::Single),
         "mixed" => Ok(MigStrategy::Mixed),
-        other => Err(format!("unknown MIG strategy: {other}; write none, single, or mixed")),
+        other => Err(WrongValue::MigStrategy(other.to_owned())),
     };
     let mig_strategy = checked.by(&discovers, mig_strategy, MigStrategy::default)?;
     let imex = imex(
@@ -176,6 +173,28 @@ fn config(given: &Invocation, file: File, mut warnings: Vec<String>) -> Result<(
     Ok((config, warnings))
 }
 
+/// A value that the programs which use it refuse.
+#[derive(Debug, thiserror::Error)]
+enum WrongValue {
+    #[error("invalid --device-id-strategy option: {0}; write uuid or index")]
+    DeviceIdStrategy(String),
+    #[error("invalid --shared-devices-allocation-policy option: {0}; write distributed or packed")]
+    SharedDevicesPolicy(String),
+    #[error("invalid --device-discovery-strategy option {0}; write auto, nvml, or tegra")]
+    Discovery(String),
+    #[error("unknown MIG strategy: {0}; write none, single, or mixed")]
+    MigStrategy(String),
+    #[error(
+        "invalid --device-list-strategy option: invalid strategy: {0}; write envvar, volume-mounts, cdi-annotations, or cdi-cri"
+    )]
+    DeviceListStrategy(String),
+    #[error(
+        "invalid IMEX channel IDs: invalid IMEX config: channelIDs must be [] or [0]; found [{}]",
+        .0.iter().map(i64::to_string).collect::<Vec<_>>().join(" ")
+    )]
+    Imex(Vec<i64>),
+}
+
 /// Checks values that several programs read from the same file, although only some of them use the value.
 struct Checked<'c> {
     given: &'c Invocation,
@@ -184,16 +203,16 @@ struct Checked<'c> {
 
 impl Checked<'_> {
     /// Refuse a wrong value if the program is among `users`. The other programs start without it, as NVIDIA's do.
-    fn by<T>(&mut self, users: &[Program], value: Result<T, String>, otherwise: impl FnOnce() -> T) -> Result<T, Error> {
+    fn by<T>(&mut self, users: &[Program], value: Result<T, WrongValue>, otherwise: impl FnOnce() -> T) -> Result<T, Error> {
         match (value, self.given.program()) {
             (Ok(value), _) => Ok(value),
             // GPU feature discovery says in addition what it was doing.
-            (Err(text), Program::FeatureDiscovery) if users.contains(&Program::FeatureDiscovery) => {
-                Err(Error::Load(Error::flags(text).to_string()))
+            (Err(wrong), Program::FeatureDiscovery) if users.contains(&Program::FeatureDiscovery) => {
+                Err(Error::Load(Error::flags(wrong.to_string()).to_string()))
             }
-            (Err(text), program) if users.contains(&program) => Err(Error::flags(text)),
-            (Err(text), program) => {
-                self.warnings.push(format!("{text}; {} ignores it", program.name()));
+            (Err(wrong), program) if users.contains(&program) => Err(Error::flags(wrong.to_string())),
+            (Err(wrong), program) => {
+                self.warnings.push(format!("{wrong}; {} ignores it", program.name()));
                 Ok(otherwise())
             }
         }
@@ -210,7 +229,7 @@ fn check_numbers(given: &Invocation) -> Result<(), Error> {
     check("kube-api-burst", |text| text.parse::<i64>().is_ok())
 }
 
-fn device_list_strategies(given: &Invocation, file: Option<&[String]>) -> Result<Vec<DeviceListStrategy>, String> {
+fn device_list_strategies(given: &Invocation, file: Option<&[String]>) -> Result<Vec<DeviceListStrategy>, WrongValue> {
     let of_flag = given.list("device-list-strategy");
     let words = of_flag.as_deref().or(file).unwrap_or_default();
     let mut strategies = Vec::new();
@@ -220,11 +239,7 @@ fn device_list_strategies(given: &Invocation, file: Option<&[String]>) -> Result
             "volume-mounts" => DeviceListStrategy::VolumeMounts,
             "cdi-annotations" => DeviceListStrategy::CdiAnnotations,
             "cdi-cri" => DeviceListStrategy::CdiCri,
-            other => {
-                return Err(format!(
-                    "invalid --device-list-strategy option: invalid strategy: {other}; write envvar, volume-mounts, cdi-annotations, or cdi-cri"
-                ));
-            }
+            other => return Err(WrongValue::DeviceListStrategy(other.to_owned())),
         };
         if !strategies.contains(&strategy) {
             strategies.push(strategy);
@@ -241,7 +256,7 @@ fn sleep_interval(given: &Invocation, file: Option<Interval>, warnings: &mut Vec
     let interval = match (given.text(FLAG), file) {
         (Some("infinite"), _) => Interval::Infinite,
         (Some(text), _) => {
-            let wrong = |error| given.wrong(FLAG, text, &format!("{error}; write 60s, 1h30m, or infinite"));
+            let wrong = |error: WrongDuration| given.wrong(FLAG, text, &format!("{error}; write 60s, 1h30m, or infinite"));
             Interval::Nanoseconds(duration::parse(text).map_err(wrong)?)
         }
         (None, Some(interval)) => interval,
@@ -391,17 +406,11 @@ fn channel_ids(given: &Invocation, file: &File) -> Result<Vec<i64>, Error> {
     words.iter().map(number).collect()
 }
 
-fn imex(ids: &[i64], required: bool) -> Result<Imex, String> {
+fn imex(ids: &[i64], required: bool) -> Result<Imex, WrongValue> {
     let channel_ids = match ids {
         [] => Vec::new(),
         [0] => vec![0],
-        _ => {
-            let found: Vec<String> = ids.iter().map(i64::to_string).collect();
-            return Err(format!(
-                "invalid IMEX channel IDs: invalid IMEX config: channelIDs must be [] or [0]; found [{}]",
-                found.join(" ")
-            ));
-        }
+        _ => return Err(WrongValue::Imex(ids.to_vec())),
     };
     Ok(Imex { channel_ids, required })
 }

@@ -518,9 +518,9 @@ pub enum Service {
 }
 
 impl Service {
-    /// Return what is known after a check at `now` (in ms), by what was known before.
-    pub fn after(before: Option<&Service>, check: Result<(), String>, now: u64, intervals: Intervals) -> Service {
-        let Err(reason) = check else {
+    /// Return what is known after a check at `now` (in ms), by what was known before and what the check found to be missing.
+    pub fn after(before: Option<&Service>, missing: Option<String>, now: u64, intervals: Intervals) -> Service {
+        let Some(reason) = missing else {
             return Service::Serves;
         };
         let since = match before {
