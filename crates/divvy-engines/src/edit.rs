@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Files;
+use super::{Files, NoText};
 
 /// The settings that an engine should have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ pub(crate) struct After<'f> {
 }
 
 impl Files for After<'_> {
-    fn text(&self, path: &str) -> Result<Option<String>, String> {
+    fn text(&self, path: &str) -> Result<Option<String>, NoText> {
         match self.edits.iter().rev().find(|(edited, _)| edited == path) {
             Some((_, text)) => Ok(text.clone()),
             None => self.files.text(path),

@@ -40,19 +40,36 @@ use divvy_host::{Kind, Root};
 /// The largest configuration file that is read, in bytes. Engine configuration is written by hand, so anything larger is a mistake.
 pub const LARGEST: usize = 4 * 1024 * 1024;
 
+/// Why an existing path has no readable text, as the end of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoText {
+    /// It is a directory.
+    #[error("it is a directory")]
+    Directory,
+    /// It is no file at all.
+    #[error("it is a device, a socket or a pipe")]
+    Special,
+    /// The system does not open it.
+    #[error("it could not be opened")]
+    Unopened,
+    /// It has more than [`LARGEST`] bytes.
+    #[error("it is larger than {LARGEST} bytes")]
+    TooLarge,
+    /// It has bytes that are no text.
+    #[error("it is not UTF-8 text")]
+    NotUtf8,
+}
+
 /// The text files of a machine. Paths are absolute.
 pub trait Files {
     /// Return the text of a file, or `None` if the file does not exist.
-    ///
-    /// # Errors
-    /// Returns the reason why an existing path has no readable text: missing permission, not UTF-8, or a directory.
-    fn text(&self, path: &str) -> Result<Option<String>, String>;
+    fn text(&self, path: &str) -> Result<Option<String>, NoText>;
     /// Return the names in a directory, sorted; empty if the directory does not exist.
     fn names(&self, directory: &str) -> Vec<String>;
 }
 
 impl Files for BTreeMap<String, String> {
-    fn text(&self, path: &str) -> Result<Option<String>, String> {
+    fn text(&self, path: &str) -> Result<Option<String>, NoText> {
         Ok(self.get(path).cloned())
     }
 
@@ -67,22 +84,20 @@ impl Files for BTreeMap<String, String> {
 }
 
 impl Files for Root<'_> {
-    fn text(&self, path: &str) -> Result<Option<String>, String> {
+    fn text(&self, path: &str) -> Result<Option<String>, NoText> {
         let Some((_, entry)) = self.resolve(path) else {
             return Ok(None);
         };
         match entry.kind {
             Kind::File => {}
-            Kind::Directory | Kind::Link(_) => return Err("it is a directory".to_owned()),
-            Kind::Special => return Err("it is a device, a socket or a pipe".to_owned()),
+            Kind::Directory | Kind::Link(_) => return Err(NoText::Directory),
+            Kind::Special => return Err(NoText::Special),
         }
-        let bytes = self.read(path, LARGEST + 1).ok_or("it could not be opened")?;
+        let bytes = self.read(path, LARGEST + 1).ok_or(NoText::Unopened)?;
         if bytes.len() > LARGEST {
-            return Err(format!("it is larger than {LARGEST} bytes"));
+            return Err(NoText::TooLarge);
         }
-        String::from_utf8(bytes)
-            .map(Some)
-            .map_err(|_| "it is not UTF-8 text".to_owned())
+        String::from_utf8(bytes).map(Some).map_err(|_| NoText::NotUtf8)
     }
 
     fn names(&self, directory: &str) -> Vec<String> {

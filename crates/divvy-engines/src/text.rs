@@ -8,7 +8,7 @@ use super::{Error, Files};
 pub(super) fn text(files: &dyn Files, path: &str) -> Result<Option<String>, Error> {
     files.text(path).map_err(|why| Error::Unreadable {
         path: path.to_owned(),
-        why,
+        why: why.to_string(),
     })
 }
 

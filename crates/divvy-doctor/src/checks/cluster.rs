@@ -222,7 +222,7 @@ pub(super) fn one_plugin(facts: &Facts<'_>) -> Verdict {
     let directory = format!("{}/device-plugins", kubelet.dir);
     let dead = |path: &str| {
         let sockets = facts.sockets.answer().map_or(&[][..], Vec::as_slice);
-        sockets.iter().any(|socket| socket.path == path && socket.answers.is_err())
+        sockets.iter().any(|socket| socket.path == path && socket.error.is_some())
     };
     // The plugins choose these names: divvy-gpu-mem-….sock and divvy-gpu-count-….sock, aliyungpushare.sock, nvidia-gpu.sock.
     let named = |part: &str| {

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::objects::{listed_or_this_machine, some};
 use crate::check::{Severity, Stop, Verdict, blind, count, milder, problem, skip};
 use crate::facts::cluster::Cluster;
+use crate::facts::programs::{Outcome, Socket};
 use crate::facts::{Asked, Facts, Kubelet};
 use crate::gpu_resource::is_gpu;
 
@@ -24,10 +25,9 @@ fn kubelet(facts: &Facts<'_>) -> Result<Kubelet, Stop> {
 /// The suffix for a socket that exists, but to which no connection was tried.
 const UNTRIED: &str = " (not tried whether a process listens)";
 
-/// Return whether a process listens on a socket, or the system's error. `None` if no connection was tried.
-fn listens(facts: &Facts<'_>, path: &str) -> Option<Result<(), String>> {
-    let sockets = facts.sockets.answer()?;
-    Some(sockets.iter().find(|socket| socket.path == path)?.answers.clone())
+/// Return the socket at a path. `None` if no connection was tried.
+fn tried<'f>(facts: &'f Facts<'_>, path: &str) -> Option<&'f Socket> {
+    facts.sockets.answer()?.iter().find(|socket| socket.path == path)
 }
 
 /// Judge check K02.
@@ -43,13 +43,13 @@ pub(super) fn socket(facts: &Facts<'_>) -> Verdict {
              gpuNodes.kubeletDir",
         );
     }
-    match listens(facts, &path) {
-        Some(Err(reason)) => problem(
+    match tried(facts, &path) {
+        Some(Socket { error: Some(reason), .. }) => problem(
             format!("{path} exists, but no process listens: {reason}"),
             why,
             "systemctl restart kubelet; journalctl -u kubelet -n 50 shows why the kubelet does not run",
         ),
-        Some(Ok(())) => Ok(format!("{path} answers")),
+        Some(_) => Ok(format!("{path} answers")),
         None => Ok(format!("{path}{UNTRIED}")),
     }
 }
@@ -108,7 +108,7 @@ pub(super) fn plugin(facts: &Facts<'_>) -> Verdict {
             .iter()
             .filter(|socket| socket.path.contains("/device-plugins/") && !socket.path.ends_with("/kubelet.sock"))
             .collect();
-        if plugins.iter().all(|socket| socket.answers.is_err()) {
+        if plugins.iter().all(|socket| socket.error.is_some()) {
             let paths: Vec<&str> = plugins.iter().map(|socket| socket.path.as_str()).collect();
             return problem(
                 format!(
@@ -242,9 +242,9 @@ pub(super) fn pod_resources(facts: &Facts<'_>) -> Verdict {
             ),
         );
     }
-    match listens(facts, &path) {
-        Some(Err(reason)) => problem(format!("{path}: {reason}"), why, fix),
-        Some(Ok(())) => Ok(path),
+    match tried(facts, &path) {
+        Some(Socket { error: Some(reason), .. }) => problem(format!("{path}: {reason}"), why, fix),
+        Some(_) => Ok(path),
         None => Ok(format!("{path}{UNTRIED}")),
     }
 }
@@ -266,14 +266,14 @@ pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
     };
     let why = "every container that requests a GPU gets the same result";
     match &test.outcome {
-        Ok(devices)
+        Outcome::Devices(devices)
             if devices
                 .iter()
                 .any(|path| path.starts_with("/dev/nvidia") || path == "/dev/dxg") =>
         {
             Ok(format!("{} gives a container {}", test.program, devices.join(" ")))
         }
-        Ok(devices) => problem(
+        Outcome::Devices(devices) => problem(
             format!(
                 "{} gives a container that requests all GPUs {:?}",
                 test.program,
@@ -282,7 +282,7 @@ pub(super) fn test_container(facts: &Facts<'_>) -> Verdict {
             why,
             "divvy cdi list shows the CDI devices of this machine; divvy cdi generate -o /var/run/cdi/nvidia.yaml writes a spec",
         ),
-        Err(text) => problem(
+        Outcome::Failed(text) => problem(
             format!("{} fails: {text}", test.program),
             why,
             "divvy cdi list shows the CDI devices of this machine; divvy cdi generate -o /var/run/cdi/nvidia.yaml writes a spec",

@@ -3,6 +3,7 @@
 use divvy_model::names::GPU_MEM;
 
 use crate::check::{Severity, Stop, Verdict, blind, milder, problem, skip};
+use crate::facts::programs::Version;
 use crate::facts::{Asked, Facts, Scheduler, version_at_least};
 
 fn scheduler(facts: &Facts<'_>) -> Result<Scheduler, Stop> {
@@ -234,8 +235,8 @@ pub(super) fn extender(facts: &Facts<'_>) -> Verdict {
         Asked::Absent(reason) | Asked::Not(reason) => return skip(reason.clone()),
     };
     let version = match &asked.version {
-        Ok(version) => version,
-        Err(reason) => {
+        Version::Known(version) => version,
+        Version::Unknown(reason) => {
             return problem(
                 format!("{} does not answer: {reason}", asked.url),
                 why,

@@ -103,10 +103,7 @@ pub struct Docker {
 
 impl Docker {
     /// Parse the JSON texts of the two answers.
-    ///
-    /// # Errors
-    /// Returns the parser's error if a text is not the expected JSON.
-    pub fn parse(version: &str, info: &str) -> Result<Docker, String> {
+    pub fn parse(version: &str, info: &str) -> Result<Docker, serde_json::Error> {
         #[derive(Deserialize)]
         #[serde(rename_all = "PascalCase")]
         struct Version {
@@ -120,8 +117,8 @@ impl Docker {
             #[serde(default)]
             runtimes: BTreeMap<String, IgnoredAny>,
         }
-        let version: Version = serde_json::from_str(version).map_err(|error| error.to_string())?;
-        let info: Info = serde_json::from_str(info).map_err(|error| error.to_string())?;
+        let version: Version = serde_json::from_str(version)?;
+        let info: Info = serde_json::from_str(info)?;
         Ok(Docker {
             version: version.version,
             default_runtime: info.default_runtime,
@@ -135,8 +132,8 @@ impl Docker {
 pub struct Socket {
     /// The path of the socket.
     pub path: String,
-    /// The result of a connection: the system's error if no process listens.
-    pub answers: Result<(), String>,
+    /// The system's error at a connection. `None` if a process listens.
+    pub error: Option<String>,
 }
 
 /// The result of a test in which `divvy-runtime` prepares a container that requests all GPUs.
@@ -144,8 +141,17 @@ pub struct Socket {
 pub struct RuntimeTest {
     /// The path of divvy-runtime.
     pub program: String,
-    /// The device nodes that the container would get, or the runtime's error.
-    pub outcome: Result<Vec<String>, String>,
+    /// What it did.
+    pub outcome: Outcome,
+}
+
+/// What `divvy-runtime` did in a test.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The container would get these device nodes.
+    Devices(Vec<String>),
+    /// It failed with this error.
+    Failed(String),
 }
 
 /// What `divvy scheduler-config --merge` finds in kube-scheduler's configuration on this machine.
@@ -162,12 +168,21 @@ pub struct SchedulerFile {
 pub struct Extender {
     /// The URL that was queried.
     pub url: String,
-    /// The extender's version, or the error of the query.
-    pub version: Result<String, String>,
+    /// The answer to the query for the version.
+    pub version: Version,
     /// The number of filter calls since the extender's start. `None` if the extender does not report it.
     pub filter_calls: Option<u64>,
     /// The replicas that were not queried, each with the reason.
     pub left_out: Vec<String>,
+}
+
+/// The answer to a query for an extender's version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Version {
+    /// The version.
+    Known(String),
+    /// There was no answer, for this reason.
+    Unknown(String),
 }
 
 /// The extender's metric that counts filter calls.

@@ -8,7 +8,7 @@ use divvy_doctor::Facts;
 use divvy_doctor::facts::cluster::{
     Cluster, Container, DaemonSet, Meta, Node, NodeInfo, NodeStatus, Pod, PodSpec, PodStatus, RuntimeClass, Texts,
 };
-use divvy_doctor::facts::programs::{Docker, Extender, Probed, ProbedGpu, RuntimeTest, Socket};
+use divvy_doctor::facts::programs::{Docker, Extender, Outcome, Probed, ProbedGpu, RuntimeTest, Socket, Version};
 use divvy_doctor::{Asked, Line, checks};
 use divvy_host::{Entry, Tree};
 
@@ -264,7 +264,7 @@ pub(crate) fn facts(host: &Host) -> Facts<'_> {
     }
     let answers = |path: &str| Socket {
         path: format!("/var/lib/kubelet/{path}"),
-        answers: Ok(()),
+        error: None,
     };
     facts.sockets = Asked::Answer(vec![
         answers("device-plugins/kubelet.sock"),
@@ -273,11 +273,11 @@ pub(crate) fn facts(host: &Host) -> Facts<'_> {
     ]);
     facts.runtime_test = Asked::Answer(RuntimeTest {
         program: "/usr/local/bin/divvy-runtime".to_owned(),
-        outcome: Ok(vec!["/dev/nvidia0".to_owned(), "/dev/nvidiactl".to_owned()]),
+        outcome: Outcome::Devices(vec!["/dev/nvidia0".to_owned(), "/dev/nvidiactl".to_owned()]),
     });
     facts.extender = Asked::Answer(Extender {
         url: "http://127.0.0.1:32766".to_owned(),
-        version: Ok("0.1.0".to_owned()),
+        version: Version::Known("0.1.0".to_owned()),
         filter_calls: Some(7),
         left_out: Vec::new(),
     });

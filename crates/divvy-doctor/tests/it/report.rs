@@ -1,7 +1,7 @@
 //! Tests of the report and its exit status.
 
 use divvy_doctor::facts::cluster::{Cluster, Container, Pod, Resources, Texts};
-use divvy_doctor::facts::programs::Extender;
+use divvy_doctor::facts::programs::{Extender, Version};
 use divvy_doctor::{Asked, Line, Report, Status, Style, checks};
 
 use crate::host::{cluster, debian, facts, none};
@@ -178,7 +178,7 @@ fn an_extender_that_was_just_started_was_called_if_it_has_placed_the_pods() {
         });
         facts.extender = Asked::Answer(Extender {
             url: "http://x".to_owned(),
-            version: Ok("0.1.0".to_owned()),
+            version: Version::Known("0.1.0".to_owned()),
             filter_calls: Some(0),
             left_out: Vec::new(),
         });

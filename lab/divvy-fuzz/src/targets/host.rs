@@ -9,7 +9,7 @@ use divvy_cdi::stale::Stale;
 use divvy_cdi::{Severity, Spec};
 use divvy_doctor::explain::{Knowledge, Log};
 use divvy_doctor::facts::cluster::{Cluster, Page};
-use divvy_doctor::facts::programs::{filter_calls, last_line};
+use divvy_doctor::facts::programs::{Outcome, filter_calls, last_line};
 use divvy_doctor::{Asked, Facts, Report, Status, checks};
 use divvy_engines::{Engine, Wanted};
 use divvy_hardware::GpuProcesses;
@@ -428,7 +428,7 @@ fn answers(bytes: &[u8]) -> bool {
     });
     facts.runtime_test = Asked::Answer(divvy_doctor::facts::programs::RuntimeTest {
         program: word("program"),
-        outcome: Err(word("kernel")),
+        outcome: Outcome::Failed(word("kernel")),
     });
     judged(&facts);
     true

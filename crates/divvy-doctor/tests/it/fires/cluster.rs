@@ -1,7 +1,7 @@
 //! Cases for the checks of the kubelet, the cluster, the scheduler, and pods.
 
 use divvy_doctor::facts::cluster::{Cluster, Node, Pod, Taint, Toleration, Variable};
-use divvy_doctor::facts::programs::{Extender, RuntimeTest};
+use divvy_doctor::facts::programs::{Extender, Outcome, RuntimeTest, Version};
 use divvy_doctor::{Asked, Facts};
 
 use super::Change::{By, File, Manifest, Remove, Scheduler};
@@ -28,7 +28,7 @@ fn silent(facts: &mut Facts<'_>, part: &str) {
         panic!("sockets were asked");
     };
     for socket in sockets.iter_mut().filter(|socket| socket.path.contains(part)) {
-        socket.answers = Err("Connection refused (os error 111)".to_owned());
+        socket.error = Some("Connection refused (os error 111)".to_owned());
     }
 }
 
@@ -54,7 +54,7 @@ pub(super) const CASES: &[Case] = &[
         |facts| {
             facts.runtime_test = Asked::Answer(RuntimeTest {
                 program: "/usr/local/bin/divvy-runtime".to_owned(),
-                outcome: Err("unresolvable CDI devices nvidia.com/gpu=all".to_owned()),
+                outcome: Outcome::Failed("unresolvable CDI devices nvidia.com/gpu=all".to_owned()),
             })
         },
         "/usr/local/bin/divvy-runtime fails: unresolvable CDI devices",
@@ -64,7 +64,7 @@ pub(super) const CASES: &[Case] = &[
         |facts| {
             facts.runtime_test = Asked::Answer(RuntimeTest {
                 program: "/usr/local/bin/divvy-runtime".to_owned(),
-                outcome: Ok(vec!["/dev/null".to_owned()]),
+                outcome: Outcome::Devices(vec!["/dev/null".to_owned()]),
             })
         },
         "gives a container that requests all GPUs \"/dev/null\"",
@@ -299,7 +299,7 @@ pub(super) const CASES: &[Case] = &[
         |facts| {
             facts.extender = Asked::Answer(Extender {
                 url: "http://127.0.0.1:32766".to_owned(),
-                version: Err("Connection refused (os error 111)".to_owned()),
+                version: Version::Unknown("Connection refused (os error 111)".to_owned()),
                 filter_calls: None,
                 left_out: Vec::new(),
             })
@@ -311,7 +311,7 @@ pub(super) const CASES: &[Case] = &[
         |facts| {
             facts.extender = Asked::Answer(Extender {
                 url: "http://127.0.0.1:32766".to_owned(),
-                version: Ok("0.1.0".to_owned()),
+                version: Version::Known("0.1.0".to_owned()),
                 filter_calls: Some(0),
                 left_out: Vec::new(),
             })

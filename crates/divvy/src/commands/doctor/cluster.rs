@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use divvy_doctor::facts::cluster::{Cluster, DaemonSet, Node, Pod, RuntimeClass, Texts};
-use divvy_doctor::facts::programs::{Extender, filter_calls};
+use divvy_doctor::facts::programs::{Extender, Version, filter_calls};
 use divvy_doctor::{Asked, Facts};
 use divvy_kube::{client, list};
 use http::StatusCode;
@@ -107,7 +107,7 @@ pub(super) async fn objects(args: &AccessArgs, limit: Duration) -> (Asked<Cluste
             cluster.refused = refused;
             (Asked::Answer(cluster), Some(client))
         }
-        Err(reason) => (Asked::Failed(reason), None),
+        Err(first) => (Asked::Failed(first.reason.clone()), None),
     }
 }
 
@@ -123,14 +123,14 @@ fn take<T>(
     }
 }
 
-/// Return the reason for each kind that could not be listed. Fails if no kind could be listed and none of the reasons is a
+/// Return the reason for each kind that could not be listed. Fails with the first one if no kind could be listed and none of the reasons is a
 /// missing permission. In that case, the API server cannot be reached.
-fn sorted_out(unlisted: &[(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<String, String>, String> {
+fn sorted_out<'u>(unlisted: &'u [(&str, Unlisted)], kubectl: &str) -> Result<BTreeMap<String, String>, &'u Unlisted> {
     if let Some((_, first)) = unlisted.first()
         && unlisted.len() == RIGHTS.len()
         && unlisted.iter().all(|(_, why)| !why.forbidden)
     {
-        return Err(first.reason.clone());
+        return Err(first);
     }
     let said = unlisted.iter().map(|(plural, why)| {
         let right = RIGHTS.iter().find(|(kind, _)| kind == plural).filter(|_| why.forbidden);
@@ -199,16 +199,35 @@ fn why(what: &str, error: divvy_kube::Error) -> Unlisted {
     }
 }
 
-/// Send a GET request to the API server, and return the body of a successful response, or the status and the message of a failure.
-async fn get(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Option<StatusCode>, String)> {
-    let request = http::Request::get(uri)
-        .body(kube::client::Body::empty())
-        .map_err(|error| (None, error.to_string()))?;
+/// The reason why a GET request failed.
+#[derive(Debug, thiserror::Error)]
+enum NoAnswer {
+    #[error("{0}")]
+    Request(#[from] http::Error),
+    #[error("{}", divvy_kube::in_words(.0))]
+    Connection(#[source] Box<kube::Error>),
+    #[error("{1}")]
+    Body(StatusCode, #[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("{0}: {1}")]
+    Refused(StatusCode, String),
+    #[error("{}", too_long("it", *.0))]
+    Late(Duration),
+}
+
+/// Send a GET request to the API server, and return the text of a successful response.
+async fn get(client: &kube::Client, uri: &str, limit: Duration) -> Result<String, NoAnswer> {
+    let answer = tokio::time::timeout(limit, body(client, uri)).await;
+    let body = answer.unwrap_or(Err(NoAnswer::Late(limit)))?;
+    Ok(String::from_utf8_lossy(&body).into_owned())
+}
+
+async fn body(client: &kube::Client, uri: &str) -> Result<Bytes, NoAnswer> {
+    let request = http::Request::get(uri).body(kube::client::Body::empty())?;
     let response = client.send(request).await;
-    let response = response.map_err(|error| (None, divvy_kube::in_words(&error)))?;
+    let response = response.map_err(|error| NoAnswer::Connection(Box::new(error)))?;
     let status = response.status();
-    let body = Limited::new(response.into_body(), most).collect().await;
-    let body = body.map_err(|error| (Some(status), error.to_string()))?.to_bytes();
+    let body = Limited::new(response.into_body(), question::LARGEST).collect().await;
+    let body = body.map_err(|error| NoAnswer::Body(status, error))?.to_bytes();
     if status.is_success() {
         return Ok(body);
     }
@@ -216,7 +235,7 @@ async fn get(client: &kube::Client, uri: &str, most: usize) -> Result<Bytes, (Op
     let text = String::from_utf8_lossy(&body);
     let words = said["message"].as_str().or_else(|| text.lines().next()).unwrap_or_default();
     let words: String = words.chars().take(LONGEST_WORDS).collect();
-    Err((Some(status), format!("{status}: {words}")))
+    Err(NoAnswer::Refused(status, words))
 }
 
 /// Query the extender for its version: at the address from `--extender`, or else at the address in kube-scheduler's configuration, and each
@@ -245,15 +264,17 @@ pub(super) async fn extender(
 fn agreed(called: Option<Extender>, pods: Asked<Extender>) -> Asked<Extender> {
     match (called, pods) {
         (None, pods) => pods,
-        (Some(called), Asked::Failed(reason)) if called.version.is_err() => Asked::Failed(reason),
-        (Some(called), Asked::Answer(pods)) if called.version.is_ok() => Asked::Answer(match pods.version {
-            Ok(_) => Extender {
-                url: format!("{}, {}", called.url, pods.url),
-                ..pods
-            },
-            Err(_) => pods,
-        }),
-        (Some(called), _) => Asked::Answer(called),
+        (Some(called), pods) => match (&called.version, pods) {
+            (Version::Unknown(_), Asked::Failed(reason)) => Asked::Failed(reason),
+            (Version::Known(_), Asked::Answer(pods)) => Asked::Answer(match pods.version {
+                Version::Known(_) => Extender {
+                    url: format!("{}, {}", called.url, pods.url),
+                    ..pods
+                },
+                Version::Unknown(_) => pods,
+            }),
+            _ => Asked::Answer(called),
+        },
     }
 }
 
@@ -338,14 +359,11 @@ fn replicas(cluster: &Cluster) -> Result<(Vec<&Pod>, Vec<String>), Asked<Extende
 }
 
 /// Combine the answers of the replicas. Every replica must answer. Their numbers of filter calls are added.
-fn together(answers: Vec<Result<Extender, String>>, left_out: Vec<String>) -> Asked<Extender> {
+fn together(answers: Vec<Asked<Extender>>, left_out: Vec<String>) -> Asked<Extender> {
     let mut all: Option<Extender> = None;
     for answer in answers {
-        let one = match answer {
-            Ok(one) => one,
-            Err(refused) => return Asked::Blocked(refused),
-        };
-        if one.version.is_err() {
+        let Asked::Answer(one) = answer else { return answer };
+        if let Version::Unknown(_) = one.version {
             return Asked::Answer(one);
         }
         all = Some(match all {
@@ -363,6 +381,13 @@ fn together(answers: Vec<Result<Extender, String>>, left_out: Vec<String>) -> As
     }
 }
 
+fn version(answer: Result<String, NoAnswer>) -> Version {
+    match answer {
+        Ok(text) => Version::Known(text.trim().to_owned()),
+        Err(error) => Version::Unknown(error.to_string()),
+    }
+}
+
 /// Query an extender at its address.
 async fn direct(url: &str, limit: Duration) -> Extender {
     let client = match client_of(url) {
@@ -370,21 +395,16 @@ async fn direct(url: &str, limit: Duration) -> Extender {
         Err(reason) => {
             return Extender {
                 url: url.to_owned(),
-                version: Err(reason.to_string()),
+                version: Version::Unknown(reason.to_string()),
                 filter_calls: None,
                 left_out: Vec::new(),
             };
         }
     };
-    let get = async |path: &str| match tokio::time::timeout(limit, get(&client, path, question::LARGEST)).await {
-        Ok(Ok(body)) => Ok(String::from_utf8_lossy(&body).into_owned()),
-        Ok(Err((_, words))) => Err(words),
-        Err(_) => Err(too_long("it", limit)),
-    };
-    let (version, metrics) = tokio::join!(get("/version"), get("/metrics"));
+    let (version, metrics) = tokio::join!(get(&client, "/version", limit), get(&client, "/metrics", limit));
     Extender {
         url: url.to_owned(),
-        version: version.map(|text| text.trim().to_owned()),
+        version: self::version(version),
         filter_calls: metrics.ok().map(|text| filter_calls(&text)),
         left_out: Vec::new(),
     }
@@ -419,24 +439,23 @@ fn client_of(url: &str) -> Result<kube::Client, NoClient> {
 }
 
 /// Query an extender's pod through the API server's proxy, as `kubectl get --raw` does. The API server accepts any certificate of
-/// the pod. Fails if the user may not use the proxy.
-async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &str) -> Result<Extender, String> {
+/// the pod. The answer is blocked if the user may not use the proxy.
+async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &str) -> Asked<Extender> {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
     let port = ports.map(|port| port.container_port).next().unwrap_or(PORT);
-    let ask = async |scheme: &str, path: &str| -> Result<String, (Option<StatusCode>, String)> {
+    let ask = async |scheme: &str, path: &str| {
         let uri = format!("/api/v1/namespaces/{namespace}/pods/{scheme}:{name}:{port}/proxy{path}");
-        match tokio::time::timeout(limit, get(client, &uri, question::LARGEST)).await {
-            Ok(answer) => answer.map(|body| String::from_utf8_lossy(&body).into_owned()),
-            Err(_) => Err((None, too_long("it", limit))),
-        }
+        get(client, &uri, limit).await
     };
     let mut scheme = "https";
     let mut version = ask(scheme, "/version").await;
     // This refusal comes from the API server: an extender returns its version to every client.
-    if let Err((Some(StatusCode::FORBIDDEN | StatusCode::UNAUTHORIZED), words)) = &version {
-        return Err(format!(
-            "{} could not be queried through the API server: {words}. Check your permission with {kubectl} auth can-i get pods --subresource=proxy -n {namespace}, or \
+    if let Err(error @ (NoAnswer::Refused(status, _) | NoAnswer::Body(status, _))) = &version
+        && [StatusCode::FORBIDDEN, StatusCode::UNAUTHORIZED].contains(status)
+    {
+        return Asked::Blocked(format!(
+            "{} could not be queried through the API server: {error}. Check your permission with {kubectl} auth can-i get pods --subresource=proxy -n {namespace}, or \
              query the extender directly with --extender URL",
             shown(pod)
         ));
@@ -447,9 +466,9 @@ async fn through(client: &kube::Client, pod: &Pod, limit: Duration, kubectl: &st
         (scheme, version) = ("http", Ok(plain));
     }
     let metrics = ask(scheme, "/metrics").await;
-    Ok(Extender {
+    Asked::Answer(Extender {
         url: format!("pod {namespace}/{name}"),
-        version: version.map(|text| text.trim().to_owned()).map_err(|(_, words)| words),
+        version: self::version(version),
         filter_calls: metrics.ok().map(|text| filter_calls(&text)),
         left_out: Vec::new(),
     })
@@ -512,22 +531,31 @@ mod tests {
         );
         assert_eq!(said["daemonsets"], "it hangs");
         let all = |forbidden| RIGHTS.map(|(kind, _)| (kind, unlisted("no answer", forbidden)));
-        assert_eq!(sorted_out(&all(false), "kubectl"), Err("no answer".to_owned()));
-        assert_eq!(sorted_out(&all(true), "kubectl").map(|said| said.len()), Ok(4));
+        let (hangs, forbidden) = (all(false), all(true));
+        assert!(matches!(sorted_out(&hangs, "kubectl"), Err(first) if first.reason == "no answer"));
+        assert!(matches!(sorted_out(&forbidden, "kubectl"), Ok(said) if said.len() == 4));
+    }
+
+    fn known() -> Version {
+        Version::Known("1".to_owned())
+    }
+
+    fn unknown(reason: &str) -> Version {
+        Version::Unknown(reason.to_owned())
     }
 
     #[test]
     fn both_the_address_of_kube_scheduler_and_the_replicas_must_answer() {
-        let said = |version: Result<&str, &str>, url: &str| Extender {
+        let said = |version: Version, url: &str| Extender {
             url: url.to_owned(),
-            version: version.map(str::to_owned).map_err(str::to_owned),
+            version,
             filter_calls: Some(2),
             left_out: Vec::new(),
         };
-        let (well, away) = (said(Ok("1"), "https://x"), said(Err("refused"), "https://x"));
-        let (pod, ill) = (said(Ok("1"), "pod"), said(Err("ill"), "pod"));
+        let (well, away) = (said(known(), "https://x"), said(unknown("refused"), "https://x"));
+        let (pod, ill) = (said(known(), "pod"), said(unknown("ill"), "pod"));
         let none = Asked::Failed("no replica runs".to_owned());
-        let both = said(Ok("1"), "https://x, pod");
+        let both = said(known(), "https://x, pod");
         for (called, pods, expected) in [
             (None, Asked::Answer(pod.clone()), Asked::Answer(pod.clone())),
             (Some(well.clone()), Asked::Answer(pod.clone()), Asked::Answer(both)),
@@ -547,30 +575,28 @@ mod tests {
 
     #[test]
     fn replicas_answer_together_and_one_that_does_not_is_named() {
-        let one = |url: &str, version: Result<&str, &str>, filter_calls| {
-            let version = version.map(str::to_owned).map_err(str::to_owned);
-            let url = url.to_owned();
-            Ok(Extender {
-                url,
+        let one = |url: &str, version: Version, filter_calls| {
+            Asked::Answer(Extender {
+                url: url.to_owned(),
                 version,
                 filter_calls,
                 left_out: Vec::new(),
             })
         };
         let Asked::Answer(both) = together(
-            vec![one("a", Ok("1"), Some(0)), one("b", Ok("1"), Some(3))],
+            vec![one("a", known(), Some(0)), one("b", known(), Some(3))],
             vec!["c".to_owned()],
         ) else {
             panic!("both answer")
         };
         assert_eq!((both.url.as_str(), both.filter_calls), ("a, b", Some(3)));
         assert_eq!(both.left_out, ["c"]);
-        let Asked::Answer(ill) = together(vec![one("a", Ok("1"), Some(4)), one("b", Err("away"), None)], Vec::new()) else {
+        let Asked::Answer(ill) = together(vec![one("a", known(), Some(4)), one("b", unknown("away"), None)], Vec::new()) else {
             panic!("one answers")
         };
-        assert_eq!((ill.url.as_str(), ill.version), ("b", Err("away".to_owned())));
+        assert_eq!((ill.url.as_str(), ill.version), ("b", unknown("away")));
         assert!(
-            matches!(together(vec![Err("forbidden".to_owned())], Vec::new()), Asked::Blocked(reason) if reason == "forbidden")
+            matches!(together(vec![Asked::Blocked("forbidden".to_owned())], Vec::new()), Asked::Blocked(reason) if reason == "forbidden")
         );
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use divvy_doctor::Asked;
-use divvy_doctor::facts::programs::{Docker, RuntimeTest, last_line};
+use divvy_doctor::facts::programs::{Docker, Outcome, RuntimeTest, last_line};
+use divvy_engines::NoText;
 use divvy_oci::runtime::settings;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
@@ -22,7 +23,7 @@ pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
     }
     let get = |path: &'static str| http::get(UnixStream::connect(DOCKER), "docker", path, limit);
     let (version, info) = tokio::join!(get("/version"), get("/info"));
-    match version.and_then(|version| Docker::parse(&version, &info?)) {
+    match version.and_then(|version| Ok(Docker::parse(&version, &info?)?)) {
         Ok(docker) => Asked::Answer(docker),
         Err(reason) => Asked::Failed(format!("{DOCKER}: {reason}")),
     }
@@ -31,7 +32,7 @@ pub(super) async fn docker(limit: Duration) -> Asked<Docker> {
 /// Let `divvy-runtime` prepare a container that requests all GPUs. `/bin/true` replaces runc, so no container is created.
 pub(super) async fn runtime_test(
     installed: &Option<String>,
-    settings: &Result<Option<String>, String>,
+    settings: &Result<Option<String>, NoText>,
     limit: Duration,
 ) -> Asked<RuntimeTest> {
     let beside = std::env::current_exe().map(|own| own.with_file_name("divvy-runtime"));
@@ -45,7 +46,12 @@ pub(super) async fn runtime_test(
     let shown = program.display().to_string();
     let settings = match settings {
         Ok(text) => text.as_deref().unwrap_or_default(),
-        Err(reason) => return Asked::Failed(format!("{shown} could not be tried: {reason}")),
+        Err(reason) => {
+            return Asked::Failed(format!(
+                "{shown} could not be tried: {} cannot be read: {reason}",
+                settings::PATH
+            ));
+        }
     };
     match tokio::time::timeout(limit, prepared(&program, settings)).await {
         Ok(Ok(outcome)) => Asked::Answer(RuntimeTest { program: shown, outcome }),
@@ -54,7 +60,7 @@ pub(super) async fn runtime_test(
     }
 }
 
-async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Result<Vec<String>, String>> {
+async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Outcome> {
     let bundle = tempfile::Builder::new().prefix("divvy-doctor-").tempdir()?;
     let configuration = bundle.path().join("config.json");
     let container = json!({
@@ -74,13 +80,12 @@ async fn prepared(program: &Path, of_machine: &str) -> anyhow::Result<Result<Vec
         .env("NVIDIA_CTK_CONFIG_FILE_PATH", &settings);
     let output = output(command).await.context("it")?;
     if !output.status.success() {
-        return Ok(Err(last_line(&output.stderr)));
+        return Ok(Outcome::Failed(last_line(&output.stderr)));
     }
     let container: Value = serde_json::from_slice(&std::fs::read(&configuration)?)?;
     let devices = container["linux"]["devices"].as_array().into_iter().flatten();
-    Ok(Ok(devices
-        .filter_map(|device| device["path"].as_str().map(str::to_owned))
-        .collect()))
+    let devices = devices.filter_map(|device| device["path"].as_str().map(str::to_owned));
+    Ok(Outcome::Devices(devices.collect()))
 }
 
 /// Return the machine's own settings with two changes that the test needs: another OCI runtime, and permission to request GPUs by

@@ -12,41 +12,36 @@ use super::output::too_long;
 /// The largest accepted body in bytes; `/metrics` of an extender with thousands of nodes is smaller.
 pub(super) const LARGEST: usize = 8 * 1024 * 1024;
 
-/// Send a GET request, and return the body of a successful response, or a description of the failure.
+/// Send a GET request, and return the body of a successful response.
 pub(super) async fn get<S>(
     connect: impl Future<Output = std::io::Result<S>>,
     host: &str,
     path: &str,
     limit: Duration,
-) -> Result<String, String>
+) -> anyhow::Result<String>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let asked = async {
-        let stream = connect.await.map_err(|error| error.to_string())?;
+        let stream = connect.await?;
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
-        let (mut sender, connection) = handshake.await.map_err(|error| error.to_string())?;
+        let (mut sender, connection) = handshake.await?;
         let driven = tokio::spawn(connection);
         let request = http::Request::get(path)
             .header(http::header::HOST, host)
-            .body(Empty::<Bytes>::new())
-            .map_err(|error| error.to_string())?;
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
+            .body(Empty::<Bytes>::new())?;
+        let response = sender.send_request(request).await?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), LARGEST)
-            .collect()
-            .await
-            .map_err(|error| error.to_string())?;
+        let body = Limited::new(response.into_body(), LARGEST).collect().await;
+        let body = body.map_err(|error| anyhow::anyhow!(error))?;
         driven.abort();
         let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-        if status.is_success() {
-            Ok(text)
-        } else {
-            Err(format!("{status}: {}", text.lines().next().unwrap_or_default()))
-        }
+        let first = text.lines().next().unwrap_or_default();
+        anyhow::ensure!(status.is_success(), "{status}: {first}");
+        Ok(text)
     };
     match tokio::time::timeout(limit, asked).await {
         Ok(answer) => answer,
-        Err(_) => Err(too_long("it", limit)),
+        Err(_) => anyhow::bail!(too_long("it", limit)),
     }
 }

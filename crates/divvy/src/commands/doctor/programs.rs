@@ -10,7 +10,7 @@ use divvy_cdi::generate::wsl;
 use divvy_doctor::facts::programs::{Probed, SchedulerFile, Socket};
 use divvy_doctor::facts::{Extending, Kind};
 use divvy_doctor::{Asked, Facts};
-use divvy_engines::Files;
+use divvy_engines::{Files, NoText};
 use divvy_host::Root;
 use divvy_model::names::GPU_MEM;
 use divvy_oci::runtime::settings;
@@ -41,7 +41,7 @@ pub(super) struct Places {
     /// The path of `divvy-runtime`, if it is installed.
     runtime: Option<String>,
     /// The text of the runtime's settings file, or the reason why it cannot be read. `None` if the file does not exist.
-    settings: Result<Option<String>, String>,
+    settings: Result<Option<String>, NoText>,
     /// The URL of the extender from kube-scheduler's configuration.
     extender: Option<String>,
     /// What `divvy scheduler-config` finds in that configuration.
@@ -66,7 +66,7 @@ impl Places {
             containerd,
             sockets: facts.kubelet().map(|kubelet| socket_paths(facts, &kubelet.dir)),
             runtime: facts.program(&["divvy-runtime"]),
-            settings: Files::text(&facts.root, settings::PATH).map_err(|why| format!("{} cannot be read: {why}", settings::PATH)),
+            settings: Files::text(&facts.root, settings::PATH),
             extender: urls.find(|url| url.contains("gpushare")),
             scheduler_file: scheduler_file(facts),
             log: log_files(&facts.root),
@@ -187,12 +187,12 @@ async fn sockets(places: &Places, limit: Duration) -> Asked<Vec<Socket>> {
         return Asked::Absent("no kubelet here".to_owned());
     };
     let asked = paths.into_iter().map(|path| async move {
-        let answers = match tokio::time::timeout(limit, UnixStream::connect(&path)).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(error.to_string()),
-            Err(_) => Err(too_long("it", limit)),
+        let error = match tokio::time::timeout(limit, UnixStream::connect(&path)).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(_) => Some(too_long("it", limit)),
         };
-        Socket { path, answers }
+        Socket { path, error }
     });
     Asked::Answer(futures::future::join_all(asked).await)
 }
