@@ -2,12 +2,23 @@
 
 use std::time::Duration;
 
+/// Why a text is not such a value, and what to write.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ValueError {
+    /// It is no number of seconds or minutes.
+    #[error("{0:?} is not a duration; write 30s or 5m")]
+    Duration(String),
+    /// It has no slash.
+    #[error("write NAMESPACE/NAME, such as divvy-system/divvy-extender-tls")]
+    Namespaced,
+    /// The API server would not accept it as a name.
+    #[error("a name consists of lower-case letters, digits, - and ., and starts and ends with a letter or digit")]
+    Name,
+}
+
 /// Parse a duration in seconds or minutes: `30s`, `5m`.
-///
-/// # Errors
-/// Fails with a sentence that contains an example.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("{text:?} is not a duration; write 30s or 5m");
+pub fn duration(text: &str) -> Result<Duration, ValueError> {
+    let wrong = || ValueError::Duration(text.to_owned());
     let (number, factor) = match (text.strip_suffix('s'), text.strip_suffix('m')) {
         (Some(number), _) => (number, 1),
         (_, Some(number)) => (number, 60),
@@ -21,16 +32,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Parse `NAMESPACE/NAME`. Fail if the API server would not accept one of the parts as a name.
-pub fn namespaced(text: &str) -> Result<(String, String), String> {
-    let (namespace, name) = text
-        .split_once('/')
-        .ok_or("write NAMESPACE/NAME, such as divvy-system/divvy-extender-tls")?;
+pub fn namespaced(text: &str) -> Result<(String, String), ValueError> {
+    let (namespace, name) = text.split_once('/').ok_or(ValueError::Namespaced)?;
     Ok((object_name(namespace)?, object_name(name)?))
 }
 
 /// Check that the API server would accept a name (an RFC 1123 subdomain). The name goes into manifests and shell commands, so nothing else
 /// may pass.
-pub fn object_name(text: &str) -> Result<String, String> {
+pub fn object_name(text: &str) -> Result<String, ValueError> {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
     let inside = text
         .bytes()
@@ -38,6 +47,6 @@ pub fn object_name(text: &str) -> Result<String, String> {
     if text.len() <= 253 && inside && edge(text.chars().next()) && edge(text.chars().last()) {
         Ok(text.to_owned())
     } else {
-        Err("a name consists of lower-case letters, digits, - and ., and starts and ends with a letter or digit".to_owned())
+        Err(ValueError::Name)
     }
 }

@@ -19,6 +19,7 @@ pub mod web;
 use std::path::PathBuf;
 
 use crate::why::Name;
+use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 #[cfg(feature = "completions")]
 use clap_complete::ArgValueCompleter;
@@ -174,25 +175,23 @@ pub struct ClusterArgs {
     pub cluster: Option<String>,
 }
 
-fn server(text: &str) -> Result<http::Uri, String> {
-    let address: http::Uri = text.parse().map_err(|error| format!("{error}; write https://HOST:PORT"))?;
+fn server(text: &str) -> anyhow::Result<http::Uri> {
+    let address: http::Uri = text.parse().map_err(|error| anyhow!("{error}; write https://HOST:PORT"))?;
     match (address.scheme_str(), address.host()) {
         (Some("https" | "http"), Some(_)) => Ok(address),
-        _ => Err("not a server address; write https://HOST:PORT".to_owned()),
+        _ => bail!("not a server address; write https://HOST:PORT"),
     }
 }
 
 /// Parse a timeout as kubectl does: a Go duration (`10s`, `1m`) or a number of seconds.
-fn request_timeout(text: &str) -> Result<std::time::Duration, String> {
+fn request_timeout(text: &str) -> anyhow::Result<std::time::Duration> {
     let seconds = text.parse().ok().map(std::time::Duration::from_secs);
     let with_unit = || {
         text.parse::<jiff::SignedDuration>()
             .ok()
             .and_then(|time| time.try_into().ok())
     };
-    seconds
-        .or_else(with_unit)
-        .ok_or_else(|| "not a duration; write 10s, 1m, or 0".to_owned())
+    seconds.or_else(with_unit).context("not a duration; write 10s, 1m, or 0")
 }
 
 /// The views of `divvy inspect`.

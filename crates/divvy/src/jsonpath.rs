@@ -22,6 +22,28 @@ enum Part {
     Path(Path),
 }
 
+/// Why a text is not a path or a template.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It is not a path.
+    #[error("{0:?} is not a path; write, for example, {{.nodes[*].name}}")]
+    Path(String),
+    /// An opening brace has no closing one.
+    #[error("a {{ has no }}")]
+    Open,
+    /// A text in quotes has a syntax error.
+    #[error("{text}: {source}")]
+    Quoted {
+        /// The text with its quotes.
+        text: String,
+        /// The parser's error.
+        source: serde_json::Error,
+    },
+    /// It has a part that kubectl knows, and Divvy does not.
+    #[error("{{{0}}} is not supported; {{.nodes[*].name}} prints all values in one line, and -o json | jq can do the rest")]
+    Unsupported(String),
+}
+
 impl Path {
     /// Return the values that the path selects, if any.
     pub fn find<'a>(&self, value: &'a Value) -> Vec<&'a Value> {
@@ -31,9 +53,9 @@ impl Path {
 }
 
 impl FromStr for Path {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Path, String> {
+    fn from_str(text: &str) -> Result<Path, Error> {
         let inner = text.trim();
         let inner = inner
             .strip_prefix('{')
@@ -45,16 +67,14 @@ impl FromStr for Path {
             path if path.starts_with(['.', '[']) => format!("${path}"),
             path => format!("$.{path}"),
         };
-        parse_json_path(&path)
-            .map(Path)
-            .map_err(|_| format!("{text:?} is not a path; write, for example, {{.nodes[*].name}}"))
+        parse_json_path(&path).map(Path).map_err(|_| Error::Path(text.to_owned()))
     }
 }
 
 impl FromStr for Template {
-    type Err = String;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Template, String> {
+    fn from_str(text: &str) -> Result<Template, Error> {
         if !text.contains('{') {
             return Ok(Template(vec![Part::Path(text.parse()?)]));
         }
@@ -63,7 +83,7 @@ impl FromStr for Template {
             if !before.is_empty() {
                 parts.push(Part::Text(before.to_owned()));
             }
-            let end = end_of_braces(after).ok_or("a { has no }")?;
+            let end = end_of_braces(after).ok_or(Error::Open)?;
             parts.push(part(&after[..end])?);
             rest = &after[end + 1..];
         }
@@ -91,17 +111,16 @@ fn end_of_braces(text: &str) -> Option<usize> {
     None
 }
 
-fn part(inner: &str) -> Result<Part, String> {
+fn part(inner: &str) -> Result<Part, Error> {
     let inner = inner.trim();
     if inner.starts_with('"') {
-        return serde_json::from_str(inner)
-            .map(Part::Text)
-            .map_err(|error| format!("{inner}: {error}"));
+        return serde_json::from_str(inner).map(Part::Text).map_err(|source| Error::Quoted {
+            text: inner.to_owned(),
+            source,
+        });
     }
     if inner == "end" || inner.starts_with("range ") {
-        return Err(format!(
-            "{{{inner}}} is not supported; {{.nodes[*].name}} prints all values in one line, and -o json | jq can do the rest"
-        ));
+        return Err(Error::Unsupported(inner.to_owned()));
     }
     inner.parse().map(Part::Path)
 }

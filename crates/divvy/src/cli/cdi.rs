@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use divvy_cdi::Version;
 
@@ -107,8 +108,8 @@ pub struct CdiGenerateArgs {
     pub without_effect: Vec<String>,
 }
 
-fn version(text: &str) -> Result<Version, String> {
-    Version::parse(text).ok_or_else(|| format!("the versions are {}", Version::ALL.map(Version::as_str).join(", ")))
+fn version(text: &str) -> anyhow::Result<Version> {
+    Version::parse(text).with_context(|| format!("the versions are {}", Version::ALL.map(Version::as_str).join(", ")))
 }
 
 /// The vendors of GPUs.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use clap::{Args, ValueEnum};
 use divvy_engines::Engine;
 
@@ -129,18 +130,16 @@ fn engine() -> impl clap::builder::TypedValueParser<Value = Engine> {
     })
 }
 
-fn runtime_name(text: &str) -> Result<String, String> {
+fn runtime_name(text: &str) -> anyhow::Result<String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if !text.is_empty() && text.chars().all(allowed) {
-        Ok(text.to_owned())
-    } else {
-        Err("a runtime's name consists of letters, digits, -, _ and .".to_owned())
-    }
+    let is_name = !text.is_empty() && text.chars().all(allowed);
+    ensure!(is_name, "a runtime's name consists of letters, digits, -, _ and .");
+    Ok(text.to_owned())
 }
 
-fn runtime_path(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.chars().any(|c| c.is_control() || "\"'\\".contains(c)) {
-        return Err("write the program's path, without quotes and backslashes".to_owned());
-    }
+fn runtime_path(text: &str) -> anyhow::Result<String> {
+    let refused = |c: char| c.is_control() || "\"'\\".contains(c);
+    let is_path = !text.is_empty() && !text.chars().any(refused);
+    ensure!(is_path, "write the program's path, without quotes and backslashes");
     Ok(text.to_owned())
 }

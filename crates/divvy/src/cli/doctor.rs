@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 
 use super::AccessArgs;
@@ -94,17 +95,17 @@ pub enum DoctorOutput {
     Json,
 }
 
-fn patience(text: &str) -> Result<Duration, String> {
+fn patience(text: &str) -> anyhow::Result<Duration> {
     let time = divvy_program::values::duration(text)?;
-    if time.is_zero() {
-        Err("no program answers within 0 s; write a longer time, such as 3s".to_owned())
-    } else {
-        Ok(time)
-    }
+    ensure!(
+        !time.is_zero(),
+        "no program answers within 0 s; write a longer time, such as 3s"
+    );
+    Ok(time)
 }
 
-fn id(text: &str) -> Result<&'static str, String> {
-    divvy_doctor::checks::by_id(text).map(|check| check.id).ok_or_else(|| {
+fn id(text: &str) -> anyhow::Result<&'static str> {
+    divvy_doctor::checks::by_id(text).map(|check| check.id).with_context(|| {
         let ids: Vec<&str> = divvy_doctor::checks::ALL.iter().map(|check| check.id).collect();
         format!("there is no check with this id; the ids are {}", ids.join(" "))
     })

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 
+use anyhow::bail;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Args, CommandFactory as _, Parser, Subcommand};
 
@@ -34,16 +35,16 @@ const VERSION: &str = concat!(
 );
 
 /// Parse a boolean as Go's `strconv.ParseBool` does; an empty text is true.
-fn flag(text: &str) -> Result<bool, String> {
+fn flag(text: &str) -> anyhow::Result<bool> {
     match text {
         "" | "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
-        _ => Err("write true or false".to_owned()),
+        _ => bail!("write true or false"),
     }
 }
 
 /// Parse a boolean that may come from an environment variable: an empty text is false.
-fn variable(text: &str) -> Result<bool, String> {
+fn variable(text: &str) -> anyhow::Result<bool> {
     Ok(!text.is_empty() && flag(text)?)
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use anyhow::{Context as _, anyhow, bail, ensure};
 use clap::{ArgGroup, Args, ValueEnum};
 use divvy_model::MemoryUnit;
 use divvy_policy::Policy;
@@ -152,22 +153,20 @@ pub struct More {
     pub like: Option<String>,
 }
 
-fn more(text: &str) -> Result<More, String> {
+fn more(text: &str) -> anyhow::Result<More> {
     let (count, like) = match text.split_once(':') {
         Some((count, like)) => (count, Some(like.to_owned())),
         None => (text, None),
     };
     match count.parse() {
         Ok(count @ 1..=100_000) if like.as_deref() != Some("") => Ok(More { count, like }),
-        _ => Err(format!(
-            "{text:?} is not a number of nodes from 1 to 100000, optionally with a node's name; write 2, or 2:gpu-7"
-        )),
+        _ => bail!("{text:?} is not a number of nodes from 1 to 100000, optionally with a node's name; write 2, or 2:gpu-7"),
     }
 }
 
-fn unit(text: &str) -> Result<MemoryUnit, String> {
+fn unit(text: &str) -> anyhow::Result<MemoryUnit> {
     let unit = text.parse().ok().and_then(MemoryUnit::new);
-    unit.ok_or_else(|| format!("{text:?} is not a size in MiB above 0; write 256, or 1024 for 1 GiB"))
+    unit.with_context(|| format!("{text:?} is not a size in MiB above 0; write 256, or 1024 for 1 GiB"))
 }
 
 /// Output formats of `divvy simulate`.
@@ -223,12 +222,12 @@ pub enum NodeOrder {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policies(pub Vec<Policy>);
 
-fn policies(text: &str) -> Result<Policies, String> {
+fn policies(text: &str) -> anyhow::Result<Policies> {
     let mut found: Vec<Policy> = Vec::new();
     for name in text.split(',').map(str::trim) {
         let these = match name {
             "all" => Policy::ALL.to_vec(),
-            name => vec![Policy::from_str(name).map_err(|error| format!("{error}, or all"))?],
+            name => vec![Policy::from_str(name).map_err(|error| anyhow!("{error}, or all"))?],
         };
         for policy in these {
             if !found.contains(&policy) {
@@ -246,23 +245,22 @@ pub struct Seeds(pub Vec<u64>);
 /// The largest number of seeds; more runs take longer than a user would wait.
 const MOST_SEEDS: usize = 1000;
 
-fn seeds(text: &str) -> Result<Seeds, String> {
-    let wrong = |what: &str| format!("{what:?} is neither a number nor a range; write 42-46, or 1,2,7");
+fn seeds(text: &str) -> anyhow::Result<Seeds> {
+    let wrong = |what: &str| anyhow!("{what:?} is neither a number nor a range; write 42-46, or 1,2,7");
     let mut found: Vec<u64> = Vec::new();
     for part in text.split(',').map(str::trim) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| wrong(part));
         let (first, last) = (number(first)?, number(last)?);
-        if first > last {
-            return Err(format!("{part} ends before it begins; write {last}-{first}"));
-        }
+        ensure!(first <= last, "{part} ends before it begins; write {last}-{first}");
         for seed in first..=last {
             if !found.contains(&seed) {
                 found.push(seed);
             }
-            if found.len() > MOST_SEEDS {
-                return Err(format!("more than {MOST_SEEDS} seeds; five are enough to see a spread"));
-            }
+            ensure!(
+                found.len() <= MOST_SEEDS,
+                "more than {MOST_SEEDS} seeds; five are enough to see a spread"
+            );
         }
     }
     Ok(Seeds(found))
@@ -278,8 +276,8 @@ impl fmt::Display for Hundredths {
     }
 }
 
-fn hundredths(text: &str) -> Result<Hundredths, String> {
-    let wrong = || format!("{text:?} is not a number above 0 and up to 100 with at most two decimals; write 1.3, or 0.97");
+fn hundredths(text: &str) -> anyhow::Result<Hundredths> {
+    let wrong = || anyhow!("{text:?} is not a number above 0 and up to 100 with at most two decimals; write 1.3, or 0.97");
     let (whole, part) = text.trim().split_once('.').unwrap_or((text.trim(), ""));
     let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if !digits(whole) || !digits(part) || part.len() > 2 || whole.is_empty() || whole.len() > 3 {
@@ -296,10 +294,10 @@ mod tests {
     #[test]
     fn hundredths_are_read_exactly_or_refused() {
         for (text, expected) in [("1.3", 130), ("0.97", 97), ("1", 100), ("100", 10_000), ("0.05", 5)] {
-            assert_eq!(hundredths(text), Ok(Hundredths(expected)), "{text}");
+            assert_eq!(hundredths(text).expect(text), Hundredths(expected));
         }
         for text in ["-1", "0", "0.975", "1e3", "nan", "", ".5", "100.01", "1.+3"] {
-            let error = hundredths(text).expect_err(text);
+            let error = hundredths(text).expect_err(text).to_string();
             assert!(error.contains("write 1.3"), "{error}");
         }
         assert_eq!(Hundredths(97).to_string(), "0.97");
@@ -307,23 +305,23 @@ mod tests {
 
     #[test]
     fn seeds_are_numbers_and_ranges_each_once() {
-        assert_eq!(seeds("42-44,7,43"), Ok(Seeds(vec![42, 43, 44, 7])));
+        assert_eq!(seeds("42-44,7,43").expect("seeds"), Seeds(vec![42, 43, 44, 7]));
         for (text, expected) in [
             ("46-42", "write 42-46"),
             ("x", "\"x\" is neither"),
             ("1,,2", "\"\" is neither"),
             ("0-99999999999", "more than 1000"),
         ] {
-            let error = seeds(text).expect_err(text);
+            let error = seeds(text).expect_err(text).to_string();
             assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
     fn policies_are_taken_once_each_and_all_means_all() {
-        assert_eq!(policies("fgd,divvy,fgd"), Ok(Policies(vec![Policy::Fgd, Policy::Divvy])));
-        assert_eq!(policies("all").map(|all| all.0.len()), Ok(Policy::ALL.len()));
-        let error = policies("fdg").expect_err("unknown");
+        assert_eq!(policies("fgd,divvy,fgd").expect("two").0, [Policy::Fgd, Policy::Divvy]);
+        assert_eq!(policies("all").expect("all").0.len(), Policy::ALL.len());
+        let error = policies("fdg").expect_err("unknown").to_string();
         assert!(error.contains("best-fit") && error.ends_with("or all"), "{error}");
     }
 }

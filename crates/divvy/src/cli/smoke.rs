@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use anyhow::ensure;
 use clap::{ArgGroup, Args, ValueEnum};
 use divvy_model::limits::TEST_TIMEOUT;
 use divvy_program::values::{duration, object_name};
@@ -131,11 +132,9 @@ pub enum SmokeOutput {
     Json,
 }
 
-fn limit(text: &str) -> Result<Duration, String> {
+fn limit(text: &str) -> anyhow::Result<Duration> {
     let time = duration(text)?;
-    if (1..=TEST_TIMEOUT.as_secs()).contains(&time.as_secs()) {
-        Ok(time)
-    } else {
-        Err("write a time from 1s to 60m".to_owned())
-    }
+    let allowed = 1..=TEST_TIMEOUT.as_secs();
+    ensure!(allowed.contains(&time.as_secs()), "write a time from 1s to 60m");
+    Ok(time)
 }

@@ -44,7 +44,7 @@ pub async fn run(args: InspectArgs) -> anyhow::Result<()> {
 async fn render(client: &kube::Client, args: &InspectArgs) -> anyhow::Result<String> {
     let mut view = read(client, &args.nodes, Arrived::default()).await?;
     if let Some(by) = &args.sort_by {
-        sort::sort(&mut view, by).map_err(anyhow::Error::msg)?;
+        sort::sort(&mut view, by)?;
     }
     let headers = !args.no_headers;
     Ok(match &args.output {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use divvy_view::{NodeView, View};
 use serde_json::Value;
 
-use crate::jsonpath::Path;
+use crate::jsonpath::{self, Path};
 
 /// The key by which the nodes are sorted, in ascending order, as in kubectl.
 #[derive(Debug, Clone)]
@@ -24,30 +24,39 @@ pub enum SortBy {
     Path(Path, String),
 }
 
-impl FromStr for SortBy {
-    type Err = String;
+/// Why nodes cannot be sorted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The text is neither a column nor a path.
+    #[error(
+        "this is not a column; write name, allocated, free, total, or a path in a node's JSON such as {{.gpus[0].allocated}}"
+    )]
+    NoColumn,
+    /// The text begins like a path, and is none.
+    #[error(transparent)]
+    Path(#[from] jsonpath::Error),
+    /// The path selects nothing in any node.
+    #[error("--sort-by {0}: no node has this field; -o json shows the fields of a node")]
+    NoField(String),
+}
 
-    fn from_str(text: &str) -> Result<SortBy, String> {
+impl FromStr for SortBy {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<SortBy, Error> {
         Ok(match text {
             "name" => SortBy::Name,
             "allocated" => SortBy::Allocated,
             "free" => SortBy::Free,
             "total" => SortBy::Total,
             path if path.starts_with(['.', '{', '$']) => SortBy::Path(path.parse()?, path.to_owned()),
-            _ => {
-                return Err(
-                    "this is not a column; write name, allocated, free, total, or a path in a node's JSON such as {.gpus[0].allocated}".to_owned(),
-                );
-            }
+            _ => return Err(Error::NoColumn),
         })
     }
 }
 
 /// Sort the nodes. On a tie, sort by name.
-///
-/// # Errors
-/// Fails if the path selects nothing in any node.
-pub fn sort(view: &mut View, by: &SortBy) -> Result<(), String> {
+pub fn sort(view: &mut View, by: &SortBy) -> Result<(), Error> {
     view.nodes.sort_by(|a, b| a.name.cmp(&b.name));
     match by {
         SortBy::Name => {}
@@ -67,9 +76,7 @@ pub fn sort(view: &mut View, by: &SortBy) -> Result<(), String> {
             keyed.sort_by(|(a, _), (b, _)| order(a.as_ref(), b.as_ref()));
             view.nodes = keyed.into_iter().map(|(_, node)| node).collect();
             if none {
-                return Err(format!(
-                    "--sort-by {text}: no node has this field; -o json shows the fields of a node"
-                ));
+                return Err(Error::NoField(text.clone()));
             }
         }
     }
@@ -139,9 +146,11 @@ mod tests {
             "used"
                 .parse::<SortBy>()
                 .expect_err("no column")
+                .to_string()
                 .contains("name, allocated, free, total")
         );
         let by: SortBy = "{.used}".parse().expect("a path");
-        assert!(sort(&mut view(), &by).expect_err("no node has it").contains("{.used}"));
+        let error = sort(&mut view(), &by).expect_err("no node has it").to_string();
+        assert!(error.contains("{.used}"), "{error}");
     }
 }

@@ -77,12 +77,17 @@ impl fmt::Display for Name {
     }
 }
 
+/// A text is not the name of a pod or a workload.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the name of a pod; write NAME, pod/NAME, NAMESPACE/NAME, or deploy/NAME (also sts, rs, ds, job)")]
+pub struct NoName(String);
+
 impl std::str::FromStr for Name {
-    type Err = String;
+    type Err = NoName;
 
     /// Parse a name. If the part before the slash is a kind that kubectl knows, it is taken as a kind, even if a namespace has
     /// the same name.
-    fn from_str(text: &str) -> Result<Name, String> {
+    fn from_str(text: &str) -> Result<Name, NoName> {
         let pod = |namespace: Option<&str>, name: &str| Name::Pod {
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),
@@ -99,18 +104,14 @@ impl std::str::FromStr for Name {
                 },
                 None => pod(Some(kind), name),
             },
-            _ => return Err(wrong(text)),
+            _ => return Err(NoName(text.to_owned())),
         };
         if parts.iter().any(|part| part.is_empty()) {
-            Err(wrong(text))
+            Err(NoName(text.to_owned()))
         } else {
             Ok(found)
         }
     }
-}
-
-fn wrong(text: &str) -> String {
-    format!("{text:?} is not the name of a pod; write NAME, pod/NAME, NAMESPACE/NAME, or deploy/NAME (also sts, rs, ds, job)")
 }
 
 #[cfg(test)]
