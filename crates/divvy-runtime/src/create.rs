@@ -152,7 +152,7 @@ pub(crate) fn ldconfig() -> &'static str {
 /// also return the hook that makes the loader prefer the image's own libcuda.
 fn legacy_hook(log: &Log, container: &Container, wanted: &Wanted, settings: &Settings) -> Result<Edits, Error> {
     let words = legacy::words(container, wanted, settings, ldconfig()).map_err(plan::Error::Legacy)?;
-    let cli = low_level::nvidia_container_cli(&settings.cli).map_err(Error::NoCli)?;
+    let cli = low_level::nvidia_container_cli(&settings.cli, Error::NoCli)?;
     let mut args = vec!["divvy-hook".to_owned(), "legacy".to_owned()];
     args.extend(settings.cli.environment.iter().map(|entry| format!("--env={entry}")));
     args.extend(["--".to_owned(), cli]);

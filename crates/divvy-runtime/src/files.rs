@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
 use std::path::{Path, PathBuf};
 
 use divvy_cdi::{Found, Registry, is_spec_file};
-use divvy_oci::runtime::bundle::Device;
+use divvy_oci::runtime::bundle::{Device, NoDevice};
 use divvy_oci::runtime::settings::{self, Settings};
 use rustix::fs::OFlags;
 
@@ -137,14 +137,14 @@ pub(crate) fn specs(directories: &[String]) -> Result<Registry, Error> {
 }
 
 /// Return the device node at a path, without following a symbolic link.
-pub(crate) fn device(path: &str) -> Result<Device, String> {
-    let found = fs::symlink_metadata(path).map_err(|error| error.to_string())?;
+pub(crate) fn device(path: &str) -> Result<Device, NoDevice> {
+    let found = fs::symlink_metadata(path)?;
     let kind = found.file_type();
     let kind = match () {
         () if kind.is_char_device() => 'c',
         () if kind.is_block_device() => 'b',
         () if kind.is_fifo() => 'p',
-        () => return Err("it is not a device".to_owned()),
+        () => return Err(NoDevice::OtherFile),
     };
     let number = found.rdev();
     // The same bits as in glibc's gnu_dev_major and gnu_dev_minor.

@@ -52,6 +52,21 @@ struct Flags {
     version: bool,
 }
 
+/// What is wrong with the command line, in Go's words.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum UsageError {
+    #[error("flag needs an argument: -config")]
+    NoArgument,
+    #[error("flag provided but not defined: -{0}")]
+    UnknownFlag(String),
+    #[error("invalid boolean value {value:?} for -{flag}")]
+    NoBoolean { flag: String, value: String },
+    #[error("unknown command {0:?}")]
+    UnknownCommand(String),
+    #[error("no command is given")]
+    NoCommand,
+}
+
 /// Execute the command. This function returns only if there is nothing to do, or on an error.
 pub(crate) fn run(name: &str, words: &[OsString]) -> ExitCode {
     let say = |text: &str| {
@@ -104,7 +119,7 @@ fn usage(name: &str) -> String {
     )
 }
 
-fn parse(words: &[OsString]) -> Result<Asked, String> {
+fn parse(words: &[OsString]) -> Result<Asked, UsageError> {
     let mut flags = Flags::default();
     let mut words = words.iter();
     let command = loop {
@@ -124,28 +139,31 @@ fn parse(words: &[OsString]) -> Result<Asked, String> {
             "config" => {
                 let next = || words.next().map(|word| word.to_string_lossy().into_owned());
                 let value = value.map(str::to_owned).or_else(next);
-                let value = value.ok_or("flag needs an argument: -config")?;
+                let value = value.ok_or(UsageError::NoArgument)?;
                 flags.config = Some(PathBuf::from(value)).filter(|path| !path.as_os_str().is_empty());
             }
             "h" | "help" => return Ok(Asked::Help),
-            other => return Err(format!("flag provided but not defined: -{other}")),
+            other => return Err(UsageError::UnknownFlag(other.to_owned())),
         }
     };
     match command.as_deref() {
         _ if flags.version => Ok(Asked::Version),
         Some("prestart") => Ok(Asked::Prestart(flags)),
         Some("poststart" | "poststop") => Ok(Asked::Nothing),
-        Some(other) => Err(format!("unknown command {other:?}")),
-        None => Err("no command is given".to_owned()),
+        Some(other) => Err(UsageError::UnknownCommand(other.to_owned())),
+        None => Err(UsageError::NoCommand),
     }
 }
 
 /// Parse a boolean as Go does. A flag without a value means true.
-fn truth(flag: &str, value: Option<&str>) -> Result<bool, String> {
+fn truth(flag: &str, value: Option<&str>) -> Result<bool, UsageError> {
     match value {
         None | Some("1" | "t" | "T" | "true" | "TRUE" | "True") => Ok(true),
         Some("0" | "f" | "F" | "false" | "FALSE" | "False") => Ok(false),
-        Some(other) => Err(format!("invalid boolean value {other:?} for -{flag}")),
+        Some(other) => Err(UsageError::NoBoolean {
+            flag: flag.to_owned(),
+            value: other.to_owned(),
+        }),
     }
 }
 
@@ -184,7 +202,7 @@ fn prestart(name: &str, flags: Flags, log: &mut Log) -> Result<(), Error> {
     if state.pid == 0 {
         return Err(Error::State("has no PID, which a prestart hook needs".to_owned()));
     }
-    let cli = low_level::nvidia_container_cli(&settings.cli).map_err(Error::NoCliForHook)?;
+    let cli = low_level::nvidia_container_cli(&settings.cli, Error::NoCliForHook)?;
     let error = Command::new(&cli)
         .args(words)
         .arg(format!("--pid={}", state.pid))
@@ -222,18 +240,19 @@ mod tests {
             ("-version", Ok(Asked::Version)),
             ("-version=true bogus", Ok(Asked::Version)),
             ("-help", Ok(Asked::Help)),
-            ("bogus", Err("unknown command \"bogus\"".to_owned())),
-            ("-debug", Err("no command is given".to_owned())),
-            ("-", Err("unknown command \"-\"".to_owned())),
-            ("-x prestart", Err("flag provided but not defined: -x".to_owned())),
-            ("-config", Err("flag needs an argument: -config".to_owned())),
-            (
-                "-debug=maybe prestart",
-                Err("invalid boolean value \"maybe\" for -debug".to_owned()),
-            ),
+            ("bogus", Err("unknown command \"bogus\"")),
+            ("-debug", Err("no command is given")),
+            ("-", Err("unknown command \"-\"")),
+            ("-x prestart", Err("flag provided but not defined: -x")),
+            ("-config", Err("flag needs an argument: -config")),
+            ("-debug=maybe prestart", Err("invalid boolean value \"maybe\" for -debug")),
         ] {
             let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-            assert_eq!(parse(&words), expected, "{line}");
+            assert_eq!(
+                parse(&words).map_err(|error| error.to_string()),
+                expected.map_err(str::to_owned),
+                "{line}"
+            );
         }
     }
 }

@@ -21,8 +21,8 @@ pub(crate) fn find(candidates: &[String]) -> Result<PathBuf, Error> {
 }
 
 /// Find `nvidia-container-cli` for mode `legacy`: at the path in the settings, or in the usual directories, first within the
-/// driver's root. The error lists the places that were searched.
-pub(crate) fn nvidia_container_cli(settings: &Cli) -> Result<String, String> {
+/// driver's root. `missing` gets the places that were searched.
+pub(crate) fn nvidia_container_cli(settings: &Cli, missing: fn(String) -> Error) -> Result<String, Error> {
     let name = settings
         .path
         .as_deref()
@@ -31,11 +31,11 @@ pub(crate) fn nvidia_container_cli(settings: &Cli) -> Result<String, String> {
     let root = settings.root.as_deref().filter(|root| !root.is_empty()).unwrap_or("/");
     let found = program(name, root).and_then(|path| path.into_os_string().into_string().ok());
     found.ok_or_else(|| {
-        if name.contains('/') {
+        missing(if name.contains('/') {
             name.to_owned()
         } else {
             DIRECTORIES.join(", ")
-        }
+        })
     })
 }
 

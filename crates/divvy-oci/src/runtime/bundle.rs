@@ -33,12 +33,31 @@ pub enum Error {
         source: serde_json::Error,
     },
     /// A device node does not exist, or is not a device.
-    #[error("device node {path}: {text}")]
+    #[error("device node {path}: {source}")]
     Device {
         /// The node's path on the host.
         path: String,
-        /// The problem, in words.
-        text: String,
+        /// The problem.
+        source: NoDevice,
+    },
+}
+
+/// Why a path of the host has not the device node that a container needs.
+#[derive(Debug, ThisError)]
+pub enum NoDevice {
+    /// The system cannot read the path.
+    #[error("{0}")]
+    Unreadable(#[from] std::io::Error),
+    /// There is another kind of file.
+    #[error("it is not a device")]
+    OtherFile,
+    /// There is another kind of device.
+    #[error("the CDI spec has type {spec:?}, but the node has {node:?}")]
+    OtherType {
+        /// The type in the CDI spec.
+        spec: String,
+        /// The type of the node.
+        node: char,
     },
 }
 
@@ -246,11 +265,11 @@ impl Bundle {
         Ok(true)
     }
 
-    /// Apply the edits of the devices that the container gets. `look` returns the device node at a path of the host, or an error text.
+    /// Apply the edits of the devices that the container gets. `look` returns the device node at a path of the host.
     ///
     /// # Errors
     /// [`Error`] if an edit cannot be applied. The bundle may then be partly edited, so the caller must discard it.
-    pub fn apply(&mut self, edits: &Edits, look: impl Fn(&str) -> Result<Device, String>) -> Result<(), Error> {
+    pub fn apply(&mut self, edits: &Edits, look: impl Fn(&str) -> Result<Device, NoDevice>) -> Result<(), Error> {
         let process: Process = self.all.read("process", "")?;
         self.environment(&edits.env)?;
         self.groups(edits)?;
@@ -303,7 +322,12 @@ impl Bundle {
         self.all.set("process", &process)
     }
 
-    fn devices(&mut self, nodes: &[DeviceNode], user: &User, look: impl Fn(&str) -> Result<Device, String>) -> Result<(), Error> {
+    fn devices(
+        &mut self,
+        nodes: &[DeviceNode],
+        user: &User,
+        look: impl Fn(&str) -> Result<Device, NoDevice>,
+    ) -> Result<(), Error> {
         if nodes.is_empty() {
             return Ok(());
         }
@@ -422,7 +446,7 @@ fn parts(path: &str) -> usize {
 fn in_container(
     node: &DeviceNode,
     user: &User,
-    look: &impl Fn(&str) -> Result<Device, String>,
+    look: &impl Fn(&str) -> Result<Device, NoDevice>,
 ) -> Result<(Value, Option<Value>), Error> {
     let mut kind = node.kind.clone().filter(|kind| !kind.is_empty());
     let (mut major, mut minor, mut mode) = (node.major, node.minor, node.file_mode);
@@ -440,9 +464,9 @@ fn in_container(
         major = Some(i64::from(found.major));
     }
     if !given {
-        let wrong = |text: String| Error::Device {
+        let wrong = |source| Error::Device {
             path: host.to_owned(),
-            text,
+            source,
         };
         let found = look(host).map_err(wrong)?;
         if let Some(kind) = kind
@@ -450,10 +474,10 @@ fn in_container(
             .filter(|kind| *kind != "u" || found.kind != 'c')
             .filter(|kind| *kind != found.kind.to_string())
         {
-            return Err(wrong(format!(
-                "the CDI spec has type {kind:?}, but the node has {:?}",
-                found.kind
-            )));
+            return Err(wrong(NoDevice::OtherType {
+                spec: kind.to_owned(),
+                node: found.kind,
+            }));
         }
         kind.get_or_insert_with(|| found.kind.to_string());
         (major, minor) = (Some(i64::from(found.major)), Some(i64::from(found.minor)));

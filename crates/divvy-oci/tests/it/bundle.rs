@@ -1,14 +1,14 @@
 use divvy_cdi::{Edits, Spec};
-use divvy_oci::runtime::bundle::{Bundle, Device, Error};
+use divvy_oci::runtime::bundle::{Bundle, Device, Error, NoDevice};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-fn look(path: &str) -> Result<Device, String> {
+fn look(path: &str) -> Result<Device, NoDevice> {
     let (major, minor) = match path {
         "/dev/null" => (1, 3),
         "/dev/nvidia0" => (195, 0),
         "/dev/nvidiactl" => (195, 255),
-        _ => return Err("no such file or directory".to_owned()),
+        _ => return Err(std::io::Error::other("no such file or directory").into()),
     };
     Ok(Device {
         kind: 'c',

@@ -1,15 +1,15 @@
 //! Tests of changing settings in NVIDIA's `config.toml`.
 
-use divvy_oci::runtime::edit::{assumed, set};
+use divvy_oci::runtime::edit::{Error, assumed, set};
 use divvy_oci::runtime::settings::Settings;
 
 fn default_text() -> String {
     assumed("@/sbin/ldconfig")
 }
 
-fn with(text: &str, options: &[&str]) -> Result<String, String> {
+fn with(text: &str, options: &[&str]) -> Result<String, Error> {
     let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-    set(text, &options).map_err(|error| error.to_string())
+    set(text, &options)
 }
 
 /// Apply options to the default file. Return the lines that were removed and the lines that were added.
@@ -130,17 +130,19 @@ fn case_16_c_what_is_wrong_is_refused_in_nvidias_words() {
         ),
         ("nvidia-container-cli.ldconfig=/sbin/ldconfig", "would refuse the file"),
     ] {
-        let error = with(&default_text(), &[option]).expect_err(option);
+        let error = with(&default_text(), &[option]).expect_err(option).to_string();
         assert!(error.contains(says), "{option}: {error}");
     }
     assert!(
         with("mode = [", &["disable-require"])
             .expect_err("no TOML")
+            .to_string()
             .contains("stays as it is")
     );
     assert!(
         with("features = 3", &["features.ignore-imex-channel-requests"])
             .expect_err("no table")
+            .to_string()
             .contains("features is not a table")
     );
 }
@@ -197,6 +199,6 @@ fn the_same_once_more_is_the_same_file_also_where_the_last_line_had_no_end() {
         let once = with(before, &["nvidia-container-cli.no-cgroups=true"]).expect("set");
         assert_eq!(once.starts_with('\u{feff}'), before.starts_with('\u{feff}'), "{once:?}");
         assert!(once.ends_with('\n'), "{once:?}");
-        assert_eq!(with(&once, &["nvidia-container-cli.no-cgroups=true"]), Ok(once));
+        assert_eq!(with(&once, &["nvidia-container-cli.no-cgroups=true"]).expect("set"), once);
     }
 }

@@ -1,6 +1,6 @@
 //! Tests of the arguments for `nvidia-container-cli`: recorded calls of NVIDIA's hook 1.20.0, and requests that are rejected.
 
-use divvy_oci::runtime::legacy::{compat_hook, words};
+use divvy_oci::runtime::legacy::{Error, compat_hook, words};
 use divvy_oci::runtime::request::{Container, Request};
 use divvy_oci::runtime::settings::{Mode, Settings};
 
@@ -13,14 +13,13 @@ fn container(env: &[&str], privileged: bool) -> Container {
 }
 
 /// Return the arguments in one line, without `--pid` and the root.
-fn called(env: &[&str], privileged: bool, config: &str) -> Result<String, String> {
+fn called(env: &[&str], privileged: bool, config: &str) -> Result<String, Error> {
     let config = format!("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n{config}");
     let settings = Settings::parse(&config).expect("settings");
     let container = container(env, privileged);
     let request = Request::of(&container, &settings);
-    words(&container, &request.wanted, &settings, "@/sbin/ldconfig")
-        .map(|words| words.join(" | "))
-        .map_err(|error| error.to_string())
+    let words = words(&container, &request.wanted, &settings, "@/sbin/ldconfig")?;
+    Ok(words.join(" | "))
 }
 
 const BEFORE: &str = "--load-kmods | configure | --cuda-compat-mode=ldconfig | --ldconfig=@/sbin/ldconfig";
@@ -145,11 +144,12 @@ fn what_the_program_cannot_be_called_for_is_refused() {
         (&["NVIDIA_VISIBLE_DEVICES=0;rm -rf"], "", "a GPU named \"0;rm -rf\""),
         (&["NVIDIA_VISIBLE_DEVICES=--pid=1"], "", "a GPU named \"--pid=1\""),
     ] {
-        let error = called(env, false, config).expect_err(part);
+        let error = called(env, false, config).expect_err(part).to_string();
         assert!(error.contains(part), "{error}");
     }
     for version in ["foo", "9.0.116.50", "9.", "9..0", ".5.10", "-9", "+9"] {
         let error = called(&[&format!("CUDA_VERSION={version}")], false, "").expect_err(version);
+        let error = error.to_string();
         assert!(error.contains("which is not a version"), "{version}: {error}");
     }
 }

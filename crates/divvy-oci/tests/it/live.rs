@@ -3,7 +3,7 @@
 use divvy_cdi::generate::{Channels, Extras};
 use divvy_oci::runtime::bundle::Bundle;
 use divvy_oci::runtime::extras::extras;
-use divvy_oci::runtime::live::{KIND, Live, registry};
+use divvy_oci::runtime::live::{Error, KIND, Live, registry};
 use divvy_oci::runtime::require::Facts;
 use divvy_oci::runtime::settings::Settings;
 use serde_json::{Value, json};
@@ -238,7 +238,8 @@ fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
             ..Extras::default()
         },
     )
-    .expect_err("no channel 1");
+    .expect_err("no channel 1")
+    .to_string();
     assert!(
         error.contains("the requested IMEX channel /dev/nvidia-caps-imex-channels/channel1 does not exist"),
         "{error}"
@@ -251,11 +252,9 @@ fn what_is_asked_for_beside_gpus_is_there_or_is_said_not_to_be() {
 }
 
 /// Return the device nodes and files that a container with GPU 0 gets, in sorted order, and the notes.
-fn paths(machine: &Machine, gpus: &str, extras: Extras) -> Result<(Vec<String>, Vec<String>), String> {
-    let Live { registry, notes, .. } = registry(machine, gpus, "/", extras).map_err(|error| error.to_string())?;
-    let edits = registry
-        .edits(&[&format!("{KIND}=0")])
-        .map_err(|error| format!("{error:?}"))?;
+fn paths(machine: &Machine, gpus: &str, extras: Extras) -> Result<(Vec<String>, Vec<String>), Error> {
+    let Live { registry, notes, .. } = registry(machine, gpus, "/", extras)?;
+    let edits = registry.edits(&[&format!("{KIND}=0")]).expect("GPU 0 is there");
     let mut paths: Vec<String> = Vec::new();
     for edits in edits {
         paths.extend(edits.device_nodes.iter().map(|node| node.path.clone()));

@@ -1,7 +1,7 @@
 use divvy_cdi::{Found, Registry, Spec};
 use divvy_model::names::CDI_KIND;
 use divvy_oci::runtime::live;
-use divvy_oci::runtime::plan::{Asked, Decides, Plan, allocation, edits};
+use divvy_oci::runtime::plan::{Asked, Decides, Error, Plan, allocation, edits};
 use divvy_oci::runtime::request::Container;
 use divvy_oci::runtime::settings::{Mode, Settings};
 use serde_json::{Value, json};
@@ -56,26 +56,21 @@ fn now() -> Registry {
     Registry::new(vec![file("the GPUs that the driver reports now", 0, &spec)])
 }
 
-/// Return the variables that a container gets, or the error.
-fn gets(container: &Container, mode: Mode, written: &Registry) -> Result<Vec<String>, String> {
+/// Return the variables that a container gets.
+fn gets(container: &Container, mode: Mode, written: &Registry) -> Result<Vec<String>, Error> {
     gets_by(container, &settings(mode), written)
 }
 
-fn gets_by(container: &Container, settings: &Settings, written: &Registry) -> Result<Vec<String>, String> {
-    let asked = Asked::of(container, settings).map_err(|error| error.to_string())?;
+fn gets_by(container: &Container, settings: &Settings, written: &Registry) -> Result<Vec<String>, Error> {
+    let asked = Asked::of(container, settings)?;
     let (plan, registry) = match asked.decides {
         Decides::Nobody => return Ok(Vec::new()),
         Decides::Specs(plan) => (plan, written),
         Decides::Live(plan) => (plan, &now()),
         Decides::Legacy(wanted) => return Ok(vec![format!("CLI={wanted:?}")]),
-        Decides::Allocation { uid, container } => (
-            allocation(&uid, &container, written).map_err(|error| error.to_string())?,
-            written,
-        ),
+        Decides::Allocation { uid, container } => (allocation(&uid, &container, written)?, written),
     };
-    edits(&plan, registry)
-        .map(|edits| edits.env)
-        .map_err(|error| error.to_string())
+    Ok(edits(&plan, registry)?.env)
 }
 
 #[test]
@@ -118,8 +113,8 @@ fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
     ] {
         let env = &*format!("NVIDIA_VISIBLE_DEVICES={asked}");
         assert_eq!(
-            gets(&container(&[env], annotations), mode, &machine()),
-            Ok(expected.iter().map(|it| (*it).to_owned()).collect()),
+            gets(&container(&[env], annotations), mode, &machine()).expect(env),
+            expected,
             "{env} {annotations:?} {mode:?}"
         );
     }
@@ -129,8 +124,8 @@ fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
 fn what_cannot_be_had_is_refused_with_what_there_is() {
     let with_none = Registry::new(vec![file("/etc/cdi/n.json", 0, &spec("nvidia.com/gpu", &["none"]))]);
     assert_eq!(
-        gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Cdi, &with_none),
-        Ok(vec!["DRIVER=1".to_owned(), "GOT=none".to_owned()]),
+        gets(&container(&["NVIDIA_VISIBLE_DEVICES=none"], &[]), Mode::Cdi, &with_none).expect("it exists"),
+        ["DRIVER=1", "GOT=none"],
         "a device with that name is used if it exists"
     );
     let twice = Registry::new(vec![
@@ -185,13 +180,13 @@ fn what_cannot_be_had_is_refused_with_what_there_is() {
             ],
         ),
     ] {
-        let found = gets(&container(&[&format!("NVIDIA_VISIBLE_DEVICES={env}")], &[]), mode, &registry).expect_err(env);
+        let found = gets(&container(&[&format!("NVIDIA_VISIBLE_DEVICES={env}")], &[]), mode, &registry);
+        let found = found.expect_err(env).to_string();
         assert!(parts.iter().all(|part| found.contains(part)), "{found}");
     }
     assert_eq!(
-        gets(&container(&["A=1"], &[]), Mode::Legacy, &machine()),
-        Ok(vec![]),
-        "a container that requests nothing starts"
+        gets(&container(&["A=1"], &[]), Mode::Legacy, &machine()).expect("a container that requests nothing starts"),
+        [""; 0]
     );
 }
 
@@ -203,7 +198,7 @@ fn a_default_kind_of_another_vendor_is_in_files_only() {
         ..settings(Mode::Auto)
     };
     let found = gets_by(&container(&["NVIDIA_VISIBLE_DEVICES=x"], &[]), &settings, &machine());
-    assert_eq!(found, Ok(vec!["DRIVER=1".to_owned(), "GOT=x".to_owned()]));
+    assert_eq!(found.expect("in a file"), ["DRIVER=1", "GOT=x"]);
 }
 
 fn grant(name: &str, uid: &str, container: &str) -> Value {
@@ -252,8 +247,8 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
         ),
     ] {
         assert_eq!(
-            gets(&container, Mode::Divvy, &registry),
-            Ok(expected.iter().map(|it| (*it).to_owned()).collect()),
+            gets(&container, Mode::Divvy, &registry).expect("a plan"),
+            expected,
             "{container:?}"
         );
     }
@@ -285,7 +280,9 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
         1,
         &grant("2123456789abcdef0123456789abcdef", "uid-1", "main"),
     ));
-    let error = gets(&in_pod("uid-1", "main"), Mode::Divvy, &Registry::new(files)).expect_err("two grants");
+    let error = gets(&in_pod("uid-1", "main"), Mode::Divvy, &Registry::new(files))
+        .expect_err("two grants")
+        .to_string();
     assert!(error.contains("describe 2 grants for container main of pod uid-1"), "{error}");
 }
 
@@ -293,12 +290,9 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
 #[test]
 fn what_goes_by_the_drivers_own_kind_is_of_this_moment_in_mode_cdi_too() {
     let live = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0"], &[]);
-    assert_eq!(
-        gets(&live, Mode::Cdi, &machine()),
-        Ok(vec!["DRIVER=now".to_owned(), "GOT=0".to_owned()])
-    );
+    assert_eq!(gets(&live, Mode::Cdi, &machine()).expect("a GPU"), ["DRIVER=now", "GOT=0"]);
     let both = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0,nvidia.com/gpu=0"], &[]);
-    let error = gets(&both, Mode::Cdi, &machine()).expect_err("two kinds");
+    let error = gets(&both, Mode::Cdi, &machine()).expect_err("two kinds").to_string();
     assert!(
         error.contains("is not supported when requesting other CDI devices"),
         "{error}"
@@ -310,7 +304,7 @@ fn what_goes_by_the_drivers_own_kind_is_of_this_moment_in_mode_cdi_too() {
     };
     let index = container(&["NVIDIA_VISIBLE_DEVICES=1"], &[]);
     assert_eq!(
-        gets_by(&index, &settings, &machine()),
-        Ok(vec!["DRIVER=now".to_owned(), "GOT=1".to_owned()])
+        gets_by(&index, &settings, &machine()).expect("a GPU"),
+        ["DRIVER=now", "GOT=1"]
     );
 }

@@ -78,13 +78,23 @@ impl Bed {
         fs::read_to_string(self.config()).expect("there")
     }
 
-    /// Call `create` for the bundle. Return the new `config.json` if the real runtime was reached, and standard error otherwise.
-    pub(crate) fn create(&self) -> Result<Value, String> {
+    /// Call `create` for the bundle. Return the new `config.json` if the real runtime was reached.
+    pub(crate) fn create(&self) -> Result<Value, Refusal> {
         let output = self.run(&["create", "--bundle", self.path("bundle").to_str().expect("text"), "c1"]);
         match output.status.code() {
             Some(7) => Ok(serde_json::from_str(&self.text()).expect("JSON")),
-            _ => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+            _ => Err(Refusal::of(&output)),
         }
+    }
+}
+
+/// What a runtime that did not create a container said on standard error.
+#[derive(Debug)]
+pub(crate) struct Refusal(pub(crate) String);
+
+impl Refusal {
+    pub(crate) fn of(output: &Output) -> Refusal {
+        Refusal(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 }
 

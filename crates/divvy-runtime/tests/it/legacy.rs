@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::{Value, json};
 
-use super::bed::{Bed, asking, built};
+use super::bed::{Bed, Refusal, asking, built};
 
 fn bed(config: &str) -> Bed {
     built("divvy-hook", "divvy-hook");
@@ -69,7 +69,7 @@ fn case_26_b_who_asks_for_nothing_has_no_hook() {
 fn without_nvidias_program_it_says_where_it_was_looked_for() {
     let bed = bed(&asking("0"));
     fs::remove_file(bed.path("nvidia-container-cli")).expect("removed");
-    let said = bed.create().expect_err("no program");
+    let Refusal(said) = bed.create().expect_err("no program");
     assert!(
         said.contains("is not at ") && said.contains("nvidia-container-cli; install libnvidia-container-tools"),
         "{said}"

@@ -90,7 +90,7 @@ fn a_container_has_the_gpus_that_the_driver_has_now() {
             ("runtime.nvidia.com/gpu=1", "nvidia0"),
         ] {
             fs::write(bed.config(), asking(device)).expect("written");
-            let config = bed.create().unwrap_or_else(|said| panic!("{mode} {device}: {said}"));
+            let config = bed.create().unwrap_or_else(|refusal| panic!("{mode} {device}: {refusal:?}"));
             assert_eq!(
                 nodes(&config),
                 ["/dev/nvidia-uvm", "/dev/nvidiactl", &format!("/dev/{node}")],

@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::bed::{Bed, built, nvidia};
+use super::bed::{Bed, Refusal, built, nvidia};
 use super::live::{driver, settings};
 
 const MOUNTS: &str = "/var/run/nvidia-container-devices";
@@ -220,8 +220,8 @@ impl Machine {
         fs::write(bed.config(), request.config().to_string()).expect("written");
     }
 
-    /// Create a container. Return the new configuration, or standard error.
-    fn create(&self, whose: Whose, mode: &str, request: &Request) -> Result<Value, String> {
+    /// Create a container. Return the new configuration.
+    fn create(&self, whose: Whose, mode: &str, request: &Request) -> Result<Value, Refusal> {
         let bed = &self.bed;
         self.prepare(whose, mode, request);
         let bundle = bed.path("bundle");
@@ -252,13 +252,13 @@ impl Machine {
         let output = command.output().expect("it runs");
         match output.status.code() {
             Some(7) => Ok(serde_json::from_str(&bed.text()).expect("JSON")),
-            _ => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+            _ => Err(Refusal::of(&output)),
         }
     }
 
     /// Return the arguments with which `nvidia-container-cli` is called when a container starts in mode `legacy`. The list is
     /// empty if it is not called.
-    fn called(&self, whose: Whose, request: &Request) -> Result<Vec<String>, String> {
+    fn called(&self, whose: Whose, request: &Request) -> Result<Vec<String>, Refusal> {
         let called = self.bed.path("called");
         let _ = fs::remove_file(&called);
         let config = self.create(whose, "legacy", request)?;
@@ -284,7 +284,7 @@ impl Machine {
             drop(stdin);
             let output = child.wait_with_output().expect("it ends");
             if !output.status.success() {
-                return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+                return Err(Refusal::of(&output));
             }
         }
         let words = fs::read_to_string(called).unwrap_or_default();
@@ -620,8 +620,8 @@ fn what_containers_ask_for_they_get_as_from_nvidias_runtime() {
             let found = match (&theirs, &ours) {
                 (Ok(theirs), Ok(ours)) => differences(theirs, ours, live(theirs) || live(ours)),
                 (Err(_), Err(_)) => Vec::new(),
-                (Err(said), Ok(_)) => vec![format!("only theirs refuses: {said}")],
-                (Ok(_), Err(said)) => vec![format!("only ours refuses: {said}")],
+                (Err(Refusal(said)), Ok(_)) => vec![format!("only theirs refuses: {said}")],
+                (Ok(_), Err(Refusal(said))) => vec![format!("only ours refuses: {said}")],
             };
             let what = format!(
                 "{mode} {:?} {:?} {:?} {:?}",

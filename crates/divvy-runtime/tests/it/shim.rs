@@ -3,7 +3,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use serde_json::{Value, json};
 
-use super::bed::{Bed, asking};
+use super::bed::{Bed, Refusal, asking};
 
 #[test]
 fn case_17_b_whatever_is_not_a_creation_is_handed_on_as_it_came() {
@@ -177,10 +177,10 @@ fn without_a_runtime_without_a_bundle_or_with_bad_settings_it_says_what_to_do() 
 fn a_directory_of_specs_that_cannot_be_read_is_an_error_and_one_that_is_not_there_has_none() {
     let bed = Bed::new(&asking("0"));
     fs::remove_dir_all(bed.path("cdi")).expect("removed");
-    let missing = bed.create().expect_err("no GPU");
+    let Refusal(missing) = bed.create().expect_err("no GPU");
     assert!(missing.contains("unresolvable CDI devices"), "{missing}");
     fs::write(bed.path("cdi"), "a file").expect("written");
-    let unread = bed.create().expect_err("no GPU");
+    let Refusal(unread) = bed.create().expect_err("no GPU");
     assert!(unread.contains("cdi cannot be read: Not a directory"), "{unread}");
 }
 
@@ -237,7 +237,7 @@ fn case_44_d_an_image_that_the_driver_cannot_run_is_not_started_in_mode_cdi_eith
         match says {
             None => assert!(created.is_ok(), "{env:?}: {created:?}"),
             Some(part) => {
-                let error = created.expect_err(part);
+                let Refusal(error) = created.expect_err(part);
                 assert!(error.contains(part), "{env:?}: {error}");
                 assert_eq!(bed.text(), config(env), "its file stays unchanged");
             }
@@ -321,7 +321,7 @@ fn case_25_b_nvidias_own_hook_goes_from_a_container_that_gets_nothing() {
         config["hooks"] = hooks.clone();
         let bed = Bed::new(&config.to_string());
         bed.settings(mode, &bed.path("low-level"));
-        let found = bed.create().unwrap_or_else(|said| panic!("{mode}: {said}"));
+        let found = bed.create().unwrap_or_else(|refusal| panic!("{mode}: {refusal:?}"));
         let prestart = found["hooks"]["prestart"].as_array().expect("hooks");
         assert_eq!(prestart.len(), left, "{mode}: only in mode legacy the hook stays");
         assert_eq!(prestart[left - 1]["path"], "/bin/other");

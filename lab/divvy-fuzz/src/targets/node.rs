@@ -8,7 +8,7 @@ use divvy_engines::{Plan, RuntimeSettings, Target as Files, configure, undo};
 use divvy_hardware::protocol::{self, Answer, FromProbe};
 use divvy_hardware::{GpuGauges, Snapshot};
 use divvy_kubelet::checkpoint::Checkpoint;
-use divvy_oci::runtime::bundle::{Bundle, Device};
+use divvy_oci::runtime::bundle::{Bundle, Device, NoDevice};
 use divvy_oci::runtime::plan::Asked;
 use divvy_oci::runtime::settings::{Mode, Settings};
 use divvy_oci::runtime::{extras, legacy, request, require};
@@ -79,7 +79,7 @@ fn settings(bytes: &[u8]) -> bool {
     text(bytes).is_some_and(|text| Settings::parse(text).is_ok())
 }
 
-fn refuse(_: &str) -> Result<Device, String> {
+fn refuse(_: &str) -> Result<Device, NoDevice> {
     Ok(Device {
         kind: 'c',
         major: 1,

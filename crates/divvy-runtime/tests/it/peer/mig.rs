@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use divvy_model::machine::Machines;
 use serde_json::{Value, json};
 
-use super::{ALL, LIVE, Machine, Request, Row, Whose, differences, env, mounted, node, visible};
+use super::{ALL, LIVE, Machine, Refusal, Request, Row, Whose, differences, env, mounted, node, visible};
 
 const FIRST: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac88";
 const SECOND: &str = "GPU-edfee158-11c1-52b8-0517-92f30e7fac99";
@@ -132,14 +132,14 @@ fn mig_devices_are_had_as_from_nvidias_runtime() {
             let found = match (&theirs, &ours) {
                 (Ok(theirs), Ok(ours)) => differences(theirs, ours, live(theirs) || live(ours)),
                 (Err(_), Err(_)) => Vec::new(),
-                (Err(said), Ok(_)) => vec![format!("only theirs refuses: {said}")],
-                (Ok(_), Err(said)) => vec![format!("only ours refuses: {said}")],
+                (Err(Refusal(said)), Ok(_)) => vec![format!("only theirs refuses: {said}")],
+                (Ok(_), Err(Refusal(said))) => vec![format!("only ours refuses: {said}")],
             };
             match why {
                 None if !found.is_empty() => wrong.push(format!("{mode} {:?}: {found:#?}", request.env)),
                 Some(why) if found.is_empty() => wrong.push(format!("{mode} {:?}: no longer different: {why}", request.env)),
                 Some(WHOLE) => {
-                    let said = ours.expect_err("a divided GPU is not a device");
+                    let Refusal(said) = ours.expect_err("a divided GPU is not a device");
                     assert!(said.contains("this machine's GPUs are runtime.nvidia.com/gpu=0:0"), "{said}");
                 }
                 _ => {}
