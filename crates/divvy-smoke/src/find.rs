@@ -32,6 +32,23 @@ const LOADER: &str = if cfg!(target_arch = "aarch64") {
 /// `e_machine` of this architecture (elf.h).
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { 183 } else { 62 };
 
+/// Why a file cannot be the driver's library.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error("it is a stub for linking")]
+    Stub,
+    #[error("the link leads nowhere")]
+    BrokenLink,
+    #[error("{0}")]
+    Unreadable(std::io::Error),
+    #[error("it is no library")]
+    NoLibrary,
+    #[error("it has 32 bits")]
+    Bits32,
+    #[error("it is for another architecture (ELF machine {0})")]
+    OtherMachine(u16),
+}
+
 /// Return the directories to search below a root, in this order; the last ones are those of `LD_LIBRARY_PATH`.
 pub(crate) fn directories(root: &Path, library_path: Option<&OsStr>) -> Vec<PathBuf> {
     let usual = DIRECTORIES
@@ -55,27 +72,27 @@ pub(crate) fn library(directories: &[PathBuf]) -> (Option<PathBuf>, Vec<String>)
     (None, refused)
 }
 
-/// Report whether a file exists, or return why it cannot be the driver's library.
-fn usable(file: &Path) -> Result<bool, String> {
+/// Report whether a file exists. Fail if it cannot be the driver's library.
+fn usable(file: &Path) -> Result<bool, Unusable> {
     if file.parent().is_some_and(|directory| directory.ends_with("stubs")) && file.exists() {
-        return Err("it is a stub for linking".to_owned());
+        return Err(Unusable::Stub);
     }
     let mut head = [0; 20];
     let opened = match File::open(file) {
         Ok(mut opened) => opened.read_exact(&mut head),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !file.is_symlink() => return Ok(false),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err("the link leads nowhere".to_owned()),
-        Err(error) => return Err(error.to_string()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(Unusable::BrokenLink),
+        Err(error) => return Err(Unusable::Unreadable(error)),
     };
     if opened.is_err() || !head.starts_with(b"\x7fELF") {
-        return Err("it is no library".to_owned());
+        return Err(Unusable::NoLibrary);
     }
     if head[4] != 2 {
-        return Err("it has 32 bits".to_owned());
+        return Err(Unusable::Bits32);
     }
     match u16::from_le_bytes([head[18], head[19]]) {
         MACHINE => Ok(true),
-        other => Err(format!("it is for another architecture (ELF machine {other})")),
+        other => Err(Unusable::OtherMachine(other)),
     }
 }
 

@@ -36,7 +36,18 @@ pub(crate) fn no_gpu() -> Problem {
 }
 
 /// The probe, which runs while the steps do; or why it does not run.
-pub(crate) struct Watch(Result<Probe, String>);
+pub(crate) struct Watch(Result<Probe, NoProbe>);
+
+/// Why the probe does not run.
+#[derive(Debug, thiserror::Error)]
+enum NoProbe {
+    #[error("divvy-probe is not in the directory of this program")]
+    Missing,
+    #[error("divvy-probe could not be started: {0}")]
+    NotStarted(#[from] std::io::Error),
+    #[error("divvy-probe has no output")]
+    NoOutput,
+}
 
 struct Probe {
     child: Child,
@@ -52,7 +63,7 @@ struct Probe {
 impl Watch {
     /// Start the probe, and wait for the state before the run for at most so long. If it comes later, it is read later.
     pub(crate) fn start(probe: Option<&Path>, most: Duration) -> Watch {
-        let probe = probe.ok_or_else(|| "divvy-probe is not in the directory of this program".to_owned());
+        let probe = probe.ok_or(NoProbe::Missing);
         let mut watch = Watch(probe.and_then(Probe::start));
         if let Ok(probe) = &mut watch.0 {
             probe.listen(Instant::now() + most, |heard| heard.before.is_some());
@@ -63,7 +74,7 @@ impl Watch {
     /// Ask for the state after the run, and judge what was heard. This waits for the time that is left, and [`GRACE`] at least.
     pub(crate) fn end(self, gpu: Option<&Gpu>, left: Duration) -> Outcome {
         let gpu = gpu.ok_or_else(no_gpu)?;
-        let mut probe = self.0.map_err(Problem::Skip)?;
+        let mut probe = self.0.map_err(|error| Problem::Skip(error.to_string()))?;
         let deadline = Instant::now() + left.max(GRACE);
         // At this end of file it reads the state again, and ends.
         drop(probe.child.stdin.take());
@@ -106,7 +117,7 @@ fn hangs(found: String) -> Problem {
 }
 
 impl Probe {
-    fn start(program: &Path) -> Result<Probe, String> {
+    fn start(program: &Path) -> Result<Probe, NoProbe> {
         let said = page::make().ok();
         let mut command = Command::new(program);
         command.args(["--watch", "--watchdog", "5"]);
@@ -115,10 +126,8 @@ impl Probe {
             Some(Ok(said)) => command.stderr(said),
             _ => command.stderr(Stdio::null()),
         };
-        let mut child = command
-            .spawn()
-            .map_err(|error| format!("divvy-probe could not be started: {error}"))?;
-        let output = child.stdout.take().ok_or("divvy-probe has no output")?;
+        let mut child = command.spawn()?;
+        let output = child.stdout.take().ok_or(NoProbe::NoOutput)?;
         let message = |line: &[u8]| Some(Message::Line(String::from_utf8_lossy(line).into_owned()));
         Ok(Probe {
             child,

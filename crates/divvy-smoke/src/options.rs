@@ -218,8 +218,8 @@ fn time(text: &str) -> Result<Duration, UsageError> {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Command, String> {
-        Command::parse(line.split_whitespace().map(OsString::from)).map_err(|error| error.0)
+    fn parse(line: &str) -> Result<Command, UsageError> {
+        Command::parse(line.split_whitespace().map(OsString::from))
     }
 
     #[test]
@@ -266,7 +266,7 @@ mod tests {
             ("here --tensor=1", "--tensor"),
             ("worker", "there is no command worker"),
         ] {
-            let error = parse(line).expect_err(line);
+            let UsageError(error) = parse(line).expect_err(line);
             assert!(error.contains(part), "{line}: {error}");
         }
     }

@@ -32,19 +32,42 @@ pub struct Sizes {
     pub copies: u32,
 }
 
+/// Why a share is too small for a run. The amounts are in MiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TooSmall {
+    /// The context takes too much of the share.
+    #[error("a context alone takes {used} MiB, and the share has {share} MiB, of which {free} MiB are free then")]
+    Context {
+        /// What the context takes.
+        used: u64,
+        /// The share.
+        share: u64,
+        /// What is free after the context was made.
+        free: u64,
+    },
+    /// Other processes hold too much of the share.
+    #[error("{free} of {share} MiB are free after a context was made, and other processes hold the rest")]
+    Others {
+        /// The share.
+        share: u64,
+        /// What is free after the context was made.
+        free: u64,
+    },
+}
+
 impl Sizes {
-    /// Return the sizes for a share of which so many bytes are free after the context was made, or the reason why it is too small.
+    /// Return the sizes for a share of which so many bytes are free after the context was made.
     ///
     /// The run uses at most half of the share and at most 256 MiB, so that it may run next to other programs.
-    pub fn within(share: u64, free: u64) -> Result<Sizes, String> {
+    pub fn within(share: u64, free: u64) -> Result<Sizes, TooSmall> {
         // Small allocations have pages of their own.
         let bytes = (share / 2).min(MOST).min(free.saturating_sub(free / 4)) / MIB * MIB;
         if bytes < LEAST {
             let (used, share, free) = (share.saturating_sub(free).div_ceil(MIB), share / MIB, free / MIB);
             return Err(if used <= LARGEST_CONTEXT / MIB {
-                format!("a context alone takes {used} MiB, and the share has {share} MiB, of which {free} MiB are free then")
+                TooSmall::Context { used, share, free }
             } else {
-                format!("{free} of {share} MiB are free after a context was made, and other processes hold the rest")
+                TooSmall::Others { share, free }
             });
         }
         // The three matrices may take a quarter of the bytes; the largest are 1,024 rows.
@@ -101,12 +124,12 @@ mod tests {
     fn a_share_that_is_too_small_is_refused_with_what_a_context_takes() {
         let refused = Sizes::within(100 * MIB, 3 * MIB).expect_err("too small");
         assert_eq!(
-            refused,
+            refused.to_string(),
             "a context alone takes 97 MiB, and the share has 100 MiB, of which 3 MiB are free then"
         );
         let full = Sizes::within(81_559 * MIB, 3 * MIB).expect_err("full");
         assert_eq!(
-            full,
+            full.to_string(),
             "3 of 81559 MiB are free after a context was made, and other processes hold the rest"
         );
         assert_eq!(needed_mib(550 * MIB), 614);

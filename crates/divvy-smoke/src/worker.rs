@@ -16,7 +16,7 @@ use crate::options::{Via, WORKER};
 use crate::page;
 use crate::run::{self, Message, Plan, World};
 use crate::steps::accounting::{Held, Second};
-use crate::steps::open::{self, Asked};
+use crate::steps::open::{self, Asked, NoLimits};
 use crate::steps::share::{self, Grant, Limit};
 use crate::steps::{Outcome, Problem};
 
@@ -126,9 +126,12 @@ fn tell(message: Message) {
 }
 
 /// Read what the guard holds this container to.
-fn limit(uuid: &str) -> Result<Option<Limit>, String> {
+fn limit(uuid: &str) -> Result<Option<Limit>, NoLimits> {
     let file = PathBuf::from(divvy_share::DIRECTORY).join(uuid).join(divvy_share::LIMITS);
-    let unreadable = |error: &dyn std::fmt::Display| format!("{} cannot be read: {error}", file.display());
+    let unreadable = |error: &dyn std::fmt::Display| NoLimits {
+        path: file.display().to_string(),
+        why: error.to_string(),
+    };
     let bytes = match std::fs::read(&file) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),

@@ -15,8 +15,18 @@ const CAPABILITY: [i32; 2] = [75, 76];
 /// `CU_COMPUTEMODE_PROHIBITED`.
 const PROHIBITED: i32 = 2;
 
-/// Returns what the guard holds the container to, for a UUID, or why that cannot be read.
-pub type LimitOf<'l> = dyn Fn(&str) -> Result<Option<Limit>, String> + 'l;
+/// Returns what the guard holds the container to, for a UUID.
+pub type LimitOf<'l> = dyn Fn(&str) -> Result<Option<Limit>, NoLimits> + 'l;
+
+/// The file with what the guard holds the container to cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{path} cannot be read: {why}")]
+pub struct NoLimits {
+    /// The file.
+    pub path: String,
+    /// The reason, as the end of the message.
+    pub why: String,
+}
 
 /// More GPUs than this are not looked at.
 pub const MOST_GPUS: usize = 16;
@@ -118,7 +128,7 @@ fn open<'d>(
     }
     let limit = limit(&uuid).map_err(|found| {
         Problem::finding(
-            found,
+            found.to_string(),
             "the guard does not know this container's share either, so programs cannot use the GPU",
             "restart the pod; look at the node's agent if it happens again",
         )
@@ -160,7 +170,7 @@ fn open<'d>(
     let within = Sizes::within(total, free);
     let sizes = match sizes {
         Some(sizes) => sizes,
-        None => within.map_err(|found| too_small(found, total.saturating_sub(free)))?,
+        None => within.map_err(|found| too_small(found.to_string(), total.saturating_sub(free)))?,
     };
     let bench = Bench::new(driver, device, sizes, multiprocessors)?;
     let others = match count {

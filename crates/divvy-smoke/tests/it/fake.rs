@@ -8,7 +8,7 @@ use divvy_smoke::run::{Message, Plan, World, run};
 use divvy_smoke::sizes::Sizes;
 use divvy_smoke::steps::Problem;
 use divvy_smoke::steps::accounting::{Held, Second};
-use divvy_smoke::steps::open::Asked;
+use divvy_smoke::steps::open::{Asked, NoLimits};
 use divvy_smoke::steps::share::{Grant, Limit};
 use divvy_smoke_report::{Gpu, Id, Report, Step};
 
@@ -466,7 +466,7 @@ pub(crate) struct Neighbour<'n> {
 }
 
 pub(crate) type HeldOrNot = std::result::Result<Held, Problem>;
-pub(crate) type LimitOrNot = std::result::Result<Option<Limit>, String>;
+pub(crate) type LimitOrNot = std::result::Result<Option<Limit>, NoLimits>;
 
 impl Second for Neighbour<'_> {
     fn hold(&mut self) -> HeldOrNot {

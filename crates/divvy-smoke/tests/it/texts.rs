@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use divvy_smoke::steps::open::Asked;
+use divvy_smoke::steps::open::{Asked, NoLimits};
 use divvy_smoke::steps::share::{Grant, Limit};
 use divvy_smoke_report::Id;
 
@@ -132,7 +132,10 @@ fn each_bad_input_has_its_message() {
         (
             "limits that cannot be read",
             Case {
-                limit: Err("/run/divvy/share/GPU-1/limits cannot be read: neither copy in the file is complete".to_owned()),
+                limit: Err(NoLimits {
+                    path: "/run/divvy/share/GPU-1/limits".to_owned(),
+                    why: "neither copy in the file is complete".to_owned(),
+                }),
                 ..Case::default()
             },
         ),
