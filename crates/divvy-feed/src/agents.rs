@@ -13,6 +13,7 @@ use divvy_explainer::service_proxy::{self, CONFIG_MAP, CONFIG_MAP_NAMESPACE, SER
 use divvy_kube::in_words;
 use divvy_model::limits::USAGE_BYTES;
 use divvy_model::usage::Usage;
+use divvy_view::NoUsage;
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use http::{Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
@@ -21,7 +22,6 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
 use kube::api::ListParams;
 use kube::client::Body;
-use thiserror::Error;
 
 /// The labels of the agent's DaemonSet and of its pods.
 const LABELS: &str = "app.kubernetes.io/name=divvy,app.kubernetes.io/component=agent";
@@ -29,46 +29,6 @@ const LABELS: &str = "app.kubernetes.io/name=divvy,app.kubernetes.io/component=a
 const AT_ONCE: usize = 8;
 /// How long to wait for an agent. It waits 2 s for the driver.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Why nothing is known of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-pub enum Failure {
-    /// The user may not ask agents.
-    #[error("no right to {right}")]
-    Forbidden {
-        /// The missing right: `get pods/proxy in the namespace divvy-system`.
-        right: String,
-    },
-    /// It is not known where Divvy is installed.
-    #[error("the agents' namespace is not known")]
-    Unclear {
-        /// Why, as a part of a sentence.
-        why: String,
-    },
-    /// Anything else, in a few words.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl Failure {
-    fn api(what: &str, error: &kube::Error) -> Failure {
-        match error {
-            kube::Error::Api(status) if status.code == 403 => Failure::Forbidden { right: what.to_owned() },
-            error => Failure::Other(in_words(error)),
-        }
-    }
-
-    /// Return a sentence for the user that is about all nodes.
-    pub fn notice(&self) -> Option<String> {
-        match self {
-            Failure::Forbidden { right } => Some(format!(
-                "USED and BUSY are not known: you lack the right to {right}; ask an administrator for it"
-            )),
-            Failure::Unclear { why } => Some(format!("USED and BUSY are not known: {why}")),
-            Failure::Other(_) => None,
-        }
-    }
-}
 
 /// Where an agent answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,6 +60,13 @@ impl std::fmt::Debug for Agents {
     }
 }
 
+fn refused(what: &str, error: &kube::Error) -> NoUsage {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => NoUsage::Forbidden { right: what.to_owned() },
+        error => NoUsage::Other(in_words(error)),
+    }
+}
+
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -115,13 +82,13 @@ impl Agents {
     }
 
     /// Ask the agents of these nodes, a few at the same time, and return their answers as they arrive.
-    pub fn ask(&self, nodes: Vec<String>) -> impl Stream<Item = (String, Result<Usage, Failure>)> {
+    pub fn ask(&self, nodes: Vec<String>) -> impl Stream<Item = (String, Result<Usage, NoUsage>)> {
         // All nodes share one search for the namespace, even if it fails.
         let namespace = self.namespace().shared();
         let one = move |node: String| {
             let namespace = namespace.clone();
             async move {
-                let late = |_| Err(Failure::Other(format!("no answer in {} s", PATIENCE.as_secs())));
+                let late = |_| Err(NoUsage::Other(format!("no answer in {} s", PATIENCE.as_secs())));
                 let asked = async { self.one(&node, &namespace.await?).await };
                 let answer = tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(late);
                 (node, answer)
@@ -131,7 +98,7 @@ impl Agents {
     }
 
     /// Return the namespace of Divvy's installation.
-    async fn namespace(&self) -> Result<String, Failure> {
+    async fn namespace(&self) -> Result<String, NoUsage> {
         if let Some(known) = self.namespace.get() {
             return Ok(known.clone());
         }
@@ -143,12 +110,12 @@ impl Agents {
     }
 
     /// Return the namespace of the explainer. `None` if it is switched off.
-    async fn of_explainer(&self) -> Result<Option<String>, Failure> {
+    async fn of_explainer(&self) -> Result<Option<String>, NoUsage> {
         let maps: Api<ConfigMap> = Api::namespaced(self.client.clone(), CONFIG_MAP_NAMESPACE);
         let found = match maps.get_opt(CONFIG_MAP).await {
             // The chart installs the ConfigMap together with the right of everybody to read it.
             Err(kube::Error::Api(status)) if status.code == 403 => None,
-            Err(error) => return Err(Failure::Other(in_words(&error))),
+            Err(error) => return Err(NoUsage::Other(in_words(&error))),
             Ok(found) => found,
         };
         let service = found.and_then(|map| map.data?.remove(SERVICE));
@@ -158,10 +125,10 @@ impl Agents {
     }
 
     /// Return the namespace of the agent's DaemonSet if there is only one.
-    async fn of_daemon_set(&self) -> Result<String, Failure> {
+    async fn of_daemon_set(&self) -> Result<String, NoUsage> {
         let sets: Api<DaemonSet> = Api::all(self.client.clone());
         let list = sets.list_metadata(&ListParams::default().labels(LABELS).limit(20)).await;
-        let list = list.map_err(|error| Failure::api("list daemonsets.apps in all namespaces", &error))?;
+        let list = list.map_err(|error| refused("list daemonsets.apps in all namespaces", &error))?;
         let mut namespaces: BTreeSet<String> = list.items.into_iter().filter_map(|set| set.metadata.namespace).collect();
         match (namespaces.len(), namespaces.pop_first()) {
             (1, Some(only)) => Ok(only),
@@ -172,15 +139,15 @@ impl Agents {
                      others, or install Divvy with explainer.enabled=true",
                     others.join(", ")
                 );
-                Err(Failure::Unclear { why })
+                Err(NoUsage::Unclear { why })
             }
-            (_, None) => Err(Failure::Unclear {
+            (_, None) => Err(NoUsage::Unclear {
                 why: "the cluster has no DaemonSet of Divvy's agent; type divvy doctor --cluster to find the cause".to_owned(),
             }),
         }
     }
 
-    async fn one(&self, node: &str, namespace: &str) -> Result<Usage, Failure> {
+    async fn one(&self, node: &str, namespace: &str) -> Result<Usage, NoUsage> {
         let known = lock(&self.addresses).get(node).cloned();
         let address = match known {
             Some(address) => address,
@@ -195,22 +162,22 @@ impl Agents {
     }
 
     /// Find the agent of a node.
-    async fn find(&self, node: &str, namespace: &str) -> Result<Address, Failure> {
+    async fn find(&self, node: &str, namespace: &str) -> Result<Address, NoUsage> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         let params = ListParams::default()
             .labels(LABELS)
             .fields(&format!("spec.nodeName={node}"))
             .limit(10);
         let list = pods.list(&params).await;
-        let list = list.map_err(|error| Failure::api(&format!("list pods in the namespace {namespace}"), &error))?;
+        let list = list.map_err(|error| refused(&format!("list pods in the namespace {namespace}"), &error))?;
         let agents = list.items.iter().filter(|pod| is_running(pod) && is_of_daemon_set(pod));
         let address = agents.into_iter().find_map(address);
-        let address = address.ok_or_else(|| Failure::Other("no agent runs".to_owned()))?;
+        let address = address.ok_or_else(|| NoUsage::Other("no agent runs".to_owned()))?;
         lock(&self.addresses).insert(node.to_owned(), address.clone());
         Ok(address)
     }
 
-    async fn get(&self, node: &str, address: &Address) -> Result<Usage, Failure> {
+    async fn get(&self, node: &str, address: &Address) -> Result<Usage, NoUsage> {
         let known = lock(&self.known).get(node).cloned();
         let mut request = Request::get(&address.path);
         if let Some(Known { tag, .. }) = &known {
@@ -218,25 +185,25 @@ impl Agents {
         }
         let request = request
             .body(Body::empty())
-            .map_err(|error| Failure::Other(error.to_string()))?;
+            .map_err(|error| NoUsage::Other(error.to_string()))?;
         let response = self.client.send(request).await;
-        let response = response.map_err(|error| Failure::Other(in_words(&error)))?;
+        let response = response.map_err(|error| NoUsage::Other(in_words(&error)))?;
         match (response.status(), known) {
             (StatusCode::NOT_MODIFIED, Some(known)) => return Ok(known.usage),
             (StatusCode::OK, _) => {}
             (StatusCode::FORBIDDEN, _) => {
                 let right = format!("get pods/proxy in the namespace {}", address.namespace);
-                return Err(Failure::Forbidden { right });
+                return Err(NoUsage::Forbidden { right });
             }
-            (StatusCode::NOT_FOUND, _) => return Err(Failure::Other("the agent is older and says nothing of it".to_owned())),
-            (status, _) => return Err(Failure::Other(format!("the agent cannot be asked ({status})"))),
+            (StatusCode::NOT_FOUND, _) => return Err(NoUsage::Other("the agent is older and says nothing of it".to_owned())),
+            (status, _) => return Err(NoUsage::Other(format!("the agent cannot be asked ({status})"))),
         }
         let tag = response.headers().get(header::ETAG).cloned();
         let body = Limited::new(response.into_body(), USAGE_BYTES).collect().await;
-        let body = body.map_err(|error| Failure::Other(format!("the answer was cut off: {error}")))?;
+        let body = body.map_err(|error| NoUsage::Other(format!("the answer was cut off: {error}")))?;
         let text =
-            String::from_utf8(body.to_bytes().into()).map_err(|_| Failure::Other("the answer is not UTF-8 text".to_owned()))?;
-        let usage = Usage::parse(&text).map_err(|error| Failure::Other(error.to_string()))?;
+            String::from_utf8(body.to_bytes().into()).map_err(|_| NoUsage::Other("the answer is not UTF-8 text".to_owned()))?;
+        let usage = Usage::parse(&text).map_err(|error| NoUsage::Other(error.to_string()))?;
         let mut all = lock(&self.known);
         match tag {
             Some(tag) => {
@@ -386,7 +353,7 @@ mod tests {
         assert_eq!(text, "no agent runs");
     }
 
-    async fn ask(agents: &Agents, node: &str) -> Result<Usage, Failure> {
+    async fn ask(agents: &Agents, node: &str) -> Result<Usage, NoUsage> {
         let mut answers = std::pin::pin!(agents.ask(vec![node.to_owned()]));
         answers.next().await.expect("an answer").1
     }

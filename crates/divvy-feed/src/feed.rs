@@ -5,14 +5,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use divvy_kube::{convert, watch};
 use divvy_page::{Measured, Scene};
-use divvy_view::Waiting;
+use divvy_view::{NoUsage, Waiting};
 use divvy_web::Hub;
 use futures::StreamExt as _;
 use tokio::sync::{mpsc, watch as signal};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::cluster::{Cluster, Kept};
-use crate::{Agents, Failure, waiting};
+use crate::{Agents, waiting};
 
 /// The time from a change to the page. Changes within it are shown together.
 const SOON: Duration = Duration::from_millis(200);
@@ -33,7 +33,7 @@ const FORBIDDEN: Duration = Duration::from_secs(60);
 
 /// What the other tasks found.
 enum Found {
-    Usage(String, Result<divvy_model::usage::Usage, Failure>),
+    Usage(String, Result<divvy_model::usage::Usage, NoUsage>),
     Waiting(Vec<Waiting>, Option<String>),
 }
 
@@ -102,10 +102,9 @@ impl Shown {
     fn take(&mut self, found: Found, at: u64) {
         match found {
             Found::Usage(node, answer) => {
-                let notice = answer.as_ref().err().and_then(Failure::notice);
+                let notice = answer.as_ref().err().and_then(NoUsage::notice);
                 if notice.is_none() {
-                    let usage = answer.map_err(|failure| failure.to_string());
-                    self.answers.insert(node, Measured { at, usage });
+                    self.answers.insert(node, Measured { at, usage: answer });
                 }
                 self.refused = notice;
             }
@@ -169,7 +168,7 @@ async fn ask_agents(client: kube::Client, hub: Arc<Hub>, nodes: signal::Receiver
         let mut is_forbidden = false;
         let mut answers = pin!(agents.ask(due));
         while let Some((node, answer)) = answers.next().await {
-            is_forbidden |= answer.as_ref().err().and_then(Failure::notice).is_some();
+            is_forbidden |= answer.as_ref().err().and_then(NoUsage::notice).is_some();
             if found.send(Found::Usage(node, answer)).await.is_err() {
                 return;
             }

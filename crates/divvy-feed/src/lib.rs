@@ -14,6 +14,6 @@ mod cluster;
 mod feed;
 mod waiting;
 
-pub use agents::{Agents, Failure};
+pub use agents::Agents;
 pub use feed::feed;
 pub use waiting::waiting;

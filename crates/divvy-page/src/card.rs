@@ -134,7 +134,7 @@ pub(crate) fn troubles(scene: &Scene, node: &NodeView) -> Markup {
         @for pod in &node.pending { p.note { (table::link(&pod.namespace, &pod.name)) " is on this node and has no GPU yet" } }
         @for pod in &node.unnamed { p.note { (table::link(&pod.namespace, &pod.name)) " has " (pod.gpus) " " (shown(&pod.resource)) "; which ones is not known" } }
         @match answer.map(|answer| &answer.usage) {
-            Some(Err(error)) => p.note { "Not measured: " (shown(error)) },
+            Some(Err(error)) => p.note { "Not measured: " (shown(&error.to_string())) },
             Some(Ok(usage)) => @if let Some(note) = usage.note() { p.note { (note) } },
             None => {}
         }

@@ -73,7 +73,7 @@ fn on_gpu(scene: &Scene, node: &NodeView, gpu: &GpuView, pod: &PodView) -> Marku
             (only.draw(node, usage, true))
             p.faint { "All pods on this GPU: " (bar::in_words(node, gpu, usage, true)) "." }
             @if let Some(asked) = &pod.requested { p.note { "The pod asked for " (asked.units) " units of " (shown(&asked.unit)) " before the node's unit was changed." } }
-            @if let Some(Err(error)) = scene.answers.get(&node.name).map(|answer| &answer.usage) { p.note { "Not measured: " (shown(error)) } }
+            @if let Some(Err(error)) = scene.answers.get(&node.name).map(|answer| &answer.usage) { p.note { "Not measured: " (shown(&error.to_string())) } }
             @if !entries.is_empty() { (containers(&entries, scene.at, gpu.index)) }
         }
     }

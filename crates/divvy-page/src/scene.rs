@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use divvy_model::usage::Usage;
-use divvy_view::{NodeView, View, Waiting};
+use divvy_view::{NoUsage, NodeView, View, Waiting};
 
 /// What is known of a cluster at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Measured {
     /// When it was read, in seconds since 1970.
     pub at: u64,
     /// The answer, or why there is none.
-    pub usage: Result<Usage, String>,
+    pub usage: Result<Usage, NoUsage>,
 }
 
 impl Scene {

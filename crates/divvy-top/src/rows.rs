@@ -79,7 +79,7 @@ fn node_text(seen: &Seen, node: &NodeView) -> (String, bool) {
         parts.push(format!("{failed} not ok"));
     }
     match seen.failure(&node.name) {
-        Some(error) => parts.push(error.to_owned()),
+        Some(error) => parts.push(error.to_string()),
         None => {
             let pods = node.gpus.iter().flat_map(|gpu| &gpu.pods);
             let pods: BTreeSet<&str> = pods.map(|pod| pod.uid.as_str()).collect();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_model::usage::Usage;
-use divvy_view::{View, Waiting};
+use divvy_view::{NoUsage, View, Waiting};
 
 /// What a screen is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Sort {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub(crate) at: u64,
-    pub(crate) usage: Result<Usage, String>,
+    pub(crate) usage: Result<Usage, NoUsage>,
 }
 
 /// What was read of the cluster, and which part of it is shown.
@@ -106,8 +106,8 @@ impl Seen {
     }
 
     /// Return why a node's usage could not be read.
-    pub(crate) fn failure(&self, node: &str) -> Option<&str> {
-        self.answers.get(node)?.usage.as_ref().err().map(String::as_str)
+    pub(crate) fn failure(&self, node: &str) -> Option<&NoUsage> {
+        self.answers.get(node)?.usage.as_ref().err()
     }
 
     /// Return when a node's usage was read.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use divvy_model::usage::Usage;
-use divvy_view::{View, Waiting};
+use divvy_view::{NoUsage, View, Waiting};
 
 use crate::row::{Of, Row};
 use crate::rows::rows;
@@ -25,14 +25,14 @@ pub enum Event {
     },
     /// The pods that wait for GPUs were read, the one that has waited longest first. The text says what is not known of them, and why.
     Waiting(Vec<Waiting>, Option<String>),
-    /// A node's agent was asked what is used, at a time in seconds since 1970. An error is a short text.
+    /// A node's agent was asked what is used, at a time in seconds since 1970.
     Usage {
         /// The node's name.
         node: String,
         /// When it answered.
         at: u64,
         /// What it answered.
-        answer: Result<Usage, String>,
+        answer: Result<Usage, NoUsage>,
     },
     /// Nothing is known of what is used, for this reason: a right is missing.
     Refused(String),

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod amounts;
+mod no_usage;
 mod waiting;
 
 use std::borrow::Cow;
@@ -18,6 +19,7 @@ use divvy_placement::parts::{self, Part};
 use divvy_placement::{GpuRef, GpuState, NodeGpus};
 use serde::Serialize;
 
+pub use no_usage::NoUsage;
 pub use waiting::Waiting;
 
 /// The allocations in a cluster.

@@ -7,6 +7,7 @@ use divvy_model::{
     Allocation, ContainerKind, ContainerRequest, GpuShare, Health, Held, Inventory, MiB, Node, Partition, Pod, PodRequest,
     Vendor, WholeContainer, WholeKind, WholeRequest,
 };
+use divvy_view::NoUsage;
 
 const MIB: u64 = 1 << 20;
 
@@ -272,9 +273,9 @@ impl Machine {
         })
     }
 
-    pub(crate) fn answer(&self, at: u64) -> Option<Result<Usage, String>> {
+    pub(crate) fn answer(&self, at: u64) -> Option<Result<Usage, NoUsage>> {
         if let Some(why) = &self.silent {
-            return Some(Err(why.clone()));
+            return Some(Err(NoUsage::Other(why.clone())));
         }
         self.measured.then(|| Ok(self.usage(at)))
     }

@@ -9,7 +9,7 @@ mod mixed;
 use std::collections::BTreeMap;
 
 use divvy_model::usage::Usage;
-use divvy_view::{View, Waiting, view};
+use divvy_view::{NoUsage, View, Waiting, view};
 
 pub use build::{Machine, Share};
 pub use mixed::{HOSTILE, mixed};
@@ -25,7 +25,7 @@ pub struct Cluster {
     /// The allocations.
     pub view: View,
     /// What the agents answer, by node.
-    pub usage: BTreeMap<String, Result<Usage, String>>,
+    pub usage: BTreeMap<String, Result<Usage, NoUsage>>,
     /// The pods that wait.
     pub waiting: Vec<Waiting>,
 }

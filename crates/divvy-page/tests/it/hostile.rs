@@ -191,7 +191,7 @@ fn with(scene: &mut Scene, text: &str) {
                     of.container = Some(text.to_owned());
                 }
             }
-            Err(error) => *error = text.to_owned(),
+            Err(error) => *error = divvy_view::NoUsage::Other(text.to_owned()),
         }
     }
     for pod in &mut scene.waiting {

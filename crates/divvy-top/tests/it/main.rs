@@ -4,7 +4,7 @@ use divvy_model::usage::{ContainerUsage, EscapeKind, GpuUsage, Usage};
 use divvy_model::{Health, Inventory, Node, Phase, Pod};
 use divvy_testkit::nodes::{divvy_node, divvy_pod, edit_gpu, pending};
 use divvy_top::{Event, Key, State, Style, draw, lines};
-use divvy_view::{View, Waiting, view};
+use divvy_view::{NoUsage, View, Waiting, view};
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -145,7 +145,7 @@ fn state() -> State {
     [
         read(cluster()),
         answered("gpu-a", Ok(usage())),
-        answered("gpu-c", Err("no answer in 5 s".to_owned())),
+        answered("gpu-c", Err(NoUsage::Other("no answer in 5 s".to_owned()))),
     ]
     .into_iter()
     .fold(State::default(), State::update)

@@ -8,11 +8,11 @@ use std::io::IsTerminal as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context as _;
-use divvy_feed::{Agents, Failure, waiting};
+use divvy_feed::{Agents, waiting};
 use divvy_kube::client;
 use divvy_model::usage::Usage;
 use divvy_top::{Event, Key, State, Style, lines};
-use divvy_view::{View, Waiting};
+use divvy_view::{NoUsage, View, Waiting};
 use futures::StreamExt as _;
 use serde::Serialize;
 
@@ -99,7 +99,7 @@ async fn once(client: &kube::Client, args: &TopArgs) -> anyhow::Result<()> {
     let view = inspect::read(client, &args.nodes, Arrived::default()).await?;
     let agents = Agents::new(client.clone());
     let names: Vec<String> = view.nodes.iter().map(|node| node.name.clone()).collect();
-    let answers: Vec<(String, Result<Usage, Failure>)> = agents.ask(names).collect().await;
+    let answers: Vec<(String, Result<Usage, NoUsage>)> = agents.ask(names).collect().await;
     if let Some(notice) = answers.iter().find_map(|(_, answer)| answer.as_ref().err()?.notice()) {
         say(&format!("note: {notice}"))?;
     }
@@ -182,13 +182,9 @@ fn print(args: &TopArgs, events: impl Iterator<Item = Event>) -> anyhow::Result<
 }
 
 /// Return the event for an agent's answer. A missing permission does not concern a single node: a notice reports it once.
-fn event(node: String, at: u64, answer: Result<Usage, Failure>) -> Option<Event> {
-    let answer = match answer {
-        Ok(usage) => Ok(usage),
-        Err(failure) if failure.notice().is_some() => return None,
-        Err(failure) => Err(failure.to_string()),
-    };
-    Some(Event::Usage { node, at, answer })
+fn event(node: String, at: u64, answer: Result<Usage, NoUsage>) -> Option<Event> {
+    let is_about_all = answer.as_ref().is_err_and(|error| error.notice().is_some());
+    (!is_about_all).then_some(Event::Usage { node, at, answer })
 }
 
 fn now() -> u64 {

@@ -14,7 +14,8 @@ use super::machine::{Machine, Seen};
 use super::{event as answered, inspect, machine_events, now, smi};
 use crate::cli::top::TopArgs;
 use crate::commands::progress::Arrived;
-use divvy_feed::{Agents, Failure, waiting};
+use divvy_feed::{Agents, waiting};
+use divvy_view::NoUsage;
 
 /// The shortest time between two reads of the cluster.
 const CLUSTER: Duration = Duration::from_secs(5);
@@ -239,7 +240,7 @@ async fn ask_agents(
         let nodes = wanted.borrow_and_update().iter().cloned().collect();
         let mut answers = std::pin::pin!(agents.ask(nodes));
         while let Some((node, answer)) = answers.next().await {
-            let notice = answer.as_ref().err().and_then(Failure::notice);
+            let notice = answer.as_ref().err().and_then(NoUsage::notice);
             let is_forbidden = notice.is_some();
             let event = match notice {
                 Some(notice) => Some(Event::Refused(notice)),
