@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use crate::Error;
 use crate::service_proxy::SERVER_NAME;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose};
 use rustls::ServerConfig;
@@ -19,14 +20,13 @@ pub(crate) struct Identity {
 
 impl Identity {
     /// Generate a key, and make a certificate for [`SERVER_NAME`].
-    pub(crate) fn new() -> Result<Identity, String> {
-        let in_words = |error: rcgen::Error| error.to_string();
-        let mut params = CertificateParams::new([SERVER_NAME.to_owned()]).map_err(in_words)?;
+    pub(crate) fn new() -> Result<Identity, Error> {
+        let mut params = CertificateParams::new([SERVER_NAME.to_owned()]).map_err(Error::Certificate)?;
         params.distinguished_name.push(DnType::CommonName, SERVER_NAME);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let key = KeyPair::generate().map_err(in_words)?;
-        let certificate = params.self_signed(&key).map_err(in_words)?;
+        let key = KeyPair::generate().map_err(Error::Certificate)?;
+        let certificate = params.self_signed(&key).map_err(Error::Certificate)?;
         let der = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let server = ServerConfig::builder_with_provider(provider)
@@ -36,7 +36,7 @@ impl Identity {
                     .with_no_client_auth()
                     .with_single_cert(vec![certificate.der().clone()], der)
             })
-            .map_err(|error| error.to_string())?;
+            .map_err(Error::Identity)?;
         Ok(Identity {
             certificate: certificate.pem(),
             server: Arc::new(server),

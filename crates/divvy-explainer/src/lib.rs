@@ -92,7 +92,10 @@ pub enum Error {
     Signals(#[source] std::io::Error),
     /// No key or certificate could be made.
     #[error("the explainer's certificate could not be made: {0}")]
-    Identity(String),
+    Certificate(#[source] rcgen::Error),
+    /// A server cannot use the key and the certificate.
+    #[error("the explainer's certificate could not be made: {0}")]
+    Identity(#[source] rustls::Error),
     /// The server panicked.
     #[error("the explainer stopped serving: {0}")]
     Serve(#[source] std::io::Error),
@@ -139,7 +142,7 @@ pub async fn run_with(
         Ok(address) => tracing::info!(%address, unit = %settings.memory_unit, "the explainer is listening"),
         Err(error) => tracing::info!(%error, "the explainer is listening"),
     }
-    let identity = Identity::new().map_err(Error::Identity)?;
+    let identity = Identity::new()?;
     let metrics = Arc::new(Metrics::default());
     let published = publish::keep(settings.configmap, client.clone(), identity.certificate, stop.clone());
     let questions = Handler::router(client, settings.memory_unit, metrics.clone());

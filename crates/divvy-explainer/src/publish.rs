@@ -34,7 +34,7 @@ pub(crate) fn keep(
             let written = write(&api, &name, &certificate).await;
             sender.send_replace(written.is_ok());
             let pause = if written.is_ok() { AGAIN } else { AFTER_FAILURE };
-            let why = written.err();
+            let why = written.err().map(|error| error.to_string());
             if let Some(why) = why.as_ref().filter(|_| why != said) {
                 tracing::error!(
                     "the explainer's certificate could not be written to the ConfigMap {namespace}/{name}; without it, users who may not list nodes \
@@ -51,12 +51,21 @@ pub(crate) fn keep(
     receiver
 }
 
-async fn write(api: &Api<ConfigMap>, name: &str, certificate: &str) -> Result<(), String> {
+/// Why the ConfigMap could not be written.
+#[derive(Debug, thiserror::Error)]
+enum NotWritten {
+    #[error("{}", in_words(.0))]
+    Refused(Box<kube::Error>),
+    #[error("the API server gave no answer within {ANSWER:?}")]
+    Late,
+}
+
+async fn write(api: &Api<ConfigMap>, name: &str, certificate: &str) -> Result<(), NotWritten> {
     let patch = Patch::Merge(json!({"data": {CERTIFICATE: certificate}}));
     let params = PatchParams::default();
     match tokio::time::timeout(ANSWER, api.patch(name, &params, &patch)).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(in_words(&error)),
-        Err(_elapsed) => Err(format!("the API server gave no answer within {ANSWER:?}")),
+        Ok(Err(error)) => Err(NotWritten::Refused(Box::new(error))),
+        Err(_elapsed) => Err(NotWritten::Late),
     }
 }

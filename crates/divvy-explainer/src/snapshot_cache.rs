@@ -51,8 +51,21 @@ pub(crate) struct SnapshotCache {
 /// The snapshot, or the reason why the cluster could not be read. Either is used until `until`.
 #[derive(Debug)]
 struct Kept {
-    read: Result<Read, String>,
+    read: Result<Read, NotRead>,
     until: Instant,
+}
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+enum NotRead {
+    #[error("the cluster was not read yet")]
+    NotYet,
+    #[error(transparent)]
+    Unreadable(#[from] divvy_kube::Error),
+    #[error("the cluster could not be listed within {LONGEST:?}; try again in a few seconds")]
+    Late,
+    #[error("the cluster could not be read: {0}")]
+    Panicked(#[from] tokio::task::JoinError),
 }
 
 #[derive(Debug)]
@@ -69,7 +82,7 @@ impl SnapshotCache {
             unit,
             metrics,
             kept: Arc::new(Mutex::new(Kept {
-                read: Err(String::new()),
+                read: Err(NotRead::NotYet),
                 until: Instant::now(),
             })),
         }
@@ -102,7 +115,7 @@ impl SnapshotCache {
         }
         let read = match &kept.read {
             Ok(read) => read,
-            Err(why) => return Err(Refusal::unavailable(why.clone())),
+            Err(why) => return Err(Refusal::unavailable(why.to_string())),
         };
         let (snapshot, age, left_out) = (read.snapshot.clone(), read.at.elapsed(), read.left_out.clone());
         let began = Instant::now();
@@ -141,11 +154,9 @@ impl SnapshotCache {
                 snapshot: Arc::new(seen.snapshot),
                 at: began,
             }),
-            Ok(Ok(Err(error))) => Err(error.to_string()),
-            Ok(Err(_elapsed)) => Err(format!(
-                "the cluster could not be listed within {LONGEST:?}; try again in a few seconds"
-            )),
-            Err(failed) => Err(format!("the cluster could not be read: {failed}")),
+            Ok(Ok(Err(error))) => Err(error.into()),
+            Ok(Err(_elapsed)) => Err(NotRead::Late),
+            Err(failed) => Err(failed.into()),
         };
         let took = began.elapsed();
         tracing::debug!(?took, well = read.is_ok(), "the cluster was read");
@@ -170,7 +181,7 @@ impl SnapshotCache {
 
 /// Free the snapshot on another thread: freeing 50,000 pods takes a tenth of a second.
 async fn forget(kept: &mut Kept) {
-    let old = std::mem::replace(&mut kept.read, Err(String::new()));
+    let old = std::mem::replace(&mut kept.read, Err(NotRead::NotYet));
     if let Err(failed) = tokio::task::spawn_blocking(move || drop(old)).await {
         tracing::error!(%failed, "the snapshot of the cluster could not be freed");
     }

@@ -41,6 +41,17 @@ pub(crate) struct Tunnels {
     stop: CancellationToken,
 }
 
+/// Why a tunnel ended early.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+    #[error(transparent)]
+    Tls(#[from] std::io::Error),
+    #[error("no handshake within {HANDSHAKE:?}")]
+    Late,
+}
+
 impl Tunnels {
     pub(crate) fn new(server: Arc<ServerConfig>, questions: Router, stop: CancellationToken) -> Tunnels {
         Tunnels {
@@ -51,22 +62,19 @@ impl Tunnels {
         }
     }
 
-    async fn carry(self, upgrade: OnUpgrade) -> Result<(), String> {
+    async fn carry(self, upgrade: OnUpgrade) -> Result<(), Broken> {
         let shaken = async {
-            let stream = upgrade.await.map_err(|error| error.to_string())?;
-            let tls = TlsAcceptor::from(self.server).accept(TokioIo::new(stream)).await;
-            tls.map_err(|error| error.to_string())
+            let stream = TokioIo::new(upgrade.await?);
+            Ok::<_, Broken>(TlsAcceptor::from(self.server).accept(stream).await?)
         };
-        let tls = tokio::time::timeout(HANDSHAKE, shaken)
-            .await
-            .map_err(|_elapsed| format!("no handshake within {HANDSHAKE:?}"))??;
-        http1::Builder::new()
+        let tls = tokio::time::timeout(HANDSHAKE, shaken).await;
+        let tls = tls.map_err(|_elapsed| Broken::Late)??;
+        let served = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(QUESTION)
             .max_buf_size(HEADER_BYTES)
-            .serve_connection(TokioIo::new(tls), TowerToHyperService::new(self.questions))
-            .await
-            .map_err(|error| error.to_string())
+            .serve_connection(TokioIo::new(tls), TowerToHyperService::new(self.questions));
+        Ok(served.await?)
     }
 }
 

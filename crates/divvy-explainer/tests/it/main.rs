@@ -98,20 +98,22 @@ async fn explainer() -> Explainer {
 
 type Asks = SendRequest<Empty<Bytes>>;
 
+/// The head of a response that opens no tunnel.
+#[derive(Debug)]
+struct NoTunnel(String);
+
 /// Connect as the API server's proxy does, and use TLS inside as `divvy why` does.
-async fn tunnel(explainer: &Explainer) -> Result<Asks, String> {
-    let mut outer = TcpStream::connect(explainer.address)
-        .await
-        .map_err(|error| error.to_string())?;
+async fn tunnel(explainer: &Explainer) -> Result<Asks, NoTunnel> {
+    let mut outer = TcpStream::connect(explainer.address).await.expect("connected");
     let upgrade = "GET /why HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: divvy-why\r\n\r\n";
-    outer.write_all(upgrade.as_bytes()).await.map_err(|error| error.to_string())?;
+    outer.write_all(upgrade.as_bytes()).await.expect("sent");
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(outer.read_u8().await.map_err(|error| error.to_string())?);
+        head.push(outer.read_u8().await.expect("a head"));
     }
     let head = String::from_utf8_lossy(&head).into_owned();
     if !head.starts_with("HTTP/1.1 101") {
-        return Err(head);
+        return Err(NoTunnel(head));
     }
     let mut roots = rustls::RootCertStore::empty();
     let certificate = CertificateDer::from_pem_slice(explainer.certificate.as_bytes()).expect("PEM");
@@ -124,10 +126,8 @@ async fn tunnel(explainer: &Explainer) -> Result<Asks, String> {
         .with_no_client_auth();
     let name = ServerName::try_from(SERVER_NAME).expect("a name");
     let inner = TlsConnector::from(Arc::new(config)).connect(name, outer).await;
-    let inner = inner.map_err(|error| error.to_string())?;
-    let (sender, connection) = http1::handshake(TokioIo::new(inner))
-        .await
-        .map_err(|error| error.to_string())?;
+    let inner = TokioIo::new(inner.expect("TLS"));
+    let (sender, connection) = http1::handshake(inner).await.expect("HTTP");
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -359,7 +359,7 @@ async fn within_a_tunnel_several_questions_are_answered_and_there_are_few_tunnel
     for _ in 0..16 {
         tunnels.push(tunnel(&explainer).await.expect("a tunnel"));
     }
-    let refused = tunnel(&explainer).await.expect_err("one too many");
+    let NoTunnel(refused) = tunnel(&explainer).await.expect_err("one too many");
     assert!(refused.contains("503"), "{refused}");
     let mut one = tunnels.pop().expect("one");
     for (user, status) in [("member", 200), ("limited", 403), ("member", 200)] {
