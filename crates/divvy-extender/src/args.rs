@@ -190,8 +190,8 @@ const SHORTEST_LIFETIME: Duration = Duration::from_secs(6);
 /// Why a text is not a lifetime of certificates.
 #[derive(Debug, thiserror::Error)]
 enum LifetimeError {
-    #[error("{0}")]
-    NotADuration(String),
+    #[error(transparent)]
+    NotADuration(#[from] ValueError),
     #[error(
         "a certificate that is valid for less than {} s would be renewed all the time; write a longer time, such as 30d",
         SHORTEST_LIFETIME.as_secs()
@@ -203,7 +203,7 @@ enum LifetimeError {
 fn lifetime(text: &str) -> Result<Duration, LifetimeError> {
     let time = match text.strip_suffix('d').map(str::parse::<u32>) {
         Some(Ok(days)) => Duration::from_secs(u64::from(days) * 86_400),
-        _ => duration(text).map_err(|error| LifetimeError::NotADuration(error.to_string()))?,
+        _ => duration(text)?,
     };
     if time < SHORTEST_LIFETIME {
         return Err(LifetimeError::Short);

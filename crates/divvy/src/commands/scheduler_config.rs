@@ -214,8 +214,7 @@ async fn from_cluster(args: &SchedulerConfigArgs, namespace: &str, name: &str) -
         ))?;
     }
     let now_s = jiff::Timestamp::now().as_second();
-    let (url, mut tls) =
-        installed(&service, secret.as_ref(), args.tls_server_name.as_deref(), now_s).map_err(|why| anyhow::anyhow!(why))?;
+    let (url, mut tls) = installed(&service, secret.as_ref(), args.tls_server_name.as_deref(), now_s)?;
     if args.as_second_scheduler {
         // A pod can resolve the Service's name, and the Service's address may change.
         let host = format!("{name}.{namespace}.svc");

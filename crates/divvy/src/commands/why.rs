@@ -245,7 +245,7 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
         let asked = match (&mut explainer, answer.subject.pods.first()) {
             (Ok(explainer), Some(pod)) => explainer.ask(pod, all_nodes).await,
             (Ok(_), None) => continue,
-            (Err(why), _) => Err(why.clone()),
+            (Err(error), _) => Err(anyhow::anyhow!("{error}")),
         };
         match asked {
             Ok(full) => {
@@ -253,7 +253,7 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
                 *answer = full;
                 answer.subject.pods = pods;
             }
-            Err(why) => {
+            Err(error) => {
                 if user.is_none() {
                     user = Some(
                         list::myself(&connection.client)
@@ -264,7 +264,7 @@ async fn ask_the_explainer(connection: &Connection, answers: &mut [Answer], all_
                 let user = user.as_deref().unwrap_or_default();
                 answer.notes.push(format!(
                     "Divvy's explainer, which sees the whole cluster, could not be reached: {}.",
-                    why.trim_end_matches('.')
+                    error.to_string().trim_end_matches('.')
                 ));
                 answer.notes.push(format!(
                     "With the cluster role divvy-viewer (RELEASE-viewer, if Divvy was installed under another name) you would see the reason for each node. An \

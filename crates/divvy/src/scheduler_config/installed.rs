@@ -10,35 +10,98 @@ use k8s_openapi::api::core::v1::{Secret, Service};
 
 use super::{Inline, PATH, Tls};
 
+/// Why kube-scheduler cannot call an installed extender, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The Service is headless.
+    #[error(
+        "the Service {service} has no address of its own, and kube-scheduler on the host network cannot resolve names of Services; \
+         create the Service again with a clusterIP"
+    )]
+    NoAddress {
+        /// The Service, as `namespace/name`.
+        service: String,
+    },
+    /// The Service has no port.
+    #[error("the Service {service} has no port")]
+    NoPort {
+        /// The Service, as `namespace/name`.
+        service: String,
+    },
+    /// The Secret lacks a certificate or a key.
+    #[error(
+        "the Secret {secret} has no {key}: the extender has not created the certificates yet; see its log with \
+         kubectl logs -n {namespace} deployment/{deployment}"
+    )]
+    Missing {
+        /// The Secret, as `namespace/name`.
+        secret: String,
+        /// The key in the Secret.
+        key: String,
+        /// The namespace of the extender.
+        namespace: String,
+        /// The extender's Deployment.
+        deployment: String,
+    },
+    /// The Secret has a certificate or a key that cannot be used.
+    #[error("the Secret {secret}: {key} {why}; see the extender's log")]
+    Unusable {
+        /// The Secret, as `namespace/name`.
+        secret: String,
+        /// The key in the Secret.
+        key: String,
+        /// What is wrong, as a part of a sentence.
+        why: String,
+    },
+    /// The extender's certificate is for another name.
+    #[error(
+        "the extender's certificate in the Secret {secret} is not for the name {server_name}, so kube-scheduler would refuse it ({why}); give \
+         the value of the extender's --tls-server-name"
+    )]
+    OtherName {
+        /// The Secret, as `namespace/name`.
+        secret: String,
+        /// The name that kube-scheduler would look for.
+        server_name: String,
+        /// The verifier's words.
+        why: String,
+    },
+    /// A Secret has no certificate authority.
+    #[error("it has no {}", keys::CA)]
+    NoAuthority,
+    /// A Secret has a certificate authority that cannot be used.
+    #[error("{} {why}", keys::CA)]
+    UnusableAuthority {
+        /// What is wrong, as a part of a sentence.
+        why: String,
+    },
+}
+
 /// Return the name of the Secret for the extender's Service, as in the chart.
 pub fn secret_name(service: &str) -> String {
     format!("{service}-tls")
 }
 
 /// Return the extender's URL and its certificates, which must be valid at `now_s` (Unix time in seconds). `server_name` is the
-/// name in the extender's certificate, if it differs from the Service's name. An error says what is missing, and what to do.
+/// name in the extender's certificate, if it differs from the Service's name.
 pub fn installed(
     service: &Service,
     secret: Option<&Secret>,
     server_name: Option<&str>,
     now_s: i64,
-) -> Result<(String, Tls), String> {
+) -> Result<(String, Tls), Error> {
     let namespace = service.metadata.namespace.as_deref().unwrap_or_default();
     let name = service.metadata.name.as_deref().unwrap_or_default();
     let spec = service.spec.as_ref();
+    let shown = || format!("{namespace}/{name}");
     let address: IpAddr = spec
         .and_then(|spec| spec.cluster_ip.as_deref())
         .and_then(|ip| ip.parse().ok())
-        .ok_or_else(|| {
-            format!(
-                "the Service {namespace}/{name} has no address of its own, and kube-scheduler on the host network cannot resolve names of Services; \
-                 create the Service again with a clusterIP"
-            )
-        })?;
+        .ok_or_else(|| Error::NoAddress { service: shown() })?;
     let port = spec
         .and_then(|spec| spec.ports.as_ref()?.first())
         .map(|port| port.port)
-        .ok_or_else(|| format!("the Service {namespace}/{name} has no port"))?;
+        .ok_or_else(|| Error::NoPort { service: shown() })?;
     let host = match address {
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => format!("[{ip}]"),
@@ -47,38 +110,39 @@ pub fn installed(
         return Ok((format!("http://{host}:{port}{PATH}"), Tls::default()));
     };
     let secret_name = format!("{namespace}/{}", secret.metadata.name.as_deref().unwrap_or_default());
-    let part = |key: &str| -> Result<&ByteString, String> {
+    let part = |key: &str| -> Result<&ByteString, Error> {
         let data = secret.data.as_ref().and_then(|data| data.get(key));
-        data.filter(|value| !value.0.is_empty()).ok_or_else(|| {
-            format!(
-                "the Secret {secret_name} has no {key}: the extender has not created the certificates yet; see its log with \
-                 kubectl logs -n {namespace} deployment/{name}"
-            )
+        data.filter(|value| !value.0.is_empty()).ok_or_else(|| Error::Missing {
+            secret: secret_name.clone(),
+            key: key.to_owned(),
+            namespace: namespace.to_owned(),
+            deployment: name.to_owned(),
         })
     };
     let (ca, cert, key) = (part(keys::CA)?, part(keys::CLIENT)?, part(keys::CLIENT_KEY)?);
-    let wrong = |key: &str, why: CertificateError| format!("the Secret {secret_name}: {key} {why}; see the extender's log");
-    let roots = Roots::read(&ca.0).map_err(|why| wrong(keys::CA, why))?;
-    let client = Pair::read(&cert.0, &key.0).map_err(|why| wrong(keys::CLIENT, why))?;
-    client.identifies(&roots, now_s).map_err(|why| {
-        format!(
-            "the Secret {secret_name}: {} cannot be used: {why}; see the extender's log",
-            keys::CLIENT
-        )
-    })?;
+    let unusable = |key: &str, why: String| Error::Unusable {
+        secret: secret_name.clone(),
+        key: key.to_owned(),
+        why,
+    };
+    let roots = Roots::read(&ca.0).map_err(|why| unusable(keys::CA, why.to_string()))?;
+    let client = Pair::read(&cert.0, &key.0).map_err(|why| unusable(keys::CLIENT, why.to_string()))?;
+    client
+        .identifies(&roots, now_s)
+        .map_err(|why| unusable(keys::CLIENT, format!("cannot be used: {why}")))?;
     let server_name = server_name.map_or_else(|| default_server_name_of(name, namespace), str::to_owned);
-    let server = Pair::read(&part(keys::SERVER)?.0, &part(keys::SERVER_KEY)?.0).map_err(|why| wrong(keys::SERVER, why))?;
-    server.serves(&roots, &server_name, now_s).map_err(|why| {
-        format!(
-            "the extender's certificate in the Secret {secret_name} is not for the name {server_name}, so kube-scheduler would refuse it ({why}); give \
-             the value of the extender's --tls-server-name"
-        )
+    let server = Pair::read(&part(keys::SERVER)?.0, &part(keys::SERVER_KEY)?.0);
+    let server = server.map_err(|why| unusable(keys::SERVER, why.to_string()))?;
+    server.serves(&roots, &server_name, now_s).map_err(|why| Error::OtherName {
+        secret: secret_name.clone(),
+        server_name: server_name.clone(),
+        why: why.to_string(),
     })?;
     let tls = Tls {
         inline: Some(Inline {
-            ca: base64(ca)?,
-            cert: base64(cert)?,
-            key: base64(key)?,
+            ca: base64(ca),
+            cert: base64(cert),
+            key: base64(key),
         }),
         server_name: Some(server_name),
         ..Tls::default()
@@ -87,21 +151,18 @@ pub fn installed(
 }
 
 /// Return `ca.crt` of a Secret in base64, after checking that it is a valid CA.
-pub fn authority(secret: &Secret) -> Result<String, String> {
+pub fn authority(secret: &Secret) -> Result<String, Error> {
     let ca = secret.data.as_ref().and_then(|data| data.get(keys::CA));
-    let ca = ca
-        .filter(|ca| !ca.0.is_empty())
-        .ok_or_else(|| format!("it has no {}", keys::CA))?;
-    Roots::read(&ca.0).map_err(|why| format!("{} {why}", keys::CA))?;
-    base64(ca)
+    let ca = ca.filter(|ca| !ca.0.is_empty()).ok_or(Error::NoAuthority)?;
+    Roots::read(&ca.0).map_err(|why| Error::UnusableAuthority { why: why.to_string() })?;
+    Ok(base64(ca))
 }
 
 /// Encode bytes in base64, the encoding that Secrets use, and that kube-scheduler and the API server expect.
-fn base64(bytes: &ByteString) -> Result<String, String> {
-    match serde_json::to_value(bytes) {
-        Ok(serde_json::Value::String(text)) => Ok(text),
-        other => Err(format!("a certificate could not be encoded: {other:?}")),
-    }
+fn base64(bytes: &ByteString) -> String {
+    let value = serde_json::to_value(bytes).ok();
+    let text = value.as_ref().and_then(serde_json::Value::as_str);
+    text.expect("bytes are a text in JSON").to_owned()
 }
 
 /// Return the name that the certificate of an extender has by default, given the name and namespace of the extender's Service.
@@ -165,7 +226,7 @@ mod tests {
     #[test]
     fn what_cannot_work_is_said() {
         let check = |service: &Service, secret: &Secret, name: Option<&str>, now_s: i64, part: &str| {
-            let why = installed(service, Some(secret), name, now_s).expect_err(part);
+            let why = installed(service, Some(secret), name, now_s).expect_err(part).to_string();
             assert!(why.contains(part), "{part}: {why}");
         };
         let good = secret(NAME);

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::bail;
 use divvy_explainer::from_objects;
 use divvy_explainer::read_cluster::read_without_waiting;
 use divvy_kube::in_words;
@@ -145,12 +146,13 @@ impl Pods {
         let Some(planned) = self.planned.get(number) else {
             return Event::Marked(number, Some("it was not to be tried".to_owned()));
         };
-        Event::Marked(number, self.write(&planned.target, &mark).await.err())
+        let written = self.write(&planned.target, &mark).await;
+        Event::Marked(number, written.err().map(|error| error.to_string()))
     }
 
     /// Let this run test a GPU that is out of service. Wait until its agent says so: if the extender refused the pod before, kube-scheduler would not
     /// try again soon.
-    async fn open_for_test(&self, target: &Target) -> Result<(), String> {
+    async fn open_for_test(&self, target: &Target) -> anyhow::Result<()> {
         self.write(target, &Mark::Testing).await?;
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
         let is_open = |node: Option<&DynamicObject>| {
@@ -163,24 +165,24 @@ impl Pods {
         };
         match tokio::time::timeout(ANSWER, await_condition(nodes, &target.node, is_open)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(format!("the node cannot be watched: {error}")),
-            Err(_) => Err(format!(
+            Ok(Err(error)) => bail!("the node cannot be watched: {error}"),
+            Err(_) => bail!(
                 "the agent of node {} did not open it within {} s; divvy doctor --cluster finds out whether it runs",
                 target.node,
                 ANSWER.as_secs()
-            )),
+            ),
         }
     }
 
     /// Write a mark on the node of a GPU.
-    async fn write(&self, target: &Target, mark: &Mark) -> Result<(), String> {
+    async fn write(&self, target: &Target, mark: &Mark) -> anyhow::Result<()> {
         let nodes: Api<DynamicObject> = Api::all_with(self.client.clone(), &objects::nodes());
         let (params, patch) = (PatchParams::default(), mark.patch(&target.uuid, self.run()));
         let patch = Patch::Merge(&patch);
         match tokio::time::timeout(ANSWER, nodes.patch_metadata(&target.node, &params, &patch)).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(in_words(&error)),
-            Err(_) => Err(format!("no answer within {} s", ANSWER.as_secs())),
+            Ok(Err(error)) => bail!(in_words(&error)),
+            Err(_) => bail!("no answer within {} s", ANSWER.as_secs()),
         }
     }
 
