@@ -3,6 +3,7 @@
 //! and that nothing is left.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
@@ -150,7 +151,7 @@ impl Bed {
 
     /// Wait until `look` succeeds. An error of `look` says what it sees instead. The message of a failed test contains this
     /// error.
-    pub(crate) async fn until<T>(&self, what: &str, mut look: impl AsyncFnMut(&Bed) -> Result<T, String>) -> T {
+    pub(crate) async fn until<T, E: Display>(&self, what: &str, mut look: impl AsyncFnMut(&Bed) -> Result<T, E>) -> T {
         let began = Instant::now();
         loop {
             match look(self).await {
@@ -621,7 +622,7 @@ impl Bed {
     /// Panic if a container ever ran on a wrong GPU, or a GPU was ever overcommitted.
     pub(crate) fn audit(&self) {
         let audited = self.record().audit(&self.api().history(), self.cluster.machines());
-        let mut outcome = audited.unwrap_or_else(|error| panic!("{error}"));
+        let mut outcome = audited.unwrap_or_else(|error| panic!("{error:#}"));
         // The API server's history does not show when a container of a vanished pod ended, but the record knows it.
         outcome.findings.retain(|finding| finding.what.level() == Level::Fault);
         let found: Vec<String> = outcome

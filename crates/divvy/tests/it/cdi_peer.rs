@@ -10,6 +10,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use anyhow::anyhow;
 use serde_json::Value;
 
 use crate::cluster::programs;
@@ -206,14 +207,14 @@ impl Bed {
     }
 
     /// Return the output or the error of NVIDIA's program and of ours, in this order.
-    fn both(&self, words: &[&str], input: &str) -> [Result<String, String>; 2] {
+    fn both(&self, words: &[&str], input: &str) -> [anyhow::Result<String>; 2] {
         [self.theirs.clone(), self.directory.path().join("nvidia-ctk")].map(|program| {
             let output = self.run(&program, words, input);
             let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
             if output.status.success() {
                 Ok(text(&output.stdout))
             } else {
-                Err(text(&output.stderr))
+                Err(anyhow!(text(&output.stderr)))
             }
         })
     }
@@ -506,7 +507,7 @@ fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
         let root = bed.at("driver");
         for words in &whole {
             let [_, ours] = bed.both(&[&["cdi", "generate", "--driver-root", &root], &words[..]].concat(), "");
-            let said = ours.expect_err("it is no device");
+            let said = ours.expect_err("it is no device").to_string();
             assert!(said.contains("there is no device") && said.contains(&zero), "{said}");
         }
     }
@@ -652,7 +653,7 @@ fn specs_that_are_there_have_the_devices_that_nvidias_program_finds_in_them() {
             &["--quiet", "cdi", "list", "--spec-dir", &dirs[0], "--spec-dir", &dirs[1]],
             "",
         );
-        let names = |said: Result<String, String>| {
+        let names = |said: anyhow::Result<String>| {
             let said = said.unwrap_or_else(|error| panic!("{files:?}: {error}"));
             said.lines().map(str::to_owned).collect::<BTreeSet<_>>()
         };

@@ -57,7 +57,7 @@ fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_every
             Ok(counts) => counts
                 .into_iter()
                 .for_each(|(what, count)| *total.entry(what).or_default() += count),
-            Err(report) => failures.push(report),
+            Err(report) => failures.push(format!("{report:#}")),
         }
     }
     let failed = failures.len();

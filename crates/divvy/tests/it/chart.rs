@@ -10,6 +10,7 @@ mod objects;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use anyhow::anyhow;
 use serde_json::Value;
 
 /// `deploy/divvy.yaml`, which contains the objects with default values.
@@ -54,7 +55,7 @@ fn helm() -> Option<PathBuf> {
 /// Render the chart with these values, and return the text or Helm's error. Later values override earlier ones. If Helm is not
 /// installed, record the skip and return `None`.
 #[track_caller]
-fn render(chosen: &[Value]) -> Option<Result<String, String>> {
+fn render(chosen: &[Value]) -> Option<anyhow::Result<String>> {
     let helm = helm()?;
     let directory = tempfile::tempdir().expect("a directory");
     let mut command = Command::new(&helm);
@@ -72,7 +73,7 @@ fn render(chosen: &[Value]) -> Option<Result<String, String>> {
     Some(if output.status.success() {
         Ok(text(output.stdout))
     } else {
-        Err(text(output.stderr))
+        Err(anyhow!(text(output.stderr)))
     })
 }
 
@@ -85,5 +86,5 @@ pub(crate) fn with(chosen: &[Value]) -> Option<String> {
 /// Return the error with which Helm refuses these values. If Helm is not installed, record the skip and return `None`.
 #[track_caller]
 fn refusal(chosen: &[Value]) -> Option<String> {
-    render(chosen).map(|rendered| rendered.map_or_else(|error| error, |_| panic!("{chosen:?} are not refused")))
+    render(chosen).map(|rendered| rendered.map_or_else(|error| error.to_string(), |_| panic!("{chosen:?} are not refused")))
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, bail};
 use divvy_testbed::builders::pod;
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::programs::GpuPrograms;
@@ -82,17 +83,17 @@ impl Prometheus {
     }
 
     /// Ask an expression. The error is what Prometheus says.
-    fn ask(&self, expression: &str) -> Result<Vec<Value>, String> {
+    fn ask(&self, expression: &str) -> anyhow::Result<Vec<Value>> {
         let output = Command::new("curl")
             .args(["-sS", "-G", "--max-time", "10", "--data-urlencode"])
             .arg(format!("query={expression}"))
             .arg(format!("http://{}/api/v1/query", self.address))
             .output()
             .expect("curl");
-        let answer: Value = serde_json::from_slice(&output.stdout).map_err(|error| format!("{error}: {output:?}"))?;
+        let answer: Value = serde_json::from_slice(&output.stdout).with_context(|| format!("{output:?}"))?;
         match answer["status"].as_str() {
             Some("success") => Ok(answer["data"]["result"].as_array().cloned().unwrap_or_default()),
-            _ => Err(answer.to_string()),
+            _ => bail!(answer.to_string()),
         }
     }
 

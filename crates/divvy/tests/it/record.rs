@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use anyhow::{Context as _, bail};
 use divvy_audit::{Audit, Fact, Limits, Moment, Outcome, Report};
 use divvy_kube::convert;
 use divvy_kube::convert::ReadPod;
@@ -69,10 +70,10 @@ impl Recorder {
 impl Record {
     /// Audit a history together with the containers that ran. Return an error if the record is not whole, or if an inventory does
     /// not match its machine.
-    pub(crate) fn audit(&self, history: &[Event], machines: &Machines) -> Result<Outcome, String> {
+    pub(crate) fn audit(&self, history: &[Event], machines: &Machines) -> anyhow::Result<Outcome> {
         assert!(!history.is_empty(), "there is a history");
         if self.lagged {
-            return Err("events of a node were lost".to_owned());
+            bail!("events of a node were lost");
         }
         // The history has no times, and the audit reads it before the reports: it cannot tell how long a container outlives its pod.
         let mut audit = Audit::new(Limits {
@@ -97,7 +98,7 @@ impl Record {
                 "nodes" => {
                     let object: NodeObject = serde_json::from_value((*event.object).clone()).expect("a node");
                     let node = convert::node(&object);
-                    published(&node, machines).map_err(|error| format!("revision {}: {error}", event.revision))?;
+                    published(&node, machines).with_context(|| format!("revision {}", event.revision))?;
                     if gone { Fact::NodeGone(node.name) } else { Fact::Node(node) }
                 }
                 _ => continue,
@@ -122,34 +123,31 @@ pub(crate) fn pod(object: &Value) -> Pod {
 }
 
 /// Return an error if a node's inventory contains a GPU that does not exist, or that is larger than the real GPU.
-fn published(node: &Node, machines: &Machines) -> Result<(), String> {
+fn published(node: &Node, machines: &Machines) -> anyhow::Result<()> {
     let Some(Ok(inventory)) = &node.inventory else {
         return Ok(());
     };
     let Some(machine) = machines.node(&node.name) else {
-        return Err(format!("node {} is not in the description of the machines", node.name));
+        bail!("node {} is not in the description of the machines", node.name);
     };
     let (whole, shared): (Vec<_>, Vec<_>) = inventory.gpus.iter().partition(|gpu| !gpu.is_shared());
     let whole: Vec<_> = whole.iter().map(|gpu| gpu.total.0).collect();
     let amd = machine.amd.iter().map(|gpu| gpu.memory_mib);
     let expected: Vec<_> = amd.chain(machine.intel.iter().map(|gpu| gpu.memory_mib)).collect();
     if !whole.is_empty() && whole != expected {
-        return Err(format!("{} has whole GPUs {whole:?}", node.name));
+        bail!("{} has whole GPUs {whole:?}", node.name);
     }
     for gpu in shared {
         let Some(index) = (0..machine.gpus.len()).find(|index| machine.gpu_uuid(*index) == gpu.uuid) else {
-            return Err(format!("{} is no GPU of {}", gpu.uuid, node.name));
+            bail!("{} is no GPU of {}", gpu.uuid, node.name);
         };
         let (minor, expected) = (divvy_model::nvidia::minor(&gpu.nodes), machine.gpu_minor(index));
         if minor != Some(expected) {
-            return Err(format!(
-                "{} of {} has the minor number {minor:?}, not {expected}",
-                gpu.uuid, node.name
-            ));
+            bail!("{} of {} has the minor number {minor:?}, not {expected}", gpu.uuid, node.name);
         }
         let offered = inventory.capacity(gpu);
         if offered.0 > machine.gpus[index].memory_mib {
-            return Err(format!("node {} offers {offered} of {}", node.name, gpu.uuid));
+            bail!("node {} offers {offered} of {}", node.name, gpu.uuid);
         }
     }
     Ok(())

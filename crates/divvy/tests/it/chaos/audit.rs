@@ -82,7 +82,7 @@ pub(super) fn faults(history: &[Event], record: &Record, machines: &Machines) ->
             .filter(|finding| finding.what.level() != Level::Note && !matches!(finding.what, What::GivenEarly { .. }))
             .map(|finding| format!("revision {:?}: {}: {}", finding.at.revision, finding.what.id(), finding.what))
             .collect(),
-        Err(error) => vec![error],
+        Err(error) => vec![format!("{error:#}")],
     };
     let gpus = gpus(machines);
     let pods = pods(history, &gpus, &mut found);

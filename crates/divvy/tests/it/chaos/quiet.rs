@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use anyhow::{Context as _, bail};
 use divvy_model::{Allocation, Health, Inventory, names};
 use divvy_testbed::embedded::Embedded;
 use serde_json::Value;
@@ -40,10 +41,10 @@ fn recount(cluster: &Embedded, gpus: &Gpus) -> Count {
 }
 
 /// Return the held memory according to the extender.
-async fn inspected(cluster: &Embedded) -> Result<Count, String> {
+async fn inspected(cluster: &Embedded) -> anyhow::Result<Count> {
     let answer = cluster.ask_extender("GET", "/gpushare-scheduler/inspect", "").await;
-    let (_, body) = answer.map_err(|error| format!("the extender does not answer: {error}"))?;
-    let report: Value = serde_json::from_str(&body).map_err(|error| format!("inspect answers {body:?}: {error}"))?;
+    let (_, body) = answer.context("the extender does not answer")?;
+    let report: Value = serde_json::from_str(&body).with_context(|| format!("inspect answers {body:?}"))?;
     let mut count = Count::new();
     for node in report["nodes"].as_array().into_iter().flatten() {
         for gpu in node["devs"].as_array().into_iter().flatten() {
@@ -55,10 +56,10 @@ async fn inspected(cluster: &Embedded) -> Result<Count, String> {
     Ok(count)
 }
 
-/// Return the lines of the extender's metrics that should be 0 but are not.
-async fn extenders_metrics(cluster: &Embedded) -> Result<(), String> {
+/// Check that the extender's metrics are 0 that should be.
+async fn extenders_metrics(cluster: &Embedded) -> anyhow::Result<()> {
     let answer = cluster.ask_extender("GET", "/metrics", "").await;
-    let (_, body) = answer.map_err(|error| format!("the extender does not answer: {error}"))?;
+    let (_, body) = answer.context("the extender does not answer")?;
     for name in [
         "divvy_ledger_overcommit_mebibytes",
         "divvy_ledger_anomalies",
@@ -67,22 +68,19 @@ async fn extenders_metrics(cluster: &Embedded) -> Result<(), String> {
     ] {
         let lines: Vec<&str> = body.lines().filter(|line| line.starts_with(name)).collect();
         if lines.is_empty() {
-            return Err(format!("the extender's metrics do not have {name}"));
+            bail!("the extender's metrics do not have {name}");
         }
         if let Some(line) = lines.iter().find(|line| !line.ends_with(" 0")) {
-            return Err(format!("the extender's metrics say {line}"));
+            bail!("the extender's metrics say {line}");
         }
     }
     Ok(())
 }
 
 /// Check that every node offers every unit, every GPU is healthy, and no memory is held without a pod.
-fn nodes_are_well(cluster: &Embedded, gpus: &Gpus) -> Result<(), String> {
+fn nodes_are_well(cluster: &Embedded, gpus: &Gpus) -> anyhow::Result<()> {
     for machine in &cluster.machines().nodes {
-        let node = cluster
-            .api()
-            .get("nodes", "", &machine.name)
-            .map_err(|error| format!("{error:?}"))?;
+        let node = cluster.api().get("nodes", "", &machine.name)?;
         let units: u64 = gpus
             .values()
             .filter(|gpu| gpu.node == machine.name)
@@ -91,21 +89,25 @@ fn nodes_are_well(cluster: &Embedded, gpus: &Gpus) -> Result<(), String> {
         for key in ["capacity", "allocatable"] {
             let found = text(&node["status"][key][names::GPU_MEM]);
             if found != units.to_string() {
-                return Err(format!("{key} of {} is {found:?} units, not {units}", machine.name));
+                bail!("{key} of {} is {found:?} units, not {units}", machine.name);
             }
         }
         let annotation = text(&node["metadata"]["annotations"][names::INVENTORY]);
-        let inventory = Inventory::parse(&annotation).map_err(|error| format!("{}: {error}", machine.name))?;
+        let inventory = Inventory::parse(&annotation).with_context(|| machine.name.clone())?;
         for gpu in &inventory.gpus {
             if gpu.health != Health::Ok || gpu.held.0 != 0 {
-                return Err(format!(
+                bail!(
                     "GPU {} of {} is {:?} ({:?}) and {} of it are held",
-                    gpu.index, machine.name, gpu.health, gpu.reason, gpu.held
-                ));
+                    gpu.index,
+                    machine.name,
+                    gpu.health,
+                    gpu.reason,
+                    gpu.held
+                );
             }
         }
         if inventory.gpus.len() != machine.gpus.len() {
-            return Err(format!("the inventory of {} has {} GPUs", machine.name, inventory.gpus.len()));
+            bail!("the inventory of {} has {} GPUs", machine.name, inventory.gpus.len());
         }
     }
     Ok(())
@@ -135,7 +137,7 @@ fn grants_on_disk(cluster: &Embedded, node: &str) -> (BTreeSet<(String, String)>
 
 /// Check that the pods that never end are running, and that waiting pods fit on no GPU. `failing` are the pods that fail again
 /// and again on purpose.
-fn pods_are_well(cluster: &Embedded, gpus: &Gpus, held: &Count, failing: &BTreeSet<String>) -> Result<(), String> {
+fn pods_are_well(cluster: &Embedded, gpus: &Gpus, held: &Count, failing: &BTreeSet<String>) -> anyhow::Result<()> {
     let free = |gpu: &Gpu| {
         let taken = held.get(&(gpu.node.clone(), gpu.index as u64)).map_or(0, |(units, _)| *units);
         gpu.units.saturating_sub(taken)
@@ -145,7 +147,7 @@ fn pods_are_well(cluster: &Embedded, gpus: &Gpus, held: &Count, failing: &BTreeS
     for pod in cluster.api().list("pods", "").expect("pods are a resource") {
         let (name, uid) = (text(&pod["metadata"]["name"]), text(&pod["metadata"]["uid"]));
         if !pod["metadata"]["deletionTimestamp"].is_null() {
-            return Err(format!("{name} is still being deleted: {}", pod["status"]));
+            bail!("{name} is still being deleted: {}", pod["status"]);
         }
         if ended(&pod) {
             continue;
@@ -153,10 +155,10 @@ fn pods_are_well(cluster: &Embedded, gpus: &Gpus, held: &Count, failing: &BTreeS
         let Some(node) = pod["spec"]["nodeName"].as_str() else {
             let units = effective_units(&pod);
             if let Some((uuid, free)) = free.iter().find(|(_, free)| **free >= units) {
-                return Err(format!(
+                bail!(
                     "{name} waits for {units} units, and GPU {uuid} has {free} free: {}",
                     pod["status"]
-                ));
+                );
             }
             continue;
         };
@@ -167,10 +169,7 @@ fn pods_are_well(cluster: &Embedded, gpus: &Gpus, held: &Count, failing: &BTreeS
                 .iter()
                 .any(|view| view.pod_uid == uid && view.container == container && view.is_running());
             if !runs && !failing.contains(&name) {
-                return Err(format!(
-                    "container {container} of {name} does not run on {node}: {}",
-                    pod["status"]
-                ));
+                bail!("container {container} of {name} does not run on {node}: {}", pod["status"]);
             }
             if runs {
                 granted.insert((uid.clone(), container));
@@ -184,55 +183,52 @@ fn pods_are_well(cluster: &Embedded, gpus: &Gpus, held: &Count, failing: &BTreeS
             .iter()
             .filter(|(uid, _)| running.iter().any(|view| view.pod_uid == *uid));
         if let Some(lost) = here.find(|key| !records.contains(*key)) {
-            return Err(format!("{lost:?} runs on {} and has no record", machine.name));
+            bail!("{lost:?} runs on {} and has no record", machine.name);
         }
         let live = |uid: &str| running.iter().any(|view| view.pod_uid == uid);
         if let Some((uid, container)) = records.iter().find(|(uid, _)| !live(uid)) {
-            return Err(format!(
+            bail!(
                 "the grant of container {container} of pod {uid} on {} is nobody's",
                 machine.name
-            ));
+            );
         }
     }
     Ok(())
 }
 
 /// Return an error with the first problem that is found while pods exist.
-pub(super) async fn amiss(cluster: &Embedded, gpus: &Gpus, failing: &BTreeSet<String>) -> Result<(), String> {
+pub(super) async fn amiss(cluster: &Embedded, gpus: &Gpus, failing: &BTreeSet<String>) -> anyhow::Result<()> {
     let recount = recount(cluster, gpus);
     nodes_are_well(cluster, gpus)?;
     pods_are_well(cluster, gpus, &recount, failing)?;
     extenders_metrics(cluster).await?;
     let inspected = inspected(cluster).await?;
     if inspected != recount {
-        return Err(format!("inspect says {inspected:?}, the objects say {recount:?}"));
+        bail!("inspect says {inspected:?}, the objects say {recount:?}");
     }
     Ok(())
 }
 
 /// Return an error with what is left after all pods were deleted.
-pub(super) async fn left_behind(cluster: &Embedded, gpus: &Gpus) -> Result<(), String> {
+pub(super) async fn left_behind(cluster: &Embedded, gpus: &Gpus) -> anyhow::Result<()> {
     let pods = cluster.api().list("pods", "").expect("pods are a resource");
     if let Some(pod) = pods.first() {
-        return Err(format!("{} is still there: {}", pod["metadata"]["name"], pod["status"]));
+        bail!("{} is still there: {}", pod["metadata"]["name"], pod["status"]);
     }
     for machine in &cluster.machines().nodes {
         let running = cluster.node(&machine.name).expect("joined").containers();
         if let Some(view) = running.iter().find(|view| view.is_running()) {
-            return Err(format!("{}/{} still runs", view.pod, view.container));
+            bail!("{}/{} still runs", view.pod, view.container);
         }
         let (records, specs) = grants_on_disk(cluster, &machine.name);
         if !records.is_empty() || !specs.is_empty() {
-            return Err(format!(
-                "on {} are left records {records:?} and specs {specs:?}",
-                machine.name
-            ));
+            bail!("on {} are left records {records:?} and specs {specs:?}", machine.name);
         }
     }
     amiss(cluster, gpus, &BTreeSet::new()).await?;
     let used = inspected(cluster).await?;
     if let Some(entry) = used.iter().find(|(_, (units, pods))| *units != 0 || !pods.is_empty()) {
-        return Err(format!("inspect says {entry:?}"));
+        bail!("inspect says {entry:?}");
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow, bail};
 use divvy_testbed::api::{DeleteOptions, Effect, Faults, Match, Rule, RuleId};
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::AdmissionOrder;
@@ -75,24 +76,23 @@ fn node_name(position: usize) -> String {
     format!("n{position}")
 }
 
-/// Play the sequence of a seed. Return how often each kind of event happened, or a report of the failure.
-pub(super) async fn sequence(seed: u64) -> Result<BTreeMap<&'static str, u64>, String> {
+/// Play the sequence of a seed. Return how often each kind of event happened. The error is a report of the failure.
+pub(super) async fn sequence(seed: u64) -> anyhow::Result<BTreeMap<&'static str, u64>> {
     let plan = Plan::draw(seed);
-    let mut chaos = match Chaos::start(seed, plan).await {
-        Ok(chaos) => chaos,
-        Err(error) => return Err(format!("seed {seed}: the cluster did not come up: {error}")),
-    };
+    let mut chaos = Chaos::start(seed, plan)
+        .await
+        .with_context(|| format!("seed {seed}: the cluster did not come up"))?;
     let played = chaos.play().await;
     let mut wrong = audit::faults(
         &chaos.cluster.api().history(),
         &chaos.recorder.record(),
         chaos.cluster.machines(),
     );
-    wrong.extend(played.err());
+    wrong.extend(played.err().map(|error| format!("{error:#}")));
     let outcome = if wrong.is_empty() {
         Ok(std::mem::take(&mut chaos.counts))
     } else {
-        Err(chaos.report(&wrong.join("\n")).await)
+        Err(anyhow!(chaos.report(&wrong.join("\n")).await))
     };
     chaos.cluster.shutdown().await;
     outcome
@@ -142,7 +142,7 @@ impl Chaos {
         })
     }
 
-    async fn play(&mut self) -> Result<(), String> {
+    async fn play(&mut self) -> anyhow::Result<()> {
         self.until(PATIENCE, "the nodes to be ready", async |chaos| {
             quiet::amiss(&chaos.cluster, &chaos.gpus, &BTreeSet::new()).await
         })
@@ -151,9 +151,8 @@ impl Chaos {
             self.end_rules(at);
             self.create_wanted();
             self.tell(format!("{at}: {:?}", step.op));
-            if let Err(error) = self.perform(at, &step.op).await {
-                return Err(format!("step {at}, {:?}: {error}", step.op));
-            }
+            let performed = self.perform(at, &step.op).await;
+            performed.with_context(|| format!("step {at}, {:?}", step.op))?;
             self.check()?;
             tokio::time::sleep(Duration::from_millis(step.pause_ms)).await;
             self.check()?;
@@ -181,7 +180,7 @@ impl Chaos {
         // A run without events is meaningless.
         let faults: u64 = self.counts.values().sum();
         if containers < LEAST_STARTED || faults < LEAST_FAULTS {
-            return Err(format!("only {containers} containers were started and {faults} faults met"));
+            bail!("only {containers} containers were started and {faults} faults met");
         }
         self.counts.insert("containers started", containers);
         for (what, part) in [
@@ -217,15 +216,17 @@ impl Chaos {
         &mut self,
         limit: Duration,
         what: &str,
-        look: impl AsyncFn(&Chaos) -> Result<(), String>,
-    ) -> Result<(), String> {
+        look: impl AsyncFn(&Chaos) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let began = Instant::now();
         loop {
             self.check()?;
             self.create_wanted();
             match look(self).await {
                 Ok(()) => return Ok(()),
-                Err(seen) if began.elapsed() > limit => return Err(format!("waited {} s for {what}: {seen}", limit.as_secs())),
+                Err(seen) if began.elapsed() > limit => {
+                    return Err(seen.context(format!("waited {} s for {what}", limit.as_secs())));
+                }
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -242,19 +243,16 @@ impl Chaos {
     }
 
     /// Check that no program ended on its own.
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> anyhow::Result<()> {
         for (position, up) in self.agents_up.iter().enumerate() {
             let name = node_name(position);
             if up.is_some() && !self.cluster.agent_pid(&name).is_some_and(is_alive) {
-                return Err(format!(
-                    "the agent of {name} ended unexpectedly. {}",
-                    self.cluster.agent_log(&name)
-                ));
+                bail!("the agent of {name} ended unexpectedly. {}", self.cluster.agent_log(&name));
             }
         }
         let extender = self.cluster.pids().first().copied();
         if self.extender_up && !extender.is_some_and(is_alive) {
-            return Err("the extender ended unexpectedly".to_owned());
+            bail!("the extender ended unexpectedly");
         }
         Ok(())
     }
@@ -329,11 +327,7 @@ impl Chaos {
         deleted
     }
 
-    async fn perform(&mut self, at: usize, op: &Op) -> Result<(), String> {
-        self.perform_io(at, op).await.map_err(|error| error.to_string())
-    }
-
-    async fn perform_io(&mut self, at: usize, op: &Op) -> std::io::Result<()> {
+    async fn perform(&mut self, at: usize, op: &Op) -> std::io::Result<()> {
         match *op {
             Op::Create { ref name, shape } => self.create(name, shape),
             Op::Delete { ref name } => drop(self.delete(name, None)),
@@ -535,31 +529,25 @@ impl Chaos {
     }
 
     /// End all faults, and start all programs again.
-    async fn heal(&mut self) -> Result<(), String> {
+    async fn heal(&mut self) -> anyhow::Result<()> {
         self.tell("heal".to_owned());
         self.end_rules(usize::MAX);
         self.faults().clear();
         if !self.extender_up {
-            self.cluster.start_extender().await.map_err(|error| error.to_string())?;
+            self.cluster.start_extender().await?;
             self.extender_up = true;
         }
         for node in 0..self.plan.nodes.len() {
-            let started = self
-                .cluster
-                .node(&node_name(node))
-                .map_err(|error| error.to_string())?
-                .start_kubelet()
-                .await;
-            started.map_err(|error| error.to_string())?;
-            self.start_agent(node).await.map_err(|error| error.to_string())?;
+            self.cluster.node(&node_name(node))?.start_kubelet().await?;
+            self.start_agent(node).await?;
             let until = Instant::now() + PATIENCE;
             for gpu in 0..self.plan.nodes[node].len() {
                 while !self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": false})).await {
                     if Instant::now() > until {
-                        return Err(format!(
+                        bail!(
                             "the probe of n{node} does not come back. {}",
                             self.cluster.agent_log(&node_name(node))
-                        ));
+                        );
                     }
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -575,11 +563,11 @@ impl Chaos {
         self.cluster.kubeconfig().parent().unwrap_or(Path::new("/")).join("logs")
     }
 
-    fn look_for_panics(&self) -> Result<(), String> {
+    fn look_for_panics(&self) -> anyhow::Result<()> {
         for entry in std::fs::read_dir(self.logs()).into_iter().flatten().flatten() {
             let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
             if let Some(line) = text.lines().find(|line| line.contains("panicked at")) {
-                return Err(format!("{}: {line}", entry.path().display()));
+                bail!("{}: {line}", entry.path().display());
             }
         }
         Ok(())

@@ -233,7 +233,7 @@ impl Cri {
         Some(Cri { runtime, channel })
     }
 
-    fn call<Q, A>(&self, method: &'static str, request: Q) -> Result<A, String>
+    fn call<Q, A>(&self, method: &'static str, request: Q) -> anyhow::Result<A>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
@@ -250,20 +250,20 @@ impl Cri {
         });
         answered
             .map(tonic::Response::into_inner)
-            .map_err(|status| format!("{method}: {}", status.message()))
+            .map_err(|status| anyhow::anyhow!("{method}: {}", status.message()))
     }
 
-    pub(super) fn status(&self) -> Result<Status, String> {
+    pub(super) fn status(&self) -> anyhow::Result<Status> {
         self.call("/runtime.v1.RuntimeService/Status", StatusRequest { verbose: true })
     }
 
-    pub(super) fn has_image(&self, image: &str) -> Result<bool, String> {
+    pub(super) fn has_image(&self, image: &str) -> anyhow::Result<bool> {
         let image = Some(Image { image: image.to_owned() });
         let answer: ImageStatusResponse = self.call("/runtime.v1.ImageService/ImageStatus", ImageStatusRequest { image })?;
         Ok(answer.image.is_some())
     }
 
-    pub(super) fn run_sandbox(&self, config: &SandboxConfig, runtime_handler: &str) -> Result<String, String> {
+    pub(super) fn run_sandbox(&self, config: &SandboxConfig, runtime_handler: &str) -> anyhow::Result<String> {
         let request = RunPodSandbox {
             config: Some(config.clone()),
             runtime_handler: runtime_handler.to_owned(),
@@ -278,7 +278,7 @@ impl Cri {
         sandbox: &str,
         sandbox_config: &SandboxConfig,
         config: &ContainerConfig,
-    ) -> Result<String, String> {
+    ) -> anyhow::Result<String> {
         let request = CreateContainer {
             pod_sandbox_id: sandbox.to_owned(),
             config: Some(config.clone()),
@@ -289,14 +289,14 @@ impl Cri {
         Ok(container.id)
     }
 
-    pub(super) fn container(&self, id: &str) -> Result<ContainerStatus, String> {
+    pub(super) fn container(&self, id: &str) -> anyhow::Result<ContainerStatus> {
         let answer: ContainerStatusResponse =
             self.call("/runtime.v1.RuntimeService/ContainerStatus", Id { id: id.to_owned() })?;
         Ok(answer.status.unwrap_or_default())
     }
 
     /// Stop a pod, and remove it with its containers.
-    pub(super) fn remove_sandbox(&self, id: &str) -> Result<(), String> {
+    pub(super) fn remove_sandbox(&self, id: &str) -> anyhow::Result<()> {
         let id = Id { id: id.to_owned() };
         let _: Empty = self.call("/runtime.v1.RuntimeService/StopPodSandbox", id.clone())?;
         let _: Empty = self.call("/runtime.v1.RuntimeService/RemovePodSandbox", id)?;

@@ -224,7 +224,9 @@ impl Engine {
             .expect("ctr");
         went_well(&output);
         // The CRI plugin learns of images from the rest of containerd.
-        eventually(&self.at("log"), || (self.cri().has_image(IMAGE) == Ok(true)).then_some(()));
+        eventually(&self.at("log"), || {
+            self.cri().has_image(IMAGE).is_ok_and(|has| has).then_some(())
+        });
     }
 
     fn stop(&mut self) {
@@ -242,7 +244,7 @@ impl Engine {
     }
 
     /// Run a pod's only container until it has ended. Return its output, normalized so that equal containers print equal lines.
-    fn run(&self, handler: &str, ask: Ask<'_>) -> Result<Vec<String>, String> {
+    fn run(&self, handler: &str, ask: Ask<'_>) -> anyhow::Result<Vec<String>> {
         let number = self.pods.get();
         self.pods.set(number + 1);
         let logs = self.at(&format!("logs/{number}"));
@@ -300,16 +302,17 @@ impl Engine {
             .map(|status| (status, std::fs::read_to_string(logs.join("main.log")).unwrap_or_default()));
         self.cri().remove_sandbox(&sandbox)?;
         let (status, log) = ran?;
-        if status.exit_code != 0 {
-            return Err(format!(
-                "it ended with {}: {}: {}: {log}",
-                status.exit_code, status.reason, status.message
-            ));
-        }
+        let ContainerStatus {
+            exit_code,
+            reason,
+            message,
+            ..
+        } = status;
+        anyhow::ensure!(exit_code == 0, "it ended with {exit_code}: {reason}: {message}: {log}");
         Ok(lines(&log))
     }
 
-    fn ended(&self, id: &str) -> Result<ContainerStatus, String> {
+    fn ended(&self, id: &str) -> anyhow::Result<ContainerStatus> {
         eventually(&self.at("log"), || match self.cri().container(id) {
             Ok(status) if status.state != 2 => None,
             other => Some(other),
@@ -668,7 +671,7 @@ fn pods(engine: &Engine, low_level: &str, without: &[String]) {
         annotation: Some(("cdi.k8s.io/test", "nvidia.com/gpu=7")),
         ..plain
     };
-    let said = engine.run("nvidia", wrong).expect_err("there is no such device");
+    let said = engine.run("nvidia", wrong).expect_err("there is no such device").to_string();
     assert!(said.contains("unresolvable CDI devices nvidia.com/gpu=7"), "{}", what(&said));
 }
 
