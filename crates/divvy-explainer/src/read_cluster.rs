@@ -109,11 +109,7 @@ fn seen<T>(read: Result<T, Error>) -> Option<T> {
 
 fn listed(object: PodObject) -> Result<Listed, divvy_model::Error> {
     let waits = object.spec.node_name.as_deref().is_none_or(str::is_empty);
-    let wants = if waits {
-        Some(from_objects::wants(&object)?)
-    } else {
-        None
-    };
+    let wants = if waits { Some(from_objects::wants(&object)?) } else { None };
     listed_as(object, wants)
 }
 

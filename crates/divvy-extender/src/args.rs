@@ -7,7 +7,7 @@ use std::time::Duration;
 use divvy_model::MemoryUnit;
 use divvy_policy::Policy;
 use divvy_program::ContextArgs;
-use divvy_program::values::{duration, namespaced};
+use divvy_program::values::{ValueError, duration, namespaced};
 
 use crate::core::{DecideIn, Placement};
 use crate::election::Rules;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use divvy_agent_core::{
-    Action, AllocateError, Core, Escape, Facts, Guarded, Handout, Key, Limit, MigStrategy, NodeFiles, NodeKey, Offer, Otherwise, PreStart,
-    Reason, Reconciled, ResourceSpec, Settings, SpecOnNode,
+    Action, AllocateError, Core, Escape, Facts, Guarded, Handout, Key, Limit, MigStrategy, NodeFiles, NodeKey, Offer, Otherwise,
+    PreStart, Reason, Reconciled, ResourceSpec, Settings, SpecOnNode,
 };
 use divvy_cdi as cdi;
 use divvy_cdi::{Device, Spec};
