@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use divvy_extender::tls::certificate::{CertificateError, Pair, Roots};
+use divvy_extender::tls::certificate::{Pair, Roots};
 use divvy_extender::tls::default_server_name;
 use divvy_extender::tls::plan::keys;
 use k8s_openapi::ByteString;
