@@ -99,8 +99,8 @@ pub(crate) fn init() -> Result<(), Code> {
     }
     let mut driver = DRIVER.lock().unwrap_or_else(PoisonError::into_inner);
     if driver.is_none() {
-        let machine = Machine::load().map_err(|text| {
-            trace::complain(&text);
+        let machine = Machine::load().map_err(|error| {
+            trace::complain(&error.to_string());
             NO_DEVICE
         })?;
         if machine.cards.is_empty() {
@@ -120,8 +120,8 @@ pub(crate) fn version() -> Result<i32, Code> {
             return Ok(driver.version);
         }
     }
-    Machine::load().map(|machine| machine.version).map_err(|text| {
-        trace::complain(&text);
+    Machine::load().map(|machine| machine.version).map_err(|error| {
+        trace::complain(&error.to_string());
         UNKNOWN
     })
 }

@@ -1,11 +1,11 @@
 //! The described machine in CUDA's terms.
 
 use std::env;
-use std::path::PathBuf;
 
+use divvy_gpu_sim::description::{self, BadGpu, DescriptionError};
 use divvy_gpu_sim::mig::{Profile, SMS_OF_SLICE};
 use divvy_gpu_sim::{cuda_version, parse_version};
-use divvy_model::machine::{MachineGpu, MachineMig, MachineNode, Machines};
+use divvy_model::machine::{MachineGpu, MachineMig, MachineNode};
 use divvy_model::{MiB, MigParts};
 
 use crate::card::Card;
@@ -24,11 +24,12 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Read what the environment describes.
-    pub(crate) fn load() -> Result<Machine, String> {
-        let (node, path) = node()?;
+    pub(crate) fn load() -> Result<Machine, DescriptionError> {
+        let node = node()?;
         let version = version_of(&node)?;
-        let gpus: Result<Vec<Gpu>, String> = (0..node.gpus.len()).map(|index| gpu(&node, index)).collect();
-        let gpus = gpus.map_err(|error| format!("{}: {error}", path.display()))?;
+        let gpus: Vec<Gpu> = (0..node.gpus.len())
+            .map(|index| gpu(&node, index))
+            .collect::<Result<_, _>>()?;
         // What is not UTF-8 names no GPU.
         let wanted = env::var_os("CUDA_VISIBLE_DEVICES").map(|list| list.to_string_lossy().into_owned());
         Ok(Machine {
@@ -39,33 +40,24 @@ impl Machine {
 }
 
 /// Return the CUDA version of the described driver.
-pub(crate) fn version() -> Result<i32, String> {
-    version_of(&node()?.0)
+pub(crate) fn version() -> Result<i32, DescriptionError> {
+    version_of(&node()?)
 }
 
-fn version_of(node: &MachineNode) -> Result<i32, String> {
+fn version_of(node: &MachineNode) -> Result<i32, DescriptionError> {
     match env::var("DIVVY_CUDA_SIM_VERSION") {
-        Ok(text) => parse_version(&text).ok_or_else(|| format!("DIVVY_CUDA_SIM_VERSION is {text:?}; write it like \"12.4\"")),
+        Ok(text) => parse_version(&text).ok_or(DescriptionError::CudaVersion(text)),
         Err(_) => Ok(cuda_version(&node.driver)),
     }
 }
 
-/// Return the description of this process's node, and the file that has it.
-fn node() -> Result<(MachineNode, PathBuf), String> {
-    let path = env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; set it to the path of the machine description")?;
-    let path = PathBuf::from(path);
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let machines = Machines::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-    let node = match env::var("DIVVY_NVML_SIM_NODE") {
-        Ok(name) => machines.node(&name),
-        Err(_) => machines.nodes.first(),
-    };
-    let node = node.ok_or_else(|| format!("{}: the node of DIVVY_NVML_SIM_NODE is not described", path.display()))?;
-    Ok((node.clone(), path))
+/// Return the description of this process's node.
+fn node() -> Result<MachineNode, DescriptionError> {
+    description::read(&description::path()?, description::node_name().as_deref())
 }
 
 /// Return a GPU, or what it is divided into.
-fn gpu(node: &MachineNode, index: usize) -> Result<Gpu, String> {
+fn gpu(node: &MachineNode, index: usize) -> Result<Gpu, DescriptionError> {
     let (uuid, described) = (node.gpu_uuid(index), &node.gpus[index]);
     let card = |uuid: &str, ledger: String, described: MachineGpu| {
         let others: u64 = described.processes.iter().map(|process| process.used_mib).sum();
@@ -85,11 +77,14 @@ fn gpu(node: &MachineNode, index: usize) -> Result<Gpu, String> {
             let one = |(at, part): (usize, &MachineMig)| {
                 let first = parts.iter().position(|other| other.gpu_instance == part.gpu_instance);
                 let ledger = node.mig_uuid(index, first.unwrap_or(at));
-                let described = divided(described, parts, part)
-                    .ok_or_else(|| format!("GPU {index} of {}: the MIG device {at} has no known profile", node.name))?;
+                let described = divided(described, parts, part).ok_or_else(|| DescriptionError::Gpu {
+                    node: node.name.clone(),
+                    index,
+                    what: BadGpu::MigProfile(at),
+                })?;
                 Ok(card(&node.mig_uuid(index, at), ledger, described))
             };
-            parts.iter().enumerate().map(one).collect::<Result<_, String>>()?
+            parts.iter().enumerate().map(one).collect::<Result<_, _>>()?
         }
     };
     Ok(Gpu {

@@ -1,6 +1,7 @@
 //! What `divvy-nvml-sim` and `divvy-cuda-sim` have in common. Both are dynamic libraries, which cannot depend on each other.
 
 mod clock;
+pub mod description;
 pub mod exports;
 mod ledger;
 pub mod mig;

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::changes::{Changes, Division, EventErrors, Gauges, GpuChanges, Instance, LimitMode};
 use crate::machine::Machine;
-use crate::sim::{Event, complain, now_ms, sim};
+use crate::sim::{Event, Refusal, complain, now_ms, sim};
 
 const MAX_LINE: u64 = 64 * 1024;
 
@@ -162,10 +162,10 @@ fn serve(stream: &UnixStream) {
             // The connection has ended or failed, or the line is too long.
             _ => return,
         }
-        let answer = serde_json::from_slice(&line)
-            .map_err(|error| error.to_string())
-            .and_then(perform);
-        let mut text = answer.unwrap_or_else(|error| json!({ "err": error })).to_string();
+        let answer = serde_json::from_slice(&line).map_err(Refusal::Request).and_then(perform);
+        let mut text = answer
+            .unwrap_or_else(|refusal| json!({ "err": refusal.to_string() }))
+            .to_string();
         text.push('\n');
         if (&mut &*stream).write_all(text.as_bytes()).is_err() {
             return;
@@ -173,7 +173,7 @@ fn serve(stream: &UnixStream) {
     }
 }
 
-fn perform(request: Request) -> Result<Value, String> {
+fn perform(request: Request) -> Result<Value, Refusal> {
     match request {
         Request::Xid { gpu, xid, instances } => {
             let delivered = sim().xid(Event {
@@ -200,7 +200,7 @@ fn perform(request: Request) -> Result<Value, String> {
         } => sim().change(|changes, machine| {
             let total = machine.cards.get(gpu as usize).map_or(0, |card| card.described.memory_mib);
             if used_mib > total {
-                return Err(format!("GPU {gpu} has {total} MiB, less than {used_mib}"));
+                return Err(Refusal::Memory { gpu, total, used_mib });
             }
             let changed = this_gpu(changes, machine, gpu)?;
             changed.processes.insert(pid, used_mib);
@@ -270,17 +270,20 @@ fn perform(request: Request) -> Result<Value, String> {
     Ok(json!({ "ok": true }))
 }
 
-fn change_gpu(gpu: u32, edit: impl FnOnce(&mut GpuChanges)) -> Result<(), String> {
+fn change_gpu(gpu: u32, edit: impl FnOnce(&mut GpuChanges)) -> Result<(), Refusal> {
     sim().change(|changes, machine| {
         edit(this_gpu(changes, machine, gpu)?);
         Ok(())
     })
 }
 
-fn this_gpu<'c>(changes: &'c mut Changes, machine: &Machine, gpu: u32) -> Result<&'c mut GpuChanges, String> {
+fn this_gpu<'c>(changes: &'c mut Changes, machine: &Machine, gpu: u32) -> Result<&'c mut GpuChanges, Refusal> {
     let count = machine.cards.len();
     if gpu as usize >= count {
-        return Err(format!("there is no GPU {gpu}; the number of GPUs is {count}"));
+        return Err(Refusal::NoGpu {
+            gpu: gpu as usize,
+            count,
+        });
     }
     Ok(changes.gpus.entry(gpu).or_default())
 }

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use divvy_model::machine::{MachineFabric, MachineGpu, MachineMig, MachineNode, Machines};
+use divvy_gpu_sim::description::{self, BadGpu, DescriptionError};
+use divvy_model::machine::{MachineFabric, MachineGpu, MachineMig, MachineNode};
 
 use crate::changes::{Changes, Division, Instance};
 
@@ -76,19 +77,8 @@ impl Pci {
 
 impl Machine {
     /// Read the machine description, select a node (the one with this name, or the first), and divide its GPUs as `changes` says.
-    pub(crate) fn load(path: &Path, node: Option<&str>, changes: &Changes) -> Result<Machine, String> {
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let machines = Machines::parse(&text).map_err(|error| format!("{}: {error}", path.display()))?;
-        let node = match node {
-            Some(name) => machines
-                .node(name)
-                .ok_or_else(|| format!("{}: no node is named {name}", path.display()))?,
-            None => machines
-                .nodes
-                .first()
-                .ok_or_else(|| format!("{}: no node is described", path.display()))?,
-        };
-        let mut node = node.clone();
+    pub(crate) fn load(path: &Path, node: Option<&str>, changes: &Changes) -> Result<Machine, DescriptionError> {
+        let mut node = description::read(path, node)?;
         for (index, changed) in &changes.gpus {
             if let (Some(gpu), Some(Division(devices))) = (node.gpus.get_mut(*index as usize), &changed.mig) {
                 let device = |of: &Instance| MachineMig {
@@ -103,9 +93,14 @@ impl Machine {
         Machine::of(&node)
     }
 
-    fn of(node: &MachineNode) -> Result<Machine, String> {
+    fn of(node: &MachineNode) -> Result<Machine, DescriptionError> {
         let mut cards = Vec::with_capacity(node.gpus.len());
         for (index, described) in node.gpus.iter().enumerate() {
+            let wrong = |what| DescriptionError::Gpu {
+                node: node.name.clone(),
+                index,
+                what,
+            };
             let pci = node.gpu_pci(index);
             let cc = described
                 .cc
@@ -114,18 +109,8 @@ impl Machine {
             cards.push(Card {
                 uuid: node.gpu_uuid(index),
                 minor: node.gpu_minor(index),
-                pci: Pci::parse(&pci).ok_or_else(|| {
-                    format!(
-                        "GPU {index} of {}: {pci:?} is not a PCI bus id such as \"0000:81:00.0\"",
-                        node.name
-                    )
-                })?,
-                cc: cc.ok_or_else(|| {
-                    format!(
-                        "GPU {index} of {}: cc {:?} is not a compute capability like \"8.0\"",
-                        node.name, described.cc
-                    )
-                })?,
+                pci: Pci::parse(&pci).ok_or_else(|| wrong(BadGpu::Pci(pci)))?,
+                cc: cc.ok_or_else(|| wrong(BadGpu::ComputeCapability(described.cc.clone())))?,
                 described: described.clone(),
                 nvlinks: Vec::new(),
                 mig: described
@@ -143,7 +128,7 @@ impl Machine {
                 fabric: described
                     .fabric
                     .as_ref()
-                    .map(|of| fabric(of, &node.name, index))
+                    .map(|of| fabric(of).ok_or_else(|| wrong(BadGpu::Cluster(of.cluster.clone()))))
                     .transpose()?,
             });
         }
@@ -213,11 +198,11 @@ impl Machine {
     }
 }
 
-fn fabric(described: &MachineFabric, node: &str, index: usize) -> Result<Fabric, String> {
+/// Return what NVML says about a fabric; `None` if its cluster is not a UUID.
+fn fabric(described: &MachineFabric) -> Option<Fabric> {
     let digits: String = described.cluster.chars().filter(|c| *c != '-').collect();
-    let cluster = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32);
-    let cluster = cluster.ok_or_else(|| format!("GPU {index} of {node}: cluster {:?} is not a UUID", described.cluster))?;
-    Ok(Fabric {
+    let cluster = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+    Some(Fabric {
         cluster: cluster.to_be_bytes(),
         clique: described.clique,
         state: described.state,
@@ -262,7 +247,7 @@ impl Card {
 mod tests {
     use super::*;
 
-    fn machine(text: &str) -> Result<Machine, String> {
+    fn machine(text: &str) -> Result<Machine, DescriptionError> {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("m.toml");
         std::fs::write(&path, text).expect("file");
@@ -307,9 +292,9 @@ mod tests {
             ),
         ] {
             let text = format!("v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 1\n{field}\n");
-            let error = machine(&text).expect_err(field);
+            let error = machine(&text).expect_err(field).to_string();
             assert!(error.contains(part), "{error}");
         }
-        assert!(machine("v = 1").expect_err("no node").contains("no node"));
+        assert!(machine("v = 1").is_err_and(|error| matches!(error, DescriptionError::NoNode { .. })));
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use divvy_gpu_sim::Ledger;
+use divvy_gpu_sim::description::{self, DescriptionError};
 use divvy_model::machine::MachineHealth;
 use nvml_wrapper_sys::bindings as ffi;
 
@@ -113,8 +114,8 @@ impl Sim {
             return Err(inner.changes.init_error);
         }
         if inner.references == 0 {
-            inner.machine = Some(Arc::new(load_machine(&inner.changes).map_err(|text| {
-                complain(&text);
+            inner.machine = Some(Arc::new(load_machine(&inner.changes).map_err(|error| {
+                complain(&error.to_string());
                 ffi::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED
             })?));
         }
@@ -168,7 +169,7 @@ impl Sim {
     }
 
     /// Change the state and store it in the state file. If it cannot be stored, the state stays unchanged.
-    pub(crate) fn change(&self, edit: impl FnOnce(&mut Changes, &Machine) -> Result<(), String>) -> Result<(), String> {
+    pub(crate) fn change(&self, edit: impl FnOnce(&mut Changes, &Machine) -> Result<(), Refusal>) -> Result<(), Refusal> {
         let mut inner = self.lock();
         inner.refresh();
         let machine = inner.described()?;
@@ -176,7 +177,10 @@ impl Sim {
         edit(&mut next, &machine)?;
         gauges::keep_energy(&machine.cards, &inner.changes, &mut next, divvy_gpu_sim::monotonic());
         if let Some((path, stamp)) = &mut inner.state {
-            changes::write(path, &next).map_err(|error| format!("{}: {error}", path.display()))?;
+            changes::write(path, &next).map_err(|error| Refusal::State {
+                path: path.clone(),
+                error,
+            })?;
             *stamp = changes::stamp(path);
         }
         inner.changes = next;
@@ -187,12 +191,12 @@ impl Sim {
     }
 
     /// Queue an XID. Return the number of event sets that received it.
-    pub(crate) fn xid(&self, event: Event) -> Result<usize, String> {
+    pub(crate) fn xid(&self, event: Event) -> Result<usize, Refusal> {
         let gpu = event.gpu;
         let mut inner = self.lock();
         let count = inner.described()?.cards.len();
         if gpu >= count {
-            return Err(format!("there is no GPU {gpu}; the number of GPUs is {count}"));
+            return Err(Refusal::NoGpu { gpu, count });
         }
         let mut delivered = 0;
         for set in inner.sets.values_mut().filter(|set| set.gpus.contains(&gpu)) {
@@ -205,7 +209,7 @@ impl Sim {
     }
 
     /// Return the changes and the machine to which they apply.
-    pub(crate) fn state(&self) -> Result<(Changes, Arc<Machine>), String> {
+    pub(crate) fn state(&self) -> Result<(Changes, Arc<Machine>), DescriptionError> {
         let mut inner = self.lock();
         inner.refresh();
         Ok((inner.changes.clone(), inner.described()?))
@@ -216,6 +220,21 @@ impl Sim {
         let inner = self.lock();
         (inner.samples.len(), inner.last_sample)
     }
+}
+
+/// Why a change of the machine, or another request, is not carried out.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("{0}")]
+    Request(serde_json::Error),
+    #[error(transparent)]
+    Description(#[from] DescriptionError),
+    #[error("there is no GPU {gpu}; the number of GPUs is {count}")]
+    NoGpu { gpu: usize, count: usize },
+    #[error("GPU {gpu} has {total} MiB, less than {used_mib}")]
+    Memory { gpu: u32, total: u64, used_mib: u64 },
+    #[error("{}: {error}", path.display())]
+    State { path: PathBuf, error: io::Error },
 }
 
 impl Inner {
@@ -285,7 +304,7 @@ impl Inner {
         if self.machine.is_some() {
             match load_machine(&self.changes) {
                 Ok(machine) => self.machine = Some(Arc::new(machine)),
-                Err(text) => complain(&text),
+                Err(error) => complain(&error.to_string()),
             }
         }
     }
@@ -295,7 +314,7 @@ impl Inner {
     }
 
     /// Return the machine even if NVML is not initialized.
-    fn described(&self) -> Result<Arc<Machine>, String> {
+    fn described(&self) -> Result<Arc<Machine>, DescriptionError> {
         match &self.machine {
             Some(machine) => Ok(machine.clone()),
             None => load_machine(&self.changes).map(Arc::new),
@@ -519,10 +538,8 @@ fn env_number(name: &str) -> u64 {
     })
 }
 
-fn load_machine(changes: &Changes) -> Result<Machine, String> {
-    let path = env::var_os("DIVVY_NVML_SIM").ok_or("DIVVY_NVML_SIM is not set; set it to the path of the machine description")?;
-    let node = env::var("DIVVY_NVML_SIM_NODE").ok();
-    Machine::load(&PathBuf::from(path), node.as_deref(), changes)
+fn load_machine(changes: &Changes) -> Result<Machine, DescriptionError> {
+    Machine::load(&description::path()?, description::node_name().as_deref(), changes)
 }
 
 /// Print a message to standard error. NVML's errors carry no text, and a mistake in the description must not look like a missing driver.

@@ -77,8 +77,8 @@ fn set(device: ffi::nvmlDevice_t, cgroup: &str, soft: u64, hard: u64) -> Result<
         write_kernel(&file, &region, hard).map_err(|_| NOT_FOUND)?;
     }
     let limit = Limit { soft, hard };
+    let index = u32::try_from(index).map_err(|_| ffi::nvmlReturn_enum_NVML_ERROR_UNKNOWN)?;
     let changed = sim().change(|changes, _| {
-        let index = u32::try_from(index).map_err(|error| error.to_string())?;
         let gpu = changes.gpus.entry(index).or_default();
         gpu.limits.retain(|cgroup, _| Path::new(cgroup).is_dir());
         gpu.limits.insert(cgroup.to_owned(), limit);
