@@ -102,7 +102,7 @@ impl<'t, 'p> Body<'t, 'p> {
             },
             Operand::Name(name, Some(dimension)) => Err(format!("{name}.{dimension} is only read by mov")),
             Operand::Address(..) | Operand::Vector(_) => Err("this operand is no register and no constant".to_owned()),
-            constant => self.constant(constant.constant(of)?),
+            constant => self.constant(constant.constant(of).map_err(|error| error.to_string())?),
         }
     }
 

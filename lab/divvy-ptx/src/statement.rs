@@ -26,9 +26,18 @@ pub(crate) struct Statement<'t> {
     pub(crate) operands: Vec<Operand<'t>>,
 }
 
+/// Why an operand is no constant of a type.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotAConstant {
+    #[error("{number} does not have {bits} bits")]
+    TooLarge { number: i128, bits: u32 },
+    #[error("a constant of this kind is no operand of this type")]
+    OtherKind,
+}
+
 impl Operand<'_> {
     /// Return the bits of a constant of a type.
-    pub(crate) fn constant(&self, of: Type) -> Result<u64, String> {
+    pub(crate) fn constant(&self, of: Type) -> Result<u64, NotAConstant> {
         match (self, of.class, of.bytes) {
             (Operand::Float(bits), Class::Float | Class::Bits, 4) => Ok(u64::from(*bits)),
             (Operand::Double(bits), Class::Float | Class::Bits, 8) => Ok(*bits),
@@ -37,10 +46,10 @@ impl Operand<'_> {
                 if *number < 1 << bits && *number >= -(1 << (bits - 1)) {
                     Ok(*number as u64 & of.mask())
                 } else {
-                    Err(format!("{number} does not have {bits} bits"))
+                    Err(NotAConstant::TooLarge { number: *number, bits })
                 }
             }
-            _ => Err("a constant of this kind is no operand of this type".to_owned()),
+            _ => Err(NotAConstant::OtherKind),
         }
     }
 }
