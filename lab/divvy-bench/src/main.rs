@@ -13,7 +13,7 @@ use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use divvy_bench::api::Api;
 use divvy_bench::cluster::{Cluster, Form, PODS_PER_GPU};
@@ -134,15 +134,13 @@ impl Other {
     }
 }
 
-fn other(text: &str) -> Result<Other, String> {
+fn other(text: &str) -> anyhow::Result<Other> {
     match text.split_once('=') {
         Some((name, command)) if !name.is_empty() && !command.trim().is_empty() && !tools::OURS.contains(&name) => Ok(Other {
             name: name.to_owned(),
             command: command.to_owned(),
         }),
-        _ => Err(format!(
-            "{text:?} is not NAME=COMMAND with a new name, such as go-inspect=./kubectl-inspect-gpushare"
-        )),
+        _ => bail!("{text:?} is not NAME=COMMAND with a new name, such as go-inspect=./kubectl-inspect-gpushare"),
     }
 }
 

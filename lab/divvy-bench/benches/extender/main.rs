@@ -23,6 +23,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::{anyhow, ensure};
 use ask::Door;
 use divvy_bench::api::Api;
 use divvy_bench::cluster::{self, Cluster, Form};
@@ -343,27 +344,25 @@ fn binds(cluster: &Cluster, listens: &Door) -> Outcome<()> {
     let times = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..AT_ONCE)
             .map(|worker| {
-                scope.spawn(move || -> Result<Vec<Duration>, String> {
-                    let mut connection = listens.open().map_err(|error| error.to_string())?;
+                scope.spawn(move || -> anyhow::Result<Vec<Duration>> {
+                    let mut connection = listens.open().map_err(|error| anyhow!("{error}"))?;
                     let mut times = Vec::new();
                     for waiting in (worker..cluster.waiting).step_by(AT_ONCE) {
                         let body = cluster.bind(waiting);
                         let began = Instant::now();
                         let (_, answer) = connection
                             .post("/gpushare-scheduler/bind", &body)
-                            .map_err(|error| error.to_string())?;
+                            .map_err(|error| anyhow!("{error}"))?;
                         times.push(began.elapsed());
-                        if answer != r#"{"Error":""}"# {
-                            return Err(answer);
-                        }
+                        ensure!(answer == r#"{"Error":""}"#, "{answer}");
                     }
                     Ok(times)
                 })
             })
             .collect();
-        let times: Result<Vec<_>, String> = workers
+        let times: anyhow::Result<Vec<_>> = workers
             .into_iter()
-            .map(|worker| worker.join().map_err(|_| "a worker panicked".to_owned())?)
+            .map(|worker| worker.join().map_err(|_| anyhow!("a worker panicked"))?)
             .collect();
         times
     })?
