@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::Context as _;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::PULSE;
@@ -40,13 +41,13 @@ pub(crate) fn fuzz(
     program: &Path,
     corpus: Option<&Path>,
     complain: &mut impl FnMut(&str),
-) -> Result<(), String> {
+) -> anyhow::Result<()> {
     let began = Instant::now();
-    let temporary = tempfile::tempdir().map_err(|error| format!("could not create a temporary directory: {error}"))?;
+    let temporary = tempfile::tempdir().context("could not create a temporary directory")?;
     let directory = corpus.unwrap_or(temporary.path());
     let mut courses = Vec::new();
     for target in targets {
-        courses.push(Course::new(target, directory).map_err(|error| format!("{}: {error}", directory.display()))?);
+        courses.push(Course::new(target, directory).with_context(|| directory.display().to_string())?);
     }
     let places = thread::available_parallelism().map_or(1, usize::from);
     for round in 0.. {
@@ -140,10 +141,10 @@ struct Process {
 }
 
 impl Process {
-    fn start(program: &Path, course: &Course<'_>, seed: u64) -> Result<Process, String> {
-        let failed = |error: std::io::Error| format!("could not start {}: {error}", program.display());
-        let log = tempfile::NamedTempFile::new().map_err(failed)?;
-        let words = |log: &File| log.try_clone().map(Stdio::from).map_err(failed);
+    fn start(program: &Path, course: &Course<'_>, seed: u64) -> anyhow::Result<Process> {
+        let failed = || format!("could not start {}", program.display());
+        let log = tempfile::NamedTempFile::new().with_context(failed)?;
+        let words = |log: &File| log.try_clone().map(Stdio::from).with_context(failed);
         let found = std::env::temp_dir().join(format!(
             "divvy-fuzz-{}-{}-",
             course.target.name.replace(|c: char| !c.is_ascii_alphanumeric(), "-"),
@@ -164,7 +165,7 @@ impl Process {
             .stdout(words(log.as_file())?)
             .stderr(words(log.as_file())?)
             .spawn()
-            .map_err(failed)?;
+            .with_context(failed)?;
         Ok(Process {
             child,
             log,

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, bail};
 use clap::Parser as _;
 
 use arguments::{Arguments, Ends};
@@ -38,14 +39,14 @@ fn main() {
         Ok(true) => 0,
         Ok(false) => 1,
         Err(why) => {
-            eprintln!("error: {why}; see --help");
+            eprintln!("error: {why:#}; see --help");
             2
         }
     });
 }
 
 /// Run the program. If a rule was broken, print it and return false. An error is about the command line.
-fn run(arguments: &Arguments) -> Result<bool, String> {
+fn run(arguments: &Arguments) -> anyhow::Result<bool> {
     if arguments.list {
         targets().iter().for_each(|target| println!("{}", target.name));
         return Ok(true);
@@ -57,7 +58,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
         sound = false;
     };
     if let (true, Err(why)) = (arguments.only.is_empty(), documented(&all)) {
-        complain(&why);
+        complain(&why.to_string());
     }
     let chosen = chosen(all, &arguments.only)?;
     if let Some(file) = &arguments.replay {
@@ -68,7 +69,7 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     let (sound_seeds, broken): (Vec<_>, Vec<_>) = chosen.into_iter().partition(|target| match target.check_seeds() {
         Ok(()) => true,
         Err(why) => {
-            complain(&why);
+            complain(&why.to_string());
             false
         }
     });
@@ -82,10 +83,10 @@ fn run(arguments: &Arguments) -> Result<bool, String> {
     Ok(sound)
 }
 
-fn chosen(targets: Vec<Target>, only: &[String]) -> Result<Vec<Target>, String> {
+fn chosen(targets: Vec<Target>, only: &[String]) -> anyhow::Result<Vec<Target>> {
     let is = |target: &Target, name: &String| target.name.contains(name);
     match only.iter().find(|name| !targets.iter().any(|target| is(target, name))) {
-        Some(name) => Err(format!("there is no target {name:?}; --list prints their names")),
+        Some(name) => bail!("there is no target {name:?}; --list prints their names"),
         None => Ok(targets
             .into_iter()
             .filter(|target| only.is_empty() || only.iter().any(|name| is(target, name)))
@@ -94,12 +95,12 @@ fn chosen(targets: Vec<Target>, only: &[String]) -> Result<Vec<Target>, String> 
 }
 
 /// Let one target read one input.
-fn replay(targets: &[Target], file: &Path) -> Result<bool, String> {
+fn replay(targets: &[Target], file: &Path) -> anyhow::Result<bool> {
     let [target] = targets else {
         let names: Vec<&str> = targets.iter().map(|target| target.name).collect();
-        return Err(format!("--replay needs one target, and --only names {}", names.join(", ")));
+        bail!("--replay needs one target, and --only names {}", names.join(", "));
     };
-    let input = std::fs::read(file).map_err(|error| format!("could not read {}: {error}", file.display()))?;
+    let input = std::fs::read(file).with_context(|| format!("could not read {}", file.display()))?;
     match target.run(&input) {
         Ok(cost) => {
             println!(
@@ -155,7 +156,7 @@ fn fuzz(targets: Vec<Target>, ends: Ends, seed: u64, complain: &mut impl FnMut(&
             match ended.thread.join() {
                 Ok(Ok(tally)) => tallies.push((ended.name, tally)),
                 Ok(Err(Broken { input, why })) => {
-                    complain(&report(ended.name, seed, &keep(ended.name, &input), &why));
+                    complain(&report(ended.name, seed, &keep(ended.name, &input), &why.to_string()));
                 }
                 Err(_) => complain(&format!("{}: it ended too early", ended.name)),
             }

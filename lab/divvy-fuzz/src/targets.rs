@@ -10,6 +10,7 @@ mod pages;
 mod programs;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
@@ -53,6 +54,16 @@ const LIMITS: Limits = Limits {
 /// The factor by which libFuzzer's counters slow down the same input.
 const SLOWER: u32 = if cfg!(feature = "guided") { 4 } else { 1 };
 
+/// A rule of a target that does not hold, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BrokenRule(String);
+
+impl fmt::Display for BrokenRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// The cost of one input, and whether it was accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
@@ -88,7 +99,7 @@ impl Target {
     }
 
     /// Read an input within the limits. The error is the rule that it broke.
-    pub fn run(&self, input: &[u8]) -> Result<Cost, String> {
+    pub fn run(&self, input: &[u8]) -> Result<Cost, BrokenRule> {
         let mut cost = self.measure(input)?;
         // Other programs on the processor can make one run slow. An input that is slow three times is slow.
         for _ in 0..2 {
@@ -101,7 +112,7 @@ impl Target {
         self.limits.check(input.len(), cost).map(|()| cost)
     }
 
-    fn measure(&self, input: &[u8]) -> Result<Cost, String> {
+    fn measure(&self, input: &[u8]) -> Result<Cost, BrokenRule> {
         let before = cpu_time();
         let mut outcome = Ok(false);
         let allocated = allocation_counter::measure(|| {
@@ -110,7 +121,7 @@ impl Target {
                     .downcast_ref::<String>()
                     .map(String::as_str)
                     .or_else(|| cause.downcast_ref().copied());
-                cause.unwrap_or("a panic").to_owned()
+                BrokenRule(cause.unwrap_or("a panic").to_owned())
             });
         });
         Ok(Cost {
@@ -121,29 +132,24 @@ impl Target {
     }
 
     /// Check that each seed is accepted or refused as declared. The error names the target, the seed, and the problem.
-    pub fn check_seeds(&self) -> Result<(), String> {
+    pub fn check_seeds(&self) -> Result<(), BrokenRule> {
+        let broken = |text: String| Err(BrokenRule(format!("{}: {text}", self.name)));
         let accepted = self.accepted.iter().map(|seed| (seed, true));
         for (number, (seed, expected)) in accepted.chain(self.refused.iter().map(|seed| (seed, false))).enumerate() {
             let shown = String::from_utf8_lossy(&seed[..seed.len().min(200)]);
             match self.run(seed) {
                 Ok(cost) if cost.accepted == expected => {}
                 Ok(_) if expected => {
-                    return Err(format!(
-                        "{}: seed {number} should be accepted but is refused: {shown}",
-                        self.name
-                    ));
+                    return broken(format!("seed {number} should be accepted but is refused: {shown}"));
                 }
                 Ok(_) => {
-                    return Err(format!(
-                        "{}: seed {number} should be refused but is accepted: {shown}",
-                        self.name
-                    ));
+                    return broken(format!("seed {number} should be refused but is accepted: {shown}"));
                 }
-                Err(why) => return Err(format!("{}: seed {number} breaks a rule: {why}: {shown}", self.name)),
+                Err(why) => return broken(format!("seed {number} breaks a rule: {why}: {shown}")),
             }
         }
         if self.accepted.is_empty() {
-            Err(format!("{}: it has no accepted seed", self.name))
+            broken("it has no accepted seed".to_owned())
         } else {
             Ok(())
         }
@@ -151,23 +157,23 @@ impl Target {
 }
 
 impl Limits {
-    fn check(self, length: usize, cost: Cost) -> Result<(), String> {
+    fn check(self, length: usize, cost: Cost) -> Result<(), BrokenRule> {
         let length_32 = u32::try_from(length).unwrap_or(u32::MAX);
         let time = SLOWER * self.time.saturating_add(self.time_per_byte.saturating_mul(length_32));
         if cost.time > time {
-            return Err(format!(
+            return Err(BrokenRule(format!(
                 "{length} bytes took {} ms of processor time; at most {} ms are allowed",
                 cost.time.as_millis(),
                 time.as_millis()
-            ));
+            )));
         }
         let bytes = self.bytes.saturating_add(self.bytes_per_byte.saturating_mul(length as u64));
         if cost.bytes > bytes {
-            return Err(format!(
+            return Err(BrokenRule(format!(
                 "{length} bytes allocated {} KiB at once; at most {} KiB are allowed",
                 cost.bytes >> 10,
                 bytes >> 10
-            ));
+            )));
         }
         Ok(())
     }
@@ -184,7 +190,7 @@ pub fn targets() -> Vec<Target> {
 }
 
 /// Check that docs/fuzzing.md names the same targets as this program.
-pub fn documented(targets: &[Target]) -> Result<(), String> {
+pub fn documented(targets: &[Target]) -> Result<(), BrokenRule> {
     let table = TABLE.rsplit("## Targets").next().unwrap_or_default();
     let rows = table.lines().filter(|line| line.starts_with('|')).skip(2);
     let cells = rows.filter_map(|row| row.trim_end_matches('|').rsplit('|').next());
@@ -194,7 +200,7 @@ pub fn documented(targets: &[Target]) -> Result<(), String> {
     if differ.is_empty() {
         Ok(())
     } else {
-        Err(format!("docs/fuzzing.md and the targets differ: {differ:?}"))
+        Err(BrokenRule(format!("docs/fuzzing.md and the targets differ: {differ:?}")))
     }
 }
 

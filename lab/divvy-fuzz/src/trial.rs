@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::arguments::Ends;
 use divvy_fuzz::chance::Chance;
-use divvy_fuzz::targets::{Target, cpu_time};
+use divvy_fuzz::targets::{BrokenRule, Target, cpu_time};
 
 /// The time after which an input counts as endless.
 const ENDLESS: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ pub(crate) struct Tally {
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) input: Vec<u8>,
-    pub(crate) why: String,
+    pub(crate) why: BrokenRule,
 }
 
 /// The state of a running target that other threads see.

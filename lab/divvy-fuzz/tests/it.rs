@@ -4,7 +4,8 @@ use divvy_fuzz::targets::{documented, targets};
 
 #[test]
 fn each_seed_of_each_fuzz_target_ends_as_it_declares() {
-    let broken: Vec<String> = targets().iter().filter_map(|target| target.check_seeds().err()).collect();
+    let broken = targets().into_iter().filter_map(|target| target.check_seeds().err());
+    let broken: Vec<String> = broken.map(|rule| rule.to_string()).collect();
     assert!(broken.is_empty(), "{}", broken.join("\n"));
 }
 
