@@ -174,12 +174,17 @@ pub enum Probe {
     Socket(PathBuf),
 }
 
+/// A text that names no probe.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is neither the path of a program nor unix:SOCKET, such as unix:/run/divvy/probe.sock")]
+pub struct NotAProbe(String);
+
 impl FromStr for Probe {
-    type Err = String;
+    type Err = NotAProbe;
 
     /// Parse `PATH` or `unix:SOCKET`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is neither the path of a program nor unix:SOCKET, such as unix:/run/divvy/probe.sock");
+    fn from_str(text: &str) -> Result<Self, NotAProbe> {
+        let wrong = || NotAProbe(text.to_owned());
         match text.strip_prefix("unix:") {
             Some("") => Err(wrong()),
             Some(socket) => Ok(Probe::Socket(socket.into())),

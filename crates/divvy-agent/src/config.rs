@@ -146,9 +146,9 @@ impl Config {
     /// # Errors
     /// The flag contains a name that no metric has. The error shows similar ones.
     pub fn allow(&self) -> Result<Allow, Error> {
-        Allow::parse(&self.metrics_allow).map_err(|text| Error::Config {
+        Allow::parse(&self.metrics_allow).map_err(|error| Error::Config {
             origin: "--metrics-allow".to_owned(),
-            text,
+            text: error.to_string(),
         })
     }
 

@@ -13,6 +13,7 @@ use divvy_hardware::protocol::{DriverFiles, DriverQuestion, DriverSpec as Made};
 use divvy_hardware::{Code, Failure};
 use divvy_model::Vendor;
 
+use crate::files::FileError;
 use crate::store::{DriverSpecs, Stamp, Store};
 use divvy_agent_core::driver_spec::{Attempt, Basis, Observed, Own, SpecFile, Step, Trouble, Verdict, decide};
 
@@ -166,30 +167,33 @@ impl DriverSpec {
             basis,
         } = wanted;
         let mut checked = Checked::default();
-        let outcome = match made {
-            Ok(made) => self.write(store, made),
+        let written = match made {
+            Ok(made) => self.write(store, made).map_err(|error| error.to_string()),
             Err(failure) if failure.code == Code::DriverFiles => Err(failure.text),
             Err(failure) => {
                 tracing::debug!("the CDI spec of the driver could not be made: {failure}");
                 return None;
             }
         };
-        let outcome = outcome.map(|said| {
-            if let Some(notes) = said {
-                let made = format!(
-                    "{} was made for driver {}{notes}. Reason: {}",
-                    seen.own_path, basis.driver, trouble.text
-                );
-                checked.news.push(News::Made(made));
+        let failure = match written {
+            Ok(said) => {
+                if let Some(notes) = said {
+                    let made = format!(
+                        "{} was made for driver {}{notes}. Reason: {}",
+                        seen.own_path, basis.driver, trouble.text
+                    );
+                    checked.news.push(News::Made(made));
+                }
+                seen.own = Some(Own {
+                    driver: Some(basis.driver.clone()),
+                    as_made: true,
+                    missing: Vec::new(),
+                });
+                None
             }
-            seen.own = Some(Own {
-                driver: Some(basis.driver.clone()),
-                as_made: true,
-                missing: Vec::new(),
-            });
-        });
+            Err(text) => Some(text),
+        };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let failure = outcome.err().map(|error| error.to_string());
         state.last = Some(Attempt { basis, failure });
         seen.last.clone_from(&state.last);
         drop(state);
@@ -256,10 +260,8 @@ impl DriverSpec {
 
     /// Write the spec if the file has a different text. If the file or the spec's notes changed, return the text to report: the
     /// notes, or an empty string.
-    fn write(&self, store: &Store, made: Made) -> Result<Option<String>, String> {
-        let written = store
-            .write_driver_spec(&made.spec.print(Format::Json))
-            .map_err(|error| error.to_string())?;
+    fn write(&self, store: &Store, made: Made) -> Result<Option<String>, FileError> {
+        let written = store.write_driver_spec(&made.spec.print(Format::Json))?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_news = written.written || made.notes != state.notes;
         let text = if made.notes.is_empty() {

@@ -57,11 +57,13 @@ mod shared_core;
 mod store;
 mod usage;
 
-pub use args::{Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, OnEscape, Probe, Settings};
+pub use args::{
+    Args, DeviceListStrategy, DriverSpecMode, GuardMode, LabelsMode, MigStrategy, NotAProbe, OnEscape, Probe, Settings,
+};
 pub use config::Config;
 pub use error::Error;
 pub use files::FileError;
-pub use metrics::{Allow, Counts, Measured, Metrics, PluginMetrics};
+pub use metrics::{Allow, Counts, Measured, Metrics, PluginMetrics, UnknownMetric};
 pub use run::run;
 
 /// Run the agent with the flags of `divvy agent` until it is told to stop.

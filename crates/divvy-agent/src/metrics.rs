@@ -17,7 +17,7 @@ use divvy_model::{Enforcement, Health, Inventory, MiB, Vendor};
 
 use divvy_agent_core::{Class, Core, Escape, GuardCounts, Reconciled, Used};
 
-pub use allow::Allow;
+pub use allow::{Allow, UnknownMetric};
 pub(crate) use usage::usage;
 
 divvy_exposition::metrics! {

@@ -247,7 +247,7 @@ impl Chooser {
         &self,
         label: Option<&str>,
         available: &Available,
-        read: impl Fn(&str) -> Result<String, String>,
+        read: impl Fn(&str) -> io::Result<String>,
     ) -> (Option<Found>, Option<String>) {
         let unlabelled = Unlabelled {
             default: None,
@@ -259,7 +259,7 @@ impl Chooser {
         let found = match &selection.chosen {
             Some(Chosen::File(name)) => self.found(name, &read).unwrap_or_else(|problem| {
                 choose = "Correct the file, or choose";
-                problems.push(problem);
+                problems.push(problem.to_string());
                 None
             }),
             Some(Chosen::Empty) => self.flags_alone(),
@@ -277,16 +277,20 @@ impl Chooser {
     }
 
     /// Return the settings of a file, unless they are in use.
-    fn found(&self, name: &str, read: impl Fn(&str) -> Result<String, String>) -> Result<Option<Found>, String> {
+    fn found(&self, name: &str, read: impl Fn(&str) -> io::Result<String>) -> Result<Option<Found>, Unusable> {
         let path = self.directory.join(name).display().to_string();
-        let text = read(name).map_err(|error| format!("{path} cannot be used: {error}"))?;
+        let text = match read(name) {
+            Ok(text) => text,
+            Err(source) => return Err(Unusable::Read { path, source }),
+        };
         if self.in_use.as_ref() == Some(&text) {
             return Ok(None);
         }
         if let Some((_, why)) = self.refused.as_ref().filter(|(refused, _)| *refused == text) {
-            return Err(format!("the agent cannot run with {path}: {why}"));
+            let why = why.clone();
+            return Err(Unusable::Refused { path, why });
         }
-        let config = parse(&path, &text, &self.base).map_err(|error| error.to_string())?;
+        let config = parse(&path, &text, &self.base)?;
         Ok(Some(Found {
             name: path,
             text,
@@ -339,6 +343,17 @@ impl Chooser {
     }
 }
 
+/// Why a file does not give the node its settings.
+#[derive(Debug, thiserror::Error)]
+enum Unusable {
+    #[error("{path} cannot be used: {source}")]
+    Read { path: String, source: io::Error },
+    #[error("the agent cannot run with {path}: {why}")]
+    Refused { path: String, why: String },
+    #[error(transparent)]
+    Wrong(#[from] Error),
+}
+
 /// Settings that are to be used.
 struct Found {
     /// The file, in words.
@@ -347,9 +362,9 @@ struct Found {
     config: Config,
 }
 
-fn read(path: &Path) -> Result<String, String> {
-    let content = config_files::read(path).map_err(|error: io::Error| error.to_string())?;
-    String::from_utf8(content).map_err(|_| "it is not UTF-8 text".to_owned())
+fn read(path: &Path) -> io::Result<String> {
+    let content = config_files::read(path)?;
+    String::from_utf8(content).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
 }
 
 /// Parse the settings of a node, which override `base`.
@@ -411,7 +426,7 @@ mod tests {
     const WHOLE: &str = "whole-gpus = true\n";
     const UNIT: &str = "memory-unit = \"MiB\"\n";
 
-    fn read(name: &str) -> Result<String, String> {
+    fn read(name: &str) -> io::Result<String> {
         match name {
             "whole" => Ok(WHOLE.to_owned()),
             "default" => Ok(UNIT.to_owned()),
@@ -419,7 +434,7 @@ mod tests {
             "node" => Ok("node-name = \"n2\"\n".to_owned()),
             "mps" => Ok("mps = true\n".to_owned()),
             "mistaken" => Ok("disable-health-checks = \"none\"\n".to_owned()),
-            _ => Err("it is larger than 1 MiB".to_owned()),
+            _ => Err(io::Error::other("it is larger than 1 MiB")),
         }
     }
 

@@ -72,7 +72,7 @@ const MPS: &str = "mps";
 /// says not to wait for it.
 pub async fn device_plugin(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
     let mut reloads = source.watch();
-    let mut next = Some(source.load().map_err(Error::Plugin)?);
+    let mut next = Some(source.load().map_err(|error| Error::Plugin(error.to_string()))?);
     let outlets = Outlets::open(&surroundings, &stop)?;
     while let Some(loaded) = next {
         for warning in &loaded.warnings {
@@ -280,7 +280,7 @@ impl<'c> Node<'c> {
     fn reload(&self, source: &Source) -> Option<Loaded> {
         let loaded = source
             .load()
-            .inspect_err(|text| error!("{text}; the plugin continues with the previous configuration"))
+            .inspect_err(|error| error!("{error}; the plugin continues with the previous configuration"))
             .ok()?;
         if let Err(error) = self.check(&loaded.config) {
             error!("{error}; the plugin continues with the previous configuration until the new one suits the node");

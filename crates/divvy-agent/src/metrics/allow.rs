@@ -9,6 +9,14 @@ use super::{OWN, containers, dcgm, gpus};
 /// How many similar names an error shows.
 const SIMILAR: usize = 3;
 
+/// A name that no metric has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name:?} is not a metric; similar names: {}; docs/reference/metrics.md lists all metrics", .similar.join(", "))]
+pub struct UnknownMetric {
+    name: String,
+    similar: Vec<&'static str>,
+}
+
 /// The metrics that are shown. By default all are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Allow(BTreeSet<String>);
@@ -18,15 +26,15 @@ impl Allow {
     ///
     /// # Errors
     /// The first name that no metric has, with names that are similar to it.
-    pub fn parse(text: &str) -> Result<Allow, String> {
+    pub fn parse(text: &str) -> Result<Allow, UnknownMetric> {
         let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
         let mut allow = Allow::default();
         for name in names {
             if !known().contains(&name) {
-                let similar = similar(name).join(", ");
-                return Err(format!(
-                    "{name:?} is not a metric; similar names: {similar}; docs/reference/metrics.md lists all metrics"
-                ));
+                return Err(UnknownMetric {
+                    name: name.to_owned(),
+                    similar: similar(name),
+                });
             }
             allow.0.insert(name.to_owned());
         }
@@ -97,7 +105,7 @@ mod tests {
             match (Allow::parse(text), expected) {
                 (Ok(_), None) => {}
                 (Err(error), Some(expected)) => {
-                    let wrong = text.rsplit(',').next().expect("a name");
+                    let (wrong, error) = (text.rsplit(',').next().expect("a name"), error.to_string());
                     assert!(
                         error.starts_with(&format!("{wrong:?} is not a metric")) && error.contains(expected),
                         "{error}"

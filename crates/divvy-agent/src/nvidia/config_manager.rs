@@ -22,7 +22,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use self::files::Destination;
+use self::files::{Destination, SwitchError};
 use crate::notice::Notice;
 use crate::{Error, config_files};
 
@@ -70,12 +70,12 @@ pub async fn manage_config(options: ConfigManager, stop: CancellationToken) -> R
             notice.config_not_used(news).await;
         }
         if oneshot {
-            manager.keep().unwrap_or_else(|text| warn!("{text}"));
+            manager.keep().unwrap_or_else(|error| warn!("{error}"));
             return manager.ended(switched);
         }
         manager.send();
         let kept = manager.keep();
-        manager.say(switched.err().or(kept.err()));
+        manager.say(switched.err().or(kept.err()).map(|error| error.to_string()));
     }
 }
 
@@ -152,8 +152,8 @@ impl Manager {
     /// Switch to the configuration that the label asks for. Return a text to report if it is not used for a new reason.
     ///
     /// # Errors
-    /// Fails with a text if a file or directory cannot be used. Then the previous configuration stays.
-    fn switch(&mut self, label: Option<&str>) -> Result<Option<String>, String> {
+    /// Fails if a file or directory cannot be used. Then the previous configuration stays.
+    fn switch(&mut self, label: Option<&str>) -> Result<Option<String>, SwitchError> {
         let available = files::available(&self.directory)?;
         let linked = self.destination.target()?;
         let in_use = linked.as_ref().filter(|_| self.destination.is_usable());
@@ -192,8 +192,8 @@ impl Manager {
     }
 
     /// Return the outcome of the only switch.
-    fn ended(&self, switched: Result<Option<String>, String>) -> Result<(), Error> {
-        switched.map_err(Error::ConfigManager)?;
+    fn ended(&self, switched: Result<Option<String>, SwitchError>) -> Result<(), Error> {
+        switched.map_err(|error| Error::ConfigManager(error.to_string()))?;
         if self.is_used {
             Ok(())
         } else {
@@ -202,7 +202,7 @@ impl Manager {
     }
 
     /// Keep the content for the next run if the programs that read it know it: they have got the signal, or they start later.
-    fn keep(&mut self) -> Result<(), String> {
+    fn keep(&mut self) -> Result<(), SwitchError> {
         let is_known = self.options.oneshot || self.signal.is_some() && !self.is_unsent;
         if let Some(content) = self.content.as_ref().filter(|_| is_known && self.is_used && !self.is_kept) {
             self.destination.keep_told(content)?;
@@ -230,7 +230,7 @@ impl Manager {
                 self.is_unsent = false;
                 None
             }
-            Err(text) => Some(text),
+            Err(error) => Some(error.to_string()),
         };
         if let Some(text) = trouble.as_ref().filter(|_| trouble != self.said_of_signal) {
             warn!("{text}");

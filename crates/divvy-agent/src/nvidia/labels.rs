@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use divvy_hardware::Failure;
 use divvy_hardware::client::{Probe, cuda_snapshot, snapshot};
 use divvy_labels::{Labels, Machine, file, labels};
 use divvy_nvidia_config::{Config, Discovery, SleepInterval};
@@ -47,9 +48,9 @@ pub(super) async fn label(
         let host = Host::read(&surroundings.root, Path::new(&config.feature_discovery.machine_type_file));
         let machine = match describe(config, &surroundings, &host, started).await {
             Ok(machine) => machine,
-            Err(text) if config.fail_on_init_error => return Err(Error::Labels(text)),
-            Err(text) => {
-                warn!("{text}; the labels say that there is no GPU");
+            Err(error) if config.fail_on_init_error => return Err(Error::Labels(error.to_string())),
+            Err(error) => {
+                warn!("{error}; the labels say that there is no GPU");
                 host.without_gpus(started)
             }
         };
@@ -83,7 +84,7 @@ pub(super) async fn label(
                     output = Output::new(&loaded.config, &cluster).await?;
                     info!("the configuration has been read again");
                 }
-                Err(text) => error!("{text}; the previous configuration stays in force"),
+                Err(error) => error!("{error}; the previous configuration stays in force"),
             }
         }
     }
@@ -100,13 +101,22 @@ fn pause(interval: SleepInterval, is_written: bool) -> Option<Duration> {
 }
 
 fn load(source: &Source) -> Result<Loaded, Error> {
-    let loaded = source.load().map_err(Error::Labels)?;
+    let loaded = source.load().map_err(|error| Error::Labels(error.to_string()))?;
     loaded.warnings.iter().for_each(|warning| warn!("{warning}"));
     Ok(loaded)
 }
 
+/// Why the driver does not describe the machine.
+#[derive(Debug, thiserror::Error)]
+enum NotDescribed {
+    #[error("failed to initialize NVML: {0}")]
+    Nvml(String),
+    #[error("this node is a Tegra, and CUDA does not describe its GPU: {0}")]
+    Cuda(Failure),
+}
+
 /// Describe the machine with facts from the driver and the kernel.
-async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, timestamp: u64) -> Result<Machine, String> {
+async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, timestamp: u64) -> Result<Machine, NotDescribed> {
     if config.discovery == Discovery::Vfio {
         let mounted = Path::new(&config.plugin.container_driver_root);
         return Ok(Machine {
@@ -121,15 +131,13 @@ async fn describe(config: &Config, surroundings: &Surroundings, host: &Host, tim
     if !is_tegra(&Nvml::Silent) {
         let found = snapshot(&Probe::Spawn(spawn.clone()), ANSWER).await;
         if !is_tegra(&tegra::nvml(found.as_ref())) {
-            let found = found.map_err(|failure| {
-                let text = refusal(config, &failure).unwrap_or_else(|| failure.to_string());
-                format!("failed to initialize NVML: {text}")
-            })?;
+            let found =
+                found.map_err(|failure| NotDescribed::Nvml(refusal(config, &failure).unwrap_or_else(|| failure.to_string())))?;
             return Ok(host.machine(found, timestamp));
         }
     }
     let found = cuda_snapshot(&spawn, ANSWER).await;
-    let found = found.map_err(|failure| format!("this node is a Tegra, and CUDA does not describe its GPU: {failure}"))?;
+    let found = found.map_err(NotDescribed::Cuda)?;
     Ok(Machine {
         driver: NO_DRIVER.to_owned(),
         ..host.machine(found, timestamp)

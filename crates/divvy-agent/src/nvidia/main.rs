@@ -96,7 +96,7 @@ where
 {
     let file = invocation.config_file().map(Into::into);
     let source = Source::new(file, move |text| {
-        let (config, warnings) = invocation.config(text).map_err(|error| error.to_string())?;
+        let (config, warnings) = invocation.config(text)?;
         Ok(Loaded { config, warnings })
     });
     let surroundings = Surroundings::of_pod()?;

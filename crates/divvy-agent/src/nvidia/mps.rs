@@ -37,6 +37,7 @@ pub(super) use self::tools::{IN_ROOT, run_in_root};
 pub(super) use self::watch::{Daemons, served};
 use super::facts::Facts;
 use super::health::Health;
+use super::reload::LoadError;
 use super::{Loaded, Mps, Pace, Source, Surroundings, probe, refusal};
 use crate::{Error, files};
 
@@ -63,7 +64,7 @@ impl Mps {
 /// says not to wait for it. The daemons have been ended.
 pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop: CancellationToken) -> Result<(), Error> {
     let mut reloads = source.watch();
-    let mut config = load(&source).map_err(Error::Plugin)?;
+    let mut config = load(&source).map_err(|error| Error::Plugin(error.to_string()))?;
     let mut node = Node::new(&surroundings)?;
     let mut spawn = Probe::Spawn(probe(&config, &surroundings));
     let mut client = ProbeClient::start(spawn.clone(), surroundings.pace.timing());
@@ -89,8 +90,8 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
                         }
                         node.reconcile(&config).await
                     }
-                    Err(text) => {
-                        error!("{text}; the daemons continue with the previous configuration");
+                    Err(error) => {
+                        error!("{error}; the daemons continue with the previous configuration");
                         Ok(())
                     }
                 },
@@ -109,7 +110,7 @@ pub async fn mps_control_daemon(source: Source, surroundings: Surroundings, stop
     ended
 }
 
-fn load(source: &Source) -> Result<Config, String> {
+fn load(source: &Source) -> Result<Config, LoadError> {
     let Loaded { config, warnings } = source.load()?;
     warnings.iter().for_each(|warning| warn!("{warning}"));
     // IMEX channels concern the device plugin only.

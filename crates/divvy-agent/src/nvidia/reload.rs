@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::OpenOptions;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,8 +23,32 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoadError {
+    #[error(
+        "unable to load config: unable to finalize config: unable to parse config file: {0}; check --config-file, and that the ConfigMap is mounted"
+    )]
+    File(#[from] Unreadable),
+    #[error(transparent)]
+    Content(#[from] divvy_nvidia_config::Error),
+}
+
+/// Why the file cannot be read, in NVIDIA's words.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error("error opening config file: open {path}: {}", plainly(.source))]
+    Open { path: String, source: io::Error },
+    #[error("error parsing config file: read error: read {path}: {}", plainly(.source))]
+    Read { path: String, source: io::Error },
+    #[error("error parsing config file: read error: read {0}: it is a FIFO, which cannot be read again")]
+    Fifo(String),
+    #[error("error parsing config file: read error: read {0}: it is larger than 1 MiB")]
+    Large(String),
+}
+
 /// Parses the text of the configuration file, which is `None` if there is no file.
-type Parse = Arc<dyn Fn(Option<&str>) -> Result<Loaded, String> + Send + Sync>;
+type Parse = Arc<dyn Fn(Option<&str>) -> Result<Loaded, divvy_nvidia_config::Error> + Send + Sync>;
 
 /// Where the configuration comes from.
 #[derive(Clone)]
@@ -46,7 +70,10 @@ const BYTES: u64 = 1 << 20;
 
 impl Source {
     /// Create a source from the path of the configuration file, if there is one, and a function that parses its text.
-    pub fn new(file: Option<PathBuf>, parse: impl Fn(Option<&str>) -> Result<Loaded, String> + Send + Sync + 'static) -> Source {
+    pub fn new(
+        file: Option<PathBuf>,
+        parse: impl Fn(Option<&str>) -> Result<Loaded, divvy_nvidia_config::Error> + Send + Sync + 'static,
+    ) -> Source {
         Source {
             file,
             parse: Arc::new(parse),
@@ -54,47 +81,27 @@ impl Source {
     }
 
     /// Read the configuration.
-    pub(super) fn load(&self) -> Result<Loaded, String> {
-        (self.parse)(self.read()?.as_deref())
+    pub(super) fn load(&self) -> Result<Loaded, LoadError> {
+        Ok((self.parse)(self.read()?.as_deref())?)
     }
 
-    fn read(&self) -> Result<Option<String>, String> {
+    fn read(&self) -> Result<Option<String>, Unreadable> {
         let Some(file) = &self.file else { return Ok(None) };
-        // NVIDIA's words, with which Go describes the system's errors.
-        let fail = |nvidias: String| {
-            format!(
-                "unable to load config: unable to finalize config: unable to parse config file: {nvidias}; check --config-file, and that \
-                 the ConfigMap is mounted"
-            )
-        };
-        let reading = |text: &dyn fmt::Display| {
-            fail(format!(
-                "error parsing config file: read error: read {}: {text}",
-                file.display()
-            ))
-        };
+        let path = file.display().to_string();
         let mut text = String::new();
         // The file of a ConfigMap is a symbolic link. Without O_NONBLOCK, a FIFO would stop the program until it has a writer.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
-        let opened = OpenOptions::new().read(true).custom_flags(flags).open(file);
-        let opened = opened.map_err(|error| {
-            fail(format!(
-                "error opening config file: open {}: {}",
-                file.display(),
-                plainly(&error)
-            ))
-        })?;
+        let opened = match OpenOptions::new().read(true).custom_flags(flags).open(file) {
+            Ok(opened) => opened,
+            Err(source) => return Err(Unreadable::Open { path, source }),
+        };
         if opened.metadata().is_ok_and(|about| about.file_type().is_fifo()) {
-            return Err(reading(&"it is a FIFO, which cannot be read again"));
+            return Err(Unreadable::Fifo(path));
         }
-        let size = opened
-            .take(BYTES + 1)
-            .read_to_string(&mut text)
-            .map_err(|error| reading(&plainly(&error)))?;
-        if size as u64 > BYTES {
-            Err(reading(&"it is larger than 1 MiB"))
-        } else {
-            Ok(Some(text))
+        match opened.take(BYTES + 1).read_to_string(&mut text) {
+            Ok(size) if size as u64 > BYTES => Err(Unreadable::Large(path)),
+            Ok(_) => Ok(Some(text)),
+            Err(source) => Err(Unreadable::Read { path, source }),
         }
     }
 
@@ -114,7 +121,7 @@ impl Source {
 }
 
 /// Return an error of the system as Go writes it: `no such file or directory`.
-fn plainly(error: &std::io::Error) -> String {
+fn plainly(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
     let mut letters = text.chars();
@@ -176,7 +183,12 @@ mod tests {
         large.set_len(100 << 20).expect("a sparse file");
         std::os::unix::fs::symlink(at("good"), at("link")).expect("linked");
         std::fs::write(at("good"), "version: v1\n").expect("written");
-        let read = |path| Source::new(Some(path), |_| Err(String::new())).read();
+        let never = |_: Option<&str>| Err(divvy_nvidia_config::Error::NoFiles);
+        let read = |path| {
+            Source::new(Some(path), never)
+                .read()
+                .map_err(|error| LoadError::from(error).to_string())
+        };
         for (path, part) in [
             (at("fifo"), "it is a FIFO"),
             (at("binary"), "UTF-8"),

@@ -123,7 +123,7 @@ impl Bed {
         let arguments: Vec<String> = arguments.iter().map(|word| (*word).to_owned()).collect();
         let invocation = Invocation::parse(program, "1", &arguments, &Environment::new()).expect("arguments");
         Source::new(Some(self.at("config.yaml")), move |text| {
-            let (config, warnings) = invocation.config(text).map_err(|error| error.to_string())?;
+            let (config, warnings) = invocation.config(text)?;
             Ok(Loaded { config, warnings })
         })
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::Path;
 
 use rustix::io::Errno;
@@ -11,39 +11,65 @@ use tracing::warn;
 
 use crate::files;
 
+/// Why no process got a signal.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SignalError {
+    #[error("error finding pid: error getting list of all procs: {0}")]
+    List(#[source] io::Error),
+    #[error("'{name}' does not handle signal {signal} yet; it is sent a little later")]
+    Unready { name: String, signal: i32 },
+    #[error(
+        "error finding pid: no process found: '{0}' does not run in this pod. The signal is sent as soon as it runs; if it runs in another container, set \
+         shareProcessNamespace: true in the pod's spec"
+    )]
+    Absent(String),
+    #[error("{}", .0.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; "))]
+    Refused(Vec<Refusal>),
+}
+
+/// Why one process did not get a signal.
+#[derive(Debug, thiserror::Error)]
+#[error("error sending signal: {error} (process {pid} '{name}')")]
+pub(super) struct Refusal {
+    pid: Pid,
+    name: String,
+    error: Errno,
+}
+
 /// Send a signal to every process whose first argument is exactly `name`. Return their ids. A process that does not handle the signal has
 /// probably just started, and the signal would end it. So nothing is sent until it is met again; `unready` has those that were met.
 ///
 /// # Errors
-/// Fails with a text if no process got the signal.
-pub(super) fn signal(name: &str, signal: Signal, unready: &mut HashSet<Pid>) -> Result<Vec<Pid>, String> {
+/// Fails if no process got the signal.
+pub(super) fn signal(name: &str, signal: Signal, unready: &mut HashSet<Pid>) -> Result<Vec<Pid>, SignalError> {
     let (mut told, mut refusals) = (Vec::new(), Vec::new());
-    let listed = fs::read_dir("/proc").map_err(|error| format!("error finding pid: error getting list of all procs: {error}"))?;
+    let listed = fs::read_dir("/proc").map_err(SignalError::List)?;
     let ids = listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let ids: Vec<Pid> = ids.filter_map(Pid::from_raw).filter(|pid| has_name(*pid, name)).collect();
     let met = std::mem::replace(unready, ids.iter().copied().filter(|pid| !handles(*pid, signal)).collect());
     if !unready.is_subset(&met) {
-        return Err(format!(
-            "'{name}' does not handle signal {} yet; it is sent a little later",
-            signal.as_raw()
-        ));
+        return Err(SignalError::Unready {
+            name: name.to_owned(),
+            signal: signal.as_raw(),
+        });
     }
     for pid in ids {
         match kill_process(pid, signal) {
             Ok(()) => told.push(pid),
             // It has ended in the meantime.
             Err(Errno::SRCH) => {}
-            Err(error) => refusals.push(format!("error sending signal: {error} (process {pid} '{name}')")),
+            Err(error) => refusals.push(Refusal {
+                pid,
+                name: name.to_owned(),
+                error,
+            }),
         }
     }
     match (told.is_empty(), refusals.is_empty()) {
-        (true, true) => Err(format!(
-            "error finding pid: no process found: '{name}' does not run in this pod. The signal is sent as soon as it runs; \
-             if it runs in another container, set shareProcessNamespace: true in the pod's spec"
-        )),
-        (true, false) => Err(refusals.join("; ")),
+        (true, true) => Err(SignalError::Absent(name.to_owned())),
+        (true, false) => Err(SignalError::Refused(refusals)),
         (false, _) => {
-            refusals.iter().for_each(|text| warn!("{text}"));
+            refusals.iter().for_each(|refusal| warn!("{refusal}"));
             Ok(told)
         }
     }

@@ -10,8 +10,8 @@ use rustix::fs::XattrFlags;
 use tracing::{debug, warn};
 
 use super::process::{Process, processes};
-use super::tools::{KILL_LIMIT, Tools};
-use crate::files;
+use super::tools::{KILL_LIMIT, ToolError, Tools};
+use crate::files::{self, FileError};
 
 /// The label of files that containers may use.
 const LABEL: &[u8] = b"system_u:object_r:container_file_t:s0";
@@ -23,6 +23,35 @@ const QUIT_SHARE: f64 = 0.4;
 const MOST_FILES: usize = 100;
 /// How long to wait for the end of a process that has not accepted the message, or that was killed.
 const HOPELESS: Duration = Duration::from_secs(1);
+
+/// Why a step of a daemon's start or end failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StepError {
+    #[error(transparent)]
+    Tool(#[from] ToolError),
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("{path} is not the path of a file", path = .0.display())]
+    NotAFile(PathBuf),
+    #[error("error setting SELinux context: {path}: {1}", path = .0.display())]
+    Label(PathBuf, #[source] io::Error),
+    #[error("cannot remove {path}: {1}", path = .0.display())]
+    Remove(PathBuf, #[source] io::Error),
+    #[error("{what}: {error}")]
+    Command {
+        what: String,
+        #[source]
+        error: ToolError,
+    },
+    #[error("{limit} was set, and the control daemon answers {answer:?} to {command}; {}", why_not_set(.answer))]
+    NotSet { limit: Limit, answer: String, command: String },
+    #[error("cannot list the processes in /proc: {0}")]
+    List(#[source] io::Error),
+    #[error("cannot kill the MPS control daemon: {0}")]
+    Kill(#[source] io::Error),
+    #[error("error sending quit message: {0}, and the killed process does not end")]
+    Hangs(String),
+}
 
 /// The machine on which the daemons run.
 #[derive(Debug, Clone)]
@@ -36,7 +65,7 @@ pub(super) struct Host {
 
 impl Host {
     /// Start a daemon with its limits. If that fails, nothing of it remains in service.
-    pub(super) async fn start(&self, daemon: &Daemon) -> Result<(), String> {
+    pub(super) async fn start(&self, daemon: &Daemon) -> Result<(), StepError> {
         for action in daemon.start() {
             if let Err(error) = self.perform(daemon, &action, self.usual(&action)).await {
                 self.withdraw(daemon).await;
@@ -89,7 +118,7 @@ impl Host {
     }
 
     /// Report whether the control daemon answers.
-    pub(super) async fn answers(&self, daemon: &Daemon) -> Result<(), String> {
+    pub(super) async fn answers(&self, daemon: &Daemon) -> Result<(), ToolError> {
         self.tools.ask(daemon, PROBE_COMMAND, self.tools.deadline).await.map(|_| ())
     }
 
@@ -104,34 +133,37 @@ impl Host {
     }
 
     /// Do a step; one that waits for a program gets this time.
-    async fn perform(&self, daemon: &Daemon, action: &Action, time: Duration) -> Result<(), String> {
+    async fn perform(&self, daemon: &Daemon, action: &Action, time: Duration) -> Result<(), StepError> {
         match action {
-            Action::SetComputeMode { gpu, mode } => self.tools.set_compute_mode(gpu, *mode, time).await,
-            Action::MakeDirectory(path) => files::make_directory(path, 0o755).map_err(|error| error.to_string()),
-            Action::LabelDirectory(path) => self
-                .label(path)
-                .map_err(|error| format!("error setting SELinux context: {}: {error}", path.display())),
+            Action::SetComputeMode { gpu, mode } => Ok(self.tools.set_compute_mode(gpu, *mode, time).await?),
+            Action::MakeDirectory(path) => Ok(files::make_directory(path, 0o755)?),
+            Action::LabelDirectory(path) => self.label(path).map_err(|error| StepError::Label(path.clone(), error)),
             Action::RemoveDirectory(path) => match std::fs::remove_dir_all(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    Err(format!("cannot remove {}: {error}", path.display()))
-                }
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StepError::Remove(path.clone(), error)),
                 _ => Ok(()),
             },
             Action::WriteFile(path, text) => with_name(path, |directory, name| {
                 files::write_atomic(directory, name, text.as_bytes(), 0o644)
             }),
             Action::RemoveFile(path) => with_name(path, files::remove),
-            Action::Start => self.tools.start_control(daemon).await,
+            Action::Start => Ok(self.tools.start_control(daemon).await?),
             Action::Command(command) => {
                 let answer = self.tools.ask(daemon, command, time).await;
-                answer.map(|_| ()).map_err(|error| format!("{}: {error}", what(command)))
+                answer.map(drop).map_err(|error| StepError::Command {
+                    what: what(command),
+                    error,
+                })
             }
             Action::Check { command, limit } => {
                 let answer = self.tools.ask(daemon, command, time).await?;
                 if limit.is(&answer) {
                     Ok(())
                 } else {
-                    Err(not_set(command, *limit, answer.trim()))
+                    Err(StepError::NotSet {
+                        limit: *limit,
+                        answer: answer.trim().to_owned(),
+                        command: command.clone(),
+                    })
                 }
             }
             Action::Quit => self.quit(daemon, time).await,
@@ -139,9 +171,9 @@ impl Host {
     }
 
     /// End the control daemon, if there is one. A daemon that does not end within `limit` is killed.
-    async fn quit(&self, daemon: &Daemon, limit: Duration) -> Result<(), String> {
+    async fn quit(&self, daemon: &Daemon, limit: Duration) -> Result<(), StepError> {
         let pipe = daemon.pipe_directory();
-        let found = || processes(&pipe).map_err(|error| format!("cannot list the processes in /proc: {error}"));
+        let found = || processes(&pipe).map_err(StepError::List);
         // Without a process and files of a daemon there is none.
         if found()?.is_empty() && is_empty(&pipe) {
             return Ok(());
@@ -156,22 +188,21 @@ impl Host {
             }
             return Ok(());
         }
-        let reason = answer.err().unwrap_or_else(|| "it has accepted the message".to_owned());
+        let reason = match answer {
+            Ok(_) => "it has accepted the message".to_owned(),
+            Err(error) => error.to_string(),
+        };
         warn!(
             resource = daemon.resource,
             "the MPS control daemon does not quit ({reason}), so it is killed"
         );
         for process in &running {
-            process
-                .kill()
-                .map_err(|error| format!("cannot kill the MPS control daemon: {error}"))?;
+            process.kill().map_err(StepError::Kill)?;
         }
         if ended(&running, HOPELESS).await {
             Ok(())
         } else {
-            Err(format!(
-                "error sending quit message: {reason}, and the killed process does not end"
-            ))
+            Err(StepError::Hangs(reason))
         }
     }
 
@@ -216,22 +247,21 @@ async fn ended(running: &[Process], patience: Duration) -> bool {
 }
 
 /// Call a function of [`files`] with the directory and the name of a path.
-fn with_name(path: &Path, act: impl Fn(&Path, &str) -> Result<(), files::FileError>) -> Result<(), String> {
+fn with_name(path: &Path, act: impl Fn(&Path, &str) -> Result<(), FileError>) -> Result<(), StepError> {
     match (path.parent(), path.file_name().and_then(|name| name.to_str())) {
-        (Some(directory), Some(name)) => act(directory, name).map_err(|error| error.to_string()),
-        _ => Err(format!("{} is not the path of a file", path.display())),
+        (Some(directory), Some(name)) => Ok(act(directory, name)?),
+        _ => Err(StepError::NotAFile(path.to_owned())),
     }
 }
 
-/// Return the message for a limit that the control daemon did not set.
-fn not_set(command: &str, limit: Limit, answer: &str) -> String {
-    let reason = if answer.starts_with("Unknown command") {
+/// Say why a limit that the control daemon answers like this is a problem.
+fn why_not_set(answer: &str) -> &'static str {
+    if answer.starts_with("Unknown command") {
         // It came with CUDA 11.5 (NVIDIA's documentation of MPS, "set_default_device_pinned_mem_limit").
         "limits of memory need a driver from 495 on"
     } else {
         "without the limit, one container could take the whole GPU"
-    };
-    format!("{limit} was set, and the control daemon answers {answer:?} to {command}; {reason}")
+    }
 }
 
 /// Return what could not be done, in the words of NVIDIA's program.

@@ -2,6 +2,7 @@
 //! which is a mount.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::files;
+use crate::files::{self, FileError};
 
 pub(super) const CONTROL: &str = "nvidia-cuda-mps-control";
 const SMI: &str = "nvidia-smi";
@@ -29,6 +30,50 @@ const BYTES: u64 = 64 * 1024;
 const CHARACTERS: usize = 500;
 /// How long a killed process may take to end. A process that hangs in the kernel's driver code never ends.
 pub(super) const KILL_LIMIT: Duration = Duration::from_secs(1);
+
+/// Why one of the driver's programs did not run to its end.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProgramError {
+    #[error(
+        "exec: {program:?}: executable file not found in $PATH, and not below {root}: NVIDIA's container runtime mounts it; set \
+         NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        root = .root.display()
+    )]
+    Absent { program: String, root: PathBuf },
+    #[error(transparent)]
+    System(#[from] io::Error),
+    /// In Go's words, with the output.
+    #[error("{how}{said}")]
+    Status { how: String, said: String },
+    #[error("{program} did not end within {} s; it was killed{rest}", .limit.as_secs_f64())]
+    Late {
+        program: String,
+        limit: Duration,
+        /// What a program does that does not end.
+        rest: &'static str,
+    },
+}
+
+/// What could not be done with one of the driver's programs, in the words of NVIDIA's program.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ToolError {
+    #[error("error setting compute mode {mode}: error running nvidia-smi: {error}")]
+    ComputeMode {
+        mode: &'static str,
+        #[source]
+        error: ProgramError,
+    },
+    #[error(transparent)]
+    Log(#[from] FileError),
+    #[error(transparent)]
+    Start(#[from] ProgramError),
+    #[error("{control} -d: {0}", control = CONTROL)]
+    Control(#[source] ProgramError),
+    #[error("failed to start NVIDIA MPS command: {0}")]
+    Command(#[source] ProgramError),
+    #[error("failed to send command to MPS daemon: {0}")]
+    Ask(#[source] ProgramError),
+}
 
 /// The driver's programs.
 #[derive(Debug, Clone)]
@@ -57,7 +102,7 @@ impl Tools {
     }
 
     /// Return the command that runs a program, without arguments.
-    fn command(&self, program: &str) -> Result<Command, String> {
+    fn command(&self, program: &str) -> Result<Command, ProgramError> {
         let here = std::env::split_paths(&self.path).map(|directory| directory.join(program));
         if let Some(path) = here.into_iter().find(|path| is_program(path)) {
             let mut command = Command::new(path);
@@ -70,11 +115,10 @@ impl Tools {
                 .is_ok_and(|path| is_program_or_link(&self.root.join(path)))
         };
         let Some(path) = below.into_iter().find(in_root) else {
-            return Err(format!(
-                "exec: {program:?}: executable file not found in $PATH, and not below {}: NVIDIA's container runtime mounts it; set \
-                 NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-                self.root.display()
-            ));
+            return Err(ProgramError::Absent {
+                program: program.to_owned(),
+                root: self.root.clone(),
+            });
         };
         let mut command = Command::new(&self.own);
         command
@@ -87,7 +131,7 @@ impl Tools {
     }
 
     /// Set the compute mode of a GPU within `limit`.
-    pub(super) async fn set_compute_mode(&self, gpu: &str, mode: ComputeMode, limit: Duration) -> Result<(), String> {
+    pub(super) async fn set_compute_mode(&self, gpu: &str, mode: ComputeMode, limit: Duration) -> Result<(), ToolError> {
         let set = async {
             let mut command = self.command(SMI)?;
             command.args(["-i", gpu, "-c", mode.name()]);
@@ -95,20 +139,18 @@ impl Tools {
             // nvidia-smi writes its errors to the standard output.
             succeeded(output.status, [&output.stdout, &output.stderr])
         };
-        set.await.map_err(|error: String| {
-            format!(
-                "error setting compute mode {}: error running nvidia-smi: {error}",
-                mode.name()
-            )
+        set.await.map_err(|error| ToolError::ComputeMode {
+            mode: mode.name(),
+            error,
         })
     }
 
     /// Start the control daemon, which goes on in the background.
-    pub(super) async fn start_control(&self, daemon: &Daemon) -> Result<(), String> {
+    pub(super) async fn start_control(&self, daemon: &Daemon) -> Result<(), ToolError> {
         // The daemon may keep its standard error, so it must not be a pipe that is closed afterwards.
         let said = daemon.log_directory().join("start.log");
-        let file = files::create(&said).map_err(|error| error.to_string())?;
-        let other = file.try_clone().map_err(|error| error.to_string())?;
+        let file = files::create(&said)?;
+        let other = file.try_clone().map_err(ProgramError::from)?;
         let mut command = self.control_command(daemon)?;
         command
             .arg("-d")
@@ -116,33 +158,32 @@ impl Tools {
             .stdout(file)
             .stderr(other)
             .kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| error.to_string())?;
+        let mut child = command.spawn().map_err(ProgramError::from)?;
         let ended = timeout(self.deadline, child.wait()).await;
         let status = match ended {
-            Ok(status) => status.map_err(|error| error.to_string())?,
-            Err(_) => return Err(self.killed(&mut child, "nvidia-cuda-mps-control -d", self.deadline).await),
+            Ok(status) => status.map_err(ProgramError::from)?,
+            Err(_) => {
+                let late = self.killed(&mut child, "nvidia-cuda-mps-control -d", self.deadline);
+                return Err(late.await.into());
+            }
         };
         let text = files::read(&said, BYTES).ok().flatten().unwrap_or_default();
-        succeeded(status, [&text, ""]).map_err(|error| format!("{CONTROL} -d: {error}"))
+        succeeded(status, [&text, ""]).map_err(ToolError::Control)
     }
 
     /// Give the control daemon a command, and return its answer, which must come within `limit`.
-    pub(super) async fn ask(&self, daemon: &Daemon, command: &str, limit: Duration) -> Result<String, String> {
-        let program = self
-            .control_command(daemon)
-            .map_err(|error| format!("failed to start NVIDIA MPS command: {error}"))?;
+    pub(super) async fn ask(&self, daemon: &Daemon, command: &str, limit: Duration) -> Result<String, ToolError> {
+        let program = self.control_command(daemon).map_err(ToolError::Command)?;
         let asked = async {
             let output = self.run(program, Some(command), limit).await?;
             succeeded(output.status, [&output.stdout, &output.stderr])?;
             Ok(output.stdout)
         };
-        asked
-            .await
-            .map_err(|error: String| format!("failed to send command to MPS daemon: {error}"))
+        asked.await.map_err(ToolError::Ask)
     }
 
     /// Like NVIDIA's program, the control daemon gets no other variables. `PATH` is for `nvidia-cuda-mps-server`, which it starts.
-    fn control_command(&self, daemon: &Daemon) -> Result<Command, String> {
+    fn control_command(&self, daemon: &Daemon) -> Result<Command, ProgramError> {
         let mut command = self.command(CONTROL)?;
         let path = command
             .as_std()
@@ -155,7 +196,7 @@ impl Tools {
         Ok(command)
     }
 
-    async fn run(&self, mut command: Command, input: Option<&str>, deadline: Duration) -> Result<Output, String> {
+    async fn run(&self, mut command: Command, input: Option<&str>, deadline: Duration) -> Result<Output, ProgramError> {
         let name = command.as_std().get_program().to_string_lossy().into_owned();
         let stdin = if input.is_some() { Stdio::piped() } else { Stdio::null() };
         command
@@ -163,7 +204,7 @@ impl Tools {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let mut child = command.spawn().map_err(|error| error.to_string())?;
+        let mut child = command.spawn()?;
         let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let write = async {
             if let (Some(mut stdin), Some(input)) = (stdin, input) {
@@ -177,23 +218,26 @@ impl Tools {
         };
         let finished = timeout(deadline, finished).await;
         match finished {
-            Ok(output) => output.map_err(|error| error.to_string()),
+            Ok(output) => Ok(output?),
             Err(_) => Err(self.killed(&mut child, &name, deadline).await),
         }
     }
 
-    /// Kill a program that has missed its deadline, and return what to say.
-    async fn killed(&self, child: &mut Child, program: &str, deadline: Duration) -> String {
+    /// Kill a program that has missed its deadline, and return the error.
+    async fn killed(&self, child: &mut Child, program: &str, limit: Duration) -> ProgramError {
         let ended = match child.start_kill() {
             Ok(()) => timeout(KILL_LIMIT, child.wait()).await.is_ok(),
             Err(_) => false,
         };
-        let rest = if ended {
-            "it was killed"
-        } else {
-            "it was killed and does not end, so it hangs in the driver's kernel module"
-        };
-        format!("{program} did not end within {} s; {rest}", deadline.as_secs_f64())
+        ProgramError::Late {
+            program: program.to_owned(),
+            limit,
+            rest: if ended {
+                ""
+            } else {
+                " and does not end, so it hangs in the driver's kernel module"
+            },
+        }
     }
 }
 
@@ -235,7 +279,7 @@ async fn text(pipe: Option<impl AsyncRead + Unpin>) -> String {
 }
 
 /// Return an error in Go's words, with the output, if the status is not success.
-fn succeeded(status: ExitStatus, output: [&str; 2]) -> Result<(), String> {
+fn succeeded(status: ExitStatus, output: [&str; 2]) -> Result<(), ProgramError> {
     if status.success() {
         return Ok(());
     }
@@ -244,8 +288,9 @@ fn succeeded(status: ExitStatus, output: [&str; 2]) -> Result<(), String> {
         None => status.to_string(),
     };
     let said = output.map(str::trim).join(" ");
-    match said.trim() {
-        "" => Err(how),
-        said => Err(format!("{how}: {}", plain_line(said.chars().take(CHARACTERS)))),
-    }
+    let said = match said.trim() {
+        "" => String::new(),
+        said => format!(": {}", plain_line(said.chars().take(CHARACTERS))),
+    };
+    Err(ProgramError::Status { how, said })
 }

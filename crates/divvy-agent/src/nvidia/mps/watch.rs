@@ -1,6 +1,8 @@
 //! Tells the device plugin which resources the MPS control daemons serve, and lets containers wait for them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
 
 use divvy_nvidia_plugin::mps::{Daemon, STARTED, Service, directory, left_over};
 use tokio::sync::watch;
@@ -9,11 +11,30 @@ use tokio::time::{Duration, Instant, sleep, timeout};
 use tracing::warn;
 
 use super::Host;
-use super::tools::CONTROL;
+use super::tools::{CONTROL, ToolError};
 use crate::nvidia::Mps;
 
 /// The time between two checks while a container waits.
 const RECHECK: Duration = Duration::from_millis(200);
+
+/// Why a daemon does not serve its resource.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NotServed {
+    #[error("the MPS control daemon does not answer")]
+    Late,
+    #[error(transparent)]
+    Name(#[from] divvy_nvidia_plugin::Error),
+    #[error(
+        "{marker} does not exist; run mps-control-daemon on this node, with the same directory of the host at {root}",
+        marker = .marker.display(),
+        root = .root.display()
+    )]
+    NoMarker { marker: PathBuf, root: PathBuf },
+    #[error("{path}: {1}", path = .0.display())]
+    Marker(PathBuf, #[source] io::Error),
+    #[error(transparent)]
+    Silent(#[from] ToolError),
+}
 
 /// Follows the control daemons of a node's resources. Dropping it ends the task.
 #[derive(Debug)]
@@ -85,7 +106,7 @@ async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: w
             if asks && checked.is_ok() {
                 answered.insert(resource.clone(), now);
             }
-            let service = Service::after(known.get(&resource), checked.err(), now, mps.intervals);
+            let service = Service::after(known.get(&resource), checked.err().map(|error| error.to_string()), now, mps.intervals);
             found.insert(resource, service);
         }
         answers.send_if_modified(|sent| {
@@ -105,9 +126,9 @@ async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: w
 ///
 /// # Errors
 /// It does not within [`Mps::patience`]. The text says what is missing.
-pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), String> {
+pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), NotServed> {
     let host = mps.host();
-    let mut missing = "the MPS control daemon does not answer".to_owned();
+    let mut missing = NotServed::Late;
     let serves = async {
         while let Err(reason) = check(mps, &host, resource, true).await {
             missing = reason;
@@ -119,24 +140,20 @@ pub(crate) async fn served(mps: &Mps, resource: &str) -> Result<(), String> {
 }
 
 /// Check whether the daemon of a resource serves it with its limits. `asks`: also whether it answers.
-async fn check(mps: &Mps, host: &Host, resource: &str, asks: bool) -> Result<(), String> {
-    let directory = directory(&mps.root, resource).map_err(|error| error.to_string())?;
+async fn check(mps: &Mps, host: &Host, resource: &str, asks: bool) -> Result<(), NotServed> {
+    let directory = directory(&mps.root, resource)?;
     let daemon: Daemon = left_over(resource, directory, "");
     let marker = daemon.directory.join(STARTED);
     match marker.try_exists() {
         Ok(true) => {}
         Ok(false) => {
-            return Err(format!(
-                "{} does not exist; run mps-control-daemon on this node, with the same directory of the host at {}",
-                marker.display(),
-                mps.root.display()
-            ));
+            let root = mps.root.clone();
+            return Err(NotServed::NoMarker { marker, root });
         }
-        Err(error) => return Err(format!("{}: {error}", marker.display())),
+        Err(error) => return Err(NotServed::Marker(marker, error)),
     }
     if asks && host.tools.has(CONTROL) {
-        host.answers(&daemon).await
-    } else {
-        Ok(())
+        host.answers(&daemon).await?;
     }
+    Ok(())
 }
