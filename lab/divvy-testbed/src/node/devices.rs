@@ -549,6 +549,3 @@ pub fn is_extended_resource(name: &str) -> bool {
         && domain.chars().all(|c| !c.is_ascii_uppercase() && c != '_')
         && plain(rest, 63)
 }
-
-#[cfg(test)]
-mod tests;
