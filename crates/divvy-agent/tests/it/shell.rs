@@ -91,34 +91,6 @@ async fn a_node_is_ready_with_the_resources_that_it_offers_and_offers_others_whe
 }
 
 #[tokio::test]
-async fn memory_of_a_force_deleted_pod_is_given_again_only_when_its_container_ended() {
-    let mut bed = Bed::new(&[4096]).await;
-    bed.memory_is(4, 4).await;
-    let uid = bed.create("a", Some(0), 3);
-    bed.running("a").await;
-    // The kubelet does not see the deletion, so the container stays.
-    bed.node.stop_kubelet(true).await;
-    let options = DeleteOptions {
-        grace_period_s: Some(0),
-        ..DeleteOptions::default()
-    };
-    bed.api.delete("pods", "default", "a", &options).expect("deleted");
-    bed.inventory(|inventory| inventory.gpus[0].held == MiB(3072)).await;
-    bed.stop_agent().await;
-    bed.start_agent();
-    bed.inventory(|inventory| inventory.gpus[0].held == MiB(3072)).await;
-    let record = bed.config.state_dir().join(format!("grants/{uid}_main.json"));
-    assert!(record.exists());
-    bed.node.start_kubelet().await.expect("started");
-    bed.inventory(|inventory| inventory.gpus[0].held == MiB(0)).await;
-    bed.eventually("the record goes", || (!record.exists()).then_some(())).await;
-    bed.kubelet_has(4).await;
-    bed.create("b", Some(0), 4);
-    bed.running("b").await;
-    bed.stop_agent().await;
-}
-
-#[tokio::test]
 async fn a_failed_gpu_is_not_offered_and_comes_back() {
     let mut bed = Bed::new(&[4096, 4096]).await;
     bed.memory_is(8, 8).await;
@@ -586,25 +558,6 @@ async fn where_no_driver_is_installed_node_pod_and_inventory_say_so_until_it_is(
     bed.create("b", Some(0), 1);
     bed.running("b").await;
     bed.inventory(|inventory| inventory.driver_trouble.is_none()).await;
-    bed.stop_agent().await;
-}
-
-#[tokio::test]
-async fn a_pod_bound_without_the_extender_is_told_so_in_an_event() {
-    let mut bed = Bed::new(&[4096]).await;
-    bed.memory_is(4, 4).await;
-    bed.create("a", None, 1);
-    let event = bed
-        .api
-        .until(LIMIT, |api| {
-            let events = api.list("events", "default").ok()?;
-            events.into_iter().find(|event| event["reason"] == "NoAllocation")
-        })
-        .await
-        .expect("an event");
-    let text = event.to_string();
-    assert!(text.contains("extender") && text.contains("default/a"), "{text}");
-    assert!(bed.node.containers().is_empty());
     bed.stop_agent().await;
 }
 

@@ -304,19 +304,6 @@ async fn fifty_equal_binds_are_one_write_and_equal_answers() {
 }
 
 #[tokio::test]
-async fn binds_at_once_fill_a_node_to_the_last_unit_and_no_further() {
-    let cluster = Cluster::new().await;
-    create_node(&cluster.api, "n", 32, 2);
-    let pods: Vec<Value> = (0..12).map(|i| create_pod(&cluster.api, &format!("p{i}"), 4)).collect();
-    cluster.used_becomes("n", &[0, 0]).await;
-    let answers = futures::future::join_all(pods.iter().map(|pod| cluster.bind(pod, "n"))).await;
-    assert_eq!(answers.iter().filter(|answer| answer.is_empty()).count(), 8, "{answers:?}");
-    let refused = answers.iter().find(|answer| !answer.is_empty()).expect("four");
-    assert!(refused.contains("GPU 0 has 0 of 16384 MiB free"), "{refused}");
-    cluster.used_becomes("n", &[16, 16]).await;
-}
-
-#[tokio::test]
 async fn an_answer_that_is_lost_is_found_out() {
     // F02 with real connections; each case leaves exactly one Binding and one allocation.
     let binding = || Match::any().verb("create").resource("pods/binding");
