@@ -106,7 +106,12 @@ async fn run(mps: Mps, mut wanted: watch::Receiver<BTreeSet<String>>, answers: w
             if asks && checked.is_ok() {
                 answered.insert(resource.clone(), now);
             }
-            let service = Service::after(known.get(&resource), checked.err().map(|error| error.to_string()), now, mps.intervals);
+            let service = Service::after(
+                known.get(&resource),
+                checked.err().map(|error| error.to_string()),
+                now,
+                mps.intervals,
+            );
             found.insert(resource, service);
         }
         answers.send_if_modified(|sent| {
