@@ -3,6 +3,7 @@
 mod actions;
 mod reads;
 
+use std::fmt::Display;
 use std::io;
 use std::time::Duration;
 
@@ -177,19 +178,19 @@ impl<'a, C: Cluster> Play<'a, C> {
     }
 
     /// Wait until `look` finds the required state. While the state is different, `look` returns it in `Err`.
-    pub async fn eventually<T>(
+    pub async fn eventually<T, Other: Display>(
         &self,
         what: &str,
-        look: impl AsyncFnMut(&Self) -> Result<Result<T, String>, Stop>,
+        look: impl AsyncFnMut(&Self) -> Result<Result<T, Other>, Stop>,
     ) -> Result<T, Stop> {
         self.within(PATIENCE, what, look).await
     }
 
-    async fn within<T>(
+    async fn within<T, Other: Display>(
         &self,
         patience: Duration,
         what: &str,
-        mut look: impl AsyncFnMut(&Self) -> Result<Result<T, String>, Stop>,
+        mut look: impl AsyncFnMut(&Self) -> Result<Result<T, Other>, Stop>,
     ) -> Result<T, Stop> {
         let until = Instant::now() + patience;
         loop {
@@ -199,7 +200,7 @@ impl<'a, C: Cluster> Play<'a, C> {
                     return Err(Stop::NeverCame {
                         patience,
                         what: what.to_owned(),
-                        seen,
+                        seen: seen.to_string(),
                     });
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(15)).await,
