@@ -8,7 +8,6 @@ use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{
     ContainerKind, Gpu, Health, Held, Link, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest, names,
 };
-use proptest::prelude::*;
 
 use crate::node::{Node, gpu, gpus_of, holding, key, settings, simple};
 
@@ -417,52 +416,4 @@ fn a_departed_pod_holds_the_gpus_of_all_its_containers() {
     assert_eq!(found.classes.get(&Class::HeldWithoutPod), Some(&1));
     let held: Vec<&String> = found.held.keys().collect();
     assert_eq!(held, [&amd(0).uuid, &amd(1).uuid, &amd(2).uuid]);
-}
-
-proptest! {
-    /// Pods with and without allocations arrive and end in any order, and the kubelet picks any free ids.
-    #[test]
-    fn no_gpu_ever_has_two_pods(steps in prop::collection::vec((0_usize..6, 0_u32..4, any::<bool>(), any::<prop::sample::Index>()), 1..40)) {
-        let mut node = node(4);
-        let mut live: BTreeSet<String> = BTreeSet::new();
-        for (number, (slot, gpu, allocated, pick)) in steps.into_iter().enumerate() {
-            let uid = format!("p{slot}");
-            if live.remove(&uid) {
-                node.change(&uid, |pod| pod.phase = Phase::Succeeded);
-                node.processes_end(&uid);
-                node.kubelet_forgets(&uid);
-                node.object_gone(&uid);
-                node.reconcile();
-                continue;
-            }
-            let used: BTreeSet<String> = node.handouts.iter().flat_map(|handout| handout.ids.clone()).collect();
-            let free: Vec<String> = ids(&[0, 1, 2, 3]).into_iter().filter(|id| !used.contains(id)).collect();
-            if free.is_empty() {
-                continue;
-            }
-            let pod = if allocated {
-                placed(&uid, &[gpu])
-            } else {
-                plain(&uid, &[("main", App, 1)])
-            };
-            node.see(pod);
-            let chosen = free[pick.index(free.len())].clone();
-            node.allocate_of(AMD, &uid, "main", &[chosen]).expect("allocated");
-            live.insert(uid.clone());
-            let _ = node.start(&uid, "main");
-            if number % 3 == 0 {
-                node.restart_agent();
-            }
-            if number % 2 == 0 {
-                node.reconcile();
-            }
-            let mut owners: BTreeMap<String, String> = BTreeMap::new();
-            for record in node.records.values().filter(|record| live.contains(&record.uid)) {
-                for share in &record.container_gpus {
-                    let before = owners.insert(share.uuid.clone(), record.uid.clone());
-                    prop_assert!(before.is_none_or(|before| before == record.uid), "{owners:?}");
-                }
-            }
-        }
-    }
 }

@@ -1,11 +1,10 @@
 //! GPUs that are offered in both ways: their memory is shared, and a pod can also request a whole one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use divvy_model::{GpuRules, Health, Held, MiB, Node, Pod, Vendor};
+use divvy_model::{GpuRules, Held, MiB, Node, Pod, Vendor};
 use divvy_placement::{Ask, Ledger, Refusal};
-use proptest::prelude::*;
 
 use crate::fixture::*;
 
@@ -170,93 +169,4 @@ fn a_pod_that_needs_a_whole_gpu_evicts_all_shares_of_one_gpu() {
     let ledger = ledger(&node(2), &pods);
     let way = ledger.in_the_way("n", &vip).expect("all have a lower priority");
     assert_eq!((way.indices, way.pods.len()), (vec![1], 1));
-}
-
-#[derive(Debug, Clone)]
-enum Event {
-    Whole(u64),
-    Share(u64),
-    Bypass(u64),
-    End(usize),
-}
-
-fn any_event() -> impl Strategy<Value = Event> {
-    prop_oneof![
-        3 => (1..4u64).prop_map(Event::Whole),
-        4 => (1..17u64).prop_map(Event::Share),
-        1 => (1..3u64).prop_map(Event::Bypass),
-        3 => (0..8usize).prop_map(Event::End),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
-
-    /// Whatever arrives and ends, no GPU has two pods of which one has it as a whole, no GPU is promised more than it has, and the pods
-    /// without an allocation can have as many free GPUs as they hold.
-    #[test]
-    fn whole_gpus_and_shares_are_never_on_the_same_gpu(events in proptest::collection::vec(any_event(), 1..60)) {
-        const GPUS: usize = 4;
-        let mut ledger = ledger(&node(GPUS), &[]);
-        let mut bound: BTreeMap<String, Pod> = BTreeMap::new();
-        let unnamed_of = |bound: &BTreeMap<String, Pod>| {
-            let pods = bound.values().filter(|pod| pod.held == Held::Nothing);
-            pods.filter_map(|pod| pod.request.whole.as_ref()?.gpus()).sum::<u64>()
-        };
-        let on_gpus = |bound: &BTreeMap<String, Pod>| {
-            let mut on: BTreeMap<String, Vec<(bool, u64)>> = BTreeMap::new();
-            for pod in bound.values() {
-                let Held::Allocation(allocation) = &pod.held else { continue };
-                for share in &allocation.gpus {
-                    on.entry(share.uuid.clone()).or_default().push((share.whole, share.memory.0));
-                }
-            }
-            on
-        };
-        for (number, event) in events.into_iter().enumerate() {
-            let name = format!("p{number}");
-            match event {
-                Event::Whole(_) | Event::Share(_) => {
-                    let pod = match event {
-                        Event::Whole(gpus) => whole_pending(Vendor::Nvidia, &name, gpus),
-                        Event::Share(units) => pending(&name, units),
-                        _ => unreachable!("filtered above"),
-                    };
-                    let ask = Ask::of_pod(&pod, GIB);
-                    let found = placed(&ledger, &pod);
-                    prop_assert_eq!(found.is_ok(), ledger.fits("n", &ask, &pod.uid).is_ok());
-                    let Ok(pod) = found else { continue };
-                    ledger.apply_pod(pod.clone());
-                    bound.insert(pod.uid.clone(), pod);
-                }
-                Event::Bypass(gpus) => {
-                    // The kubelet gives GPUs that are free, and its agent makes the container wait until there are as many.
-                    let free = GPUS as u64 - on_gpus(&bound).len() as u64;
-                    if unnamed_of(&bound) + gpus > free {
-                        continue;
-                    }
-                    let pod = unnamed(&name, gpus);
-                    ledger.apply_pod(pod.clone());
-                    bound.insert(pod.uid.clone(), pod);
-                }
-                Event::End(at) => {
-                    let Some(uid) = bound.keys().nth(at).cloned() else { continue };
-                    bound.remove(&uid);
-                    ledger.delete_pod(&uid);
-                    ledger.end_pod(&uid);
-                }
-            }
-            let on = on_gpus(&bound);
-            for (uuid, parts) in &on {
-                let sum: u64 = parts.iter().map(|(_, memory)| memory).sum();
-                prop_assert!(sum <= 16 << 10, "{uuid}: {parts:?}");
-                prop_assert!(parts.len() == 1 || parts.iter().all(|(whole, _)| !whole), "{uuid}: {parts:?}");
-            }
-            prop_assert!(on.len() as u64 + unnamed_of(&bound) <= GPUS as u64, "{bound:?}");
-            let free: BTreeSet<usize> = (0..GPUS).filter(|index| !on.contains_key(&uuid("n", *index))).collect();
-            let spare = free.len() as u64 - unnamed_of(&bound);
-            prop_assert_eq!(ledger.fits("n", &nvidia(spare.max(1)), "u-nobody").is_ok(), spare > 0);
-        }
-        prop_assert!(ledger.node("n").is_some_and(|view| view.state().is_some_and(|state| state.gpus.iter().all(|gpu| gpu.health == Health::Ok))));
-    }
 }
