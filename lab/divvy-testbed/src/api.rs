@@ -4,8 +4,7 @@
 //! loopback address ([`ApiServer::listen`]). The server imitates those parts of kube-apiserver 1.36 that such clients can observe:
 //!
 //! - one revision for all commits; conflicts when an update names an old revision; no commit for an update that changes nothing
-//! - lists, and watches with selectors (an object that begins or ceases to match is ADDED or DELETED), bookmarks, streaming lists, and
-//!   410 after a compaction
+//! - lists, and watches with selectors (an object that begins or ceases to match is ADDED or DELETED), bookmarks, and 410 after a compaction
 //! - create, update, patch (merge, strategic, JSON, apply), delete, deletecollection, dry run; preconditions
 //! - pods: defaults, validation of extended resources, update rules, graceful deletion, and `pods/binding` in one transaction
 //! - discovery, server-side tables, and health: enough for kubectl

@@ -454,32 +454,24 @@ impl Call {
 
     fn watch(&self, api: &ApiServer) -> Result<Response, ApiError> {
         let bookmarks = self.query.is_true("allowWatchBookmarks");
-        let asked = self.query.get("resourceVersion").unwrap_or("");
         let revision: u64 = self.query.number("resourceVersion")?.unwrap_or(0);
-        let streaming = self.query.get("sendInitialEvents");
-        let matching = self.query.get("resourceVersionMatch").unwrap_or("");
-        if streaming.is_some() && matching != "NotOlderThan" {
-            let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-            return Err(self.invalid_options("resourceVersionMatch", matching, why));
-        }
-        if streaming.is_none() && !matching.is_empty() {
-            let why = "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided";
-            return Err(self.invalid_options("resourceVersionMatch", matching, why));
-        }
-        let initial = |mark_end: bool| Start::Initial {
-            snapshot: self.snapshot(api),
-            mark_end,
-        };
-        let start = match streaming {
-            Some(_) if self.query.is_true("sendInitialEvents") => {
-                let start = initial(bookmarks);
-                if let Start::Initial { snapshot, .. } = &start {
-                    self.not_in_future(snapshot.revision)?;
-                }
-                start
+        for (name, why) in [
+            // An API server without streaming lists answers like this; clients then list.
+            (
+                "sendInitialEvents",
+                "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+            ),
+            (
+                "resourceVersionMatch",
+                "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            ),
+        ] {
+            if let Some(given) = self.query.get(name).filter(|given| !given.is_empty()) {
+                return Err(self.invalid_options(name, given, why));
             }
-            Some(_) if revision == 0 => Start::After(api.registry().store.read(Inner::revision)),
-            None if asked.is_empty() || revision == 0 => initial(false),
+        }
+        let start = match revision {
+            0 => Start::Initial(self.snapshot(api)),
             _ => Start::After(revision),
         };
         let timeout: Option<u64> = self.query.number("timeoutSeconds")?;

@@ -98,7 +98,7 @@ impl Rendering {
             Rendering::Json => json!({"kind": resource.kind, "apiVersion": resource.api_version(), "metadata": metadata}),
             Rendering::Metadata => json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}),
             Rendering::Table(_) => {
-                // The row's object carries the revision and the mark of the end of the initial events.
+                // The row's object carries the revision.
                 json!({
                     "kind": "Table", "apiVersion": "meta.k8s.io/v1",
                     "metadata": {"resourceVersion": metadata["resourceVersion"]},

@@ -32,8 +32,8 @@ pub(crate) struct WatchRequest {
 pub(crate) enum Start {
     /// Send the changes after this revision.
     After(u64),
-    /// Send these objects as added, then the later changes; with a bookmark in between if `mark_end`.
-    Initial { snapshot: Snapshot, mark_end: bool },
+    /// Send these objects as added, then the later changes.
+    Initial(Snapshot),
 }
 
 /// The state of one stream.
@@ -78,15 +78,12 @@ impl Watcher {
     fn begin(&mut self) {
         match std::mem::replace(&mut self.request.start, Start::After(0)) {
             Start::After(revision) => self.cursor = revision,
-            Start::Initial { snapshot, mark_end } => {
+            Start::Initial(snapshot) => {
                 self.cursor = snapshot.revision;
                 for (key, object) in &snapshot.objects {
                     if self.in_namespace(&key.0) && self.request.selector.matches(object) {
                         self.push("ADDED", object);
                     }
-                }
-                if mark_end {
-                    self.push_bookmark(true);
                 }
             }
         }
@@ -118,7 +115,7 @@ impl Watcher {
                 _ = self.held.changed() => {}
                 _ = tokio::time::sleep_until(self.next_bookmark), if bookmarks => {
                     self.collect();
-                    self.push_bookmark(false);
+                    self.push_bookmark();
                 }
             }
         }
@@ -189,12 +186,9 @@ impl Watcher {
         self.pending.push_back(line.into());
     }
 
-    fn push_bookmark(&mut self, end_of_initial: bool) {
+    fn push_bookmark(&mut self) {
         let resource = &self.request.target.resource;
-        let mut metadata = json!({"resourceVersion": self.cursor.to_string(), "creationTimestamp": null});
-        if end_of_initial {
-            metadata["annotations"] = json!({"k8s.io/initial-events-end": "true"});
-        }
+        let metadata = json!({"resourceVersion": self.cursor.to_string(), "creationTimestamp": null});
         let object = self.request.rendering.bookmark(resource, metadata);
         self.push_line("BOOKMARK", &object);
         self.next_bookmark = Instant::now() + self.api.options().bookmark_interval;

@@ -223,7 +223,7 @@ async fn what_is_not_legal_is_refused_in_words() {
             format!("{base}/pods?watch=1&sendInitialEvents=true"),
             json!(null),
             422,
-            "resourceVersionMatch",
+            "sendInitialEvents",
         ),
         ("GET", format!("{base}/pods/%zz"), json!(null), 400, "percent-encoded"),
     ] {
