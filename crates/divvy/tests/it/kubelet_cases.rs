@@ -1,5 +1,5 @@
 //! The calls that a kubelet makes to a device plugin over the life of a node, with the real agent on the emulated kubelet: cases
-//! K09 to K17, K20, K24, and K26 of docs/compatibility/kubelet.md. The other cases are tested in divvy-kubelet and divvy-agent.
+//! K09, K10, K15, K20, K24, and K26 of docs/compatibility/kubelet.md. The table there names the tests of the other cases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,9 +12,6 @@ use divvy_testbed::scenario::{Cluster as _, Fault};
 use serde_json::{Value, json};
 
 use crate::bed::Bed;
-
-/// How long a kubelet waits before it handles pods after its start, so that plugins can register first.
-const PLUGINS_FIRST: Duration = Duration::from_millis(1200);
 
 /// Return the properties of a container that must be the same at every start.
 fn hardware(view: &ContainerView) -> (Vec<String>, BTreeMap<String, String>, Vec<String>) {
@@ -116,114 +113,6 @@ async fn k10_a_running_pod_that_a_restarted_kubelet_kills_holds_its_memory_until
 }
 
 #[tokio::test]
-async fn k11_an_agent_that_restarts_finds_every_grant_as_it_was() {
-    let mut bed = Bed::new(&[&[4, 4]]).await;
-    let mut ids = BTreeMap::new();
-    for (name, units) in [("a", 3), ("b", 1), ("c", 4)] {
-        bed.create(&pod(name).gpu_mem(units));
-        ids.insert(name, bed.running(name).await.remove(0).id);
-    }
-    let read = |bed: &Bed| {
-        let grants = bed.node("n1").paths().root.join("state/grants");
-        let text = |name: &String| std::fs::read_to_string(grants.join(name)).expect("readable");
-        let records: Vec<String> = bed.grants("n1").iter().map(text).collect();
-        (records, bed.specs("n1"), checkpoint(bed))
-    };
-    let before = read(&bed);
-    assert!(
-        bed.cluster.stop_agent("n1").await.expect("stopped"),
-        "SIGTERM ends it with status 0"
-    );
-    bed.until("its devices to be unhealthy", async |bed: &Bed| {
-        let resources = bed.node("n1").device_manager().resources;
-        match resources.get(names::GPU_MEM) {
-            Some((8, 0)) => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await;
-    bed.cluster.start_agent("n1").await.expect("started");
-    bed.registered("n1").await;
-    bed.restart_agent("n1").await;
-    assert_eq!(before, read(&bed));
-    for (name, id) in ids {
-        assert_eq!(bed.running(name).await.remove(0).id, id, "{name} never noticed");
-    }
-    // As before, no memory is free.
-    bed.create(&pod("d").gpu_mem(1));
-    bed.unschedulable("d", "").await;
-    bed.delete("b");
-    bed.running("d").await;
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn k12_after_a_reboot_with_the_agent_first_pods_start_on_their_gpus_without_a_new_allocate() {
-    let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.pods_after = PLUGINS_FIRST).await;
-    let uids = ["a", "b"].map(|name| bed.create(&pod(name).gpu_mem(3)));
-    let mut before = Vec::new();
-    for name in ["a", "b"] {
-        before.push(bed.running(name).await.remove(0));
-    }
-    let ids = uids.each_ref().map(|uid| bed.ids("n1", uid));
-    bed.cluster.kill_agent("n1").await.expect("killed with the machine");
-    bed.node("n1").reboot().await.expect("rebooted");
-    assert!(bed.specs("n1").is_empty(), "the CDI directory was a tmpfs");
-    bed.cluster.start_agent("n1").await.expect("started");
-    for (uid, before) in uids.iter().zip(&before) {
-        let after = started(&bed, uid, "main", before.attempt + 1).await;
-        assert_eq!(hardware(before), hardware(&after));
-    }
-    for name in ["a", "b"] {
-        bed.running(name).await;
-    }
-    assert_eq!(
-        ids,
-        uids.each_ref().map(|uid| bed.ids("n1", uid)),
-        "as cached: there was no Allocate"
-    );
-    assert!(bed.refused_pods().is_empty(), "{:?}", bed.refused_pods());
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn k13_after_a_reboot_with_pods_first_their_replacements_start_and_nothing_leaks() {
-    let mut bed = Bed::new(&[&[4]]).await;
-    let uid = bed.create(&pod("a").gpu_mem(4));
-    bed.running("a").await;
-    bed.cluster.kill_agent("n1").await.expect("killed with the machine");
-    bed.node("n1").reboot().await.expect("rebooted");
-    let failed = bed.phase("a", "Failed").await;
-    let message = failed["status"]["message"].as_str().unwrap_or_default();
-    assert!(message.contains("no healthy devices present"), "{message}");
-    bed.cluster.start_agent("n1").await.expect("started");
-    bed.offered("n1").await;
-    // The rejected pod's object still exists, but holds no memory.
-    bed.create(&pod("replacement").gpu_mem(4));
-    bed.running("replacement").await;
-    assert!(!bed.has_grant("n1", &uid));
-    assert_eq!(bed.grants("n1").len(), 1);
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn k14_a_pod_that_succeeded_is_no_ones_business_any_more() {
-    let mut bed = Bed::new(&[&[4]]).await;
-    let uid = bed.create(&pod("done").gpu_mem(4).once().args(&["sleep", "0.05"]));
-    bed.phase("done", "Succeeded").await;
-    bed.cluster.kill_agent("n1").await.expect("killed");
-    bed.cluster.restart_kubelet("n1").await.expect("restarted");
-    bed.cluster.start_agent("n1").await.expect("started");
-    bed.offered("n1").await;
-    bed.create(&pod("next").gpu_mem(4));
-    bed.running("next").await;
-    assert_eq!(bed.pod("done")["status"]["phase"], "Succeeded");
-    assert_eq!(bed.ever_ran(&uid), 1);
-    assert!(!bed.has_grant("n1", &uid), "the grant ended with its container");
-    bed.end().await;
-}
-
-#[tokio::test]
 async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_container_has_ended() {
     let bed = Bed::with(&[&[4]], |spec| spec.timings.orphan_grace = Duration::from_millis(600)).await;
     let uid = bed.create(&pod("a").gpu_mem(3).args(&["run", "--ignore-term"]));
@@ -244,84 +133,6 @@ async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_cont
     bed.offered("n1").await;
     bed.create(&pod("b").gpu_mem(4));
     bed.running("b").await;
-    bed.end().await;
-}
-
-/// This was seen on a real kubelet: the waiting pod was bound in the milliseconds before the agent reported the hold. When the
-/// kubelet was back, it refused the pod permanently, because the old pod's device ids were not free yet.
-#[tokio::test]
-async fn k15_a_pod_that_waits_is_not_bound_in_place_of_one_that_is_force_deleted_while_the_kubelet_is_down() {
-    let bed = Bed::with(&[&[4]], |spec| spec.timings.orphan_grace = Duration::from_millis(600)).await;
-    let old = bed.create(&pod("old").gpu_mem(3).args(&["run", "--ignore-term"]));
-    bed.running("old").await;
-    bed.create(&pod("new").gpu_mem(3));
-    bed.unschedulable("new", "").await;
-    let unsaid = bed.kubelet_stops_unsaid("n1", false).await;
-    bed.force_delete("old");
-    bed.event(
-        "new",
-        "FailedScheduling",
-        "for pod default/old (deleted, container was running)",
-    )
-    .await;
-    bed.api().faults().remove(unsaid);
-    bed.held("n1", 3072).await;
-    assert!(bed.runs(&old, "main") && !bed.is_bound("new"));
-    bed.node("n1").start_kubelet().await.expect("started");
-    bed.ends_before(&old, |bed| bed.is_bound("new")).await;
-    bed.running("new").await;
-    assert_eq!(bed.refused_pods(), []);
-    bed.end().await;
-}
-
-/// This was measured on a real kubelet: the kubelet gives the sidecar one of the init container's two device ids, and does not
-/// call the plugin for it. The next container must get the other id.
-#[tokio::test]
-async fn k16_init_container_and_sidecar_share_ids_and_every_container_is_on_the_pods_gpu() {
-    let bed = Bed::new(&[&[8, 8]]).await;
-    let uid = bed.create(&pod("p").init("i", 2).sidecar("s", 1).gpu_mem(3).container("b", 1));
-    bed.running("p").await;
-    let ids = bed.ids("n1", &uid);
-    let sizes: BTreeMap<&str, usize> = ids.iter().map(|(name, ids)| (name.as_str(), ids.len())).collect();
-    assert_eq!(sizes, BTreeMap::from([("b", 1), ("i", 2), ("main", 3), ("s", 1)]));
-    assert!(ids["s"].is_subset(&ids["i"]));
-    let rest: BTreeSet<&String> = ids["i"].difference(&ids["s"]).collect();
-    assert!(rest.iter().all(|id| ids["main"].contains(*id)), "{ids:?}");
-    let all: BTreeSet<&String> = ids.values().flatten().collect();
-    assert_eq!(all.len(), 5, "{ids:?}");
-    let containers = ["i", "s", "main", "b"].map(|name| bed.container(&uid, name).expect("it ran"));
-    assert!(containers.iter().all(|view| view.devices == containers[0].devices));
-    let units = containers.each_ref().map(|view| view.env[names::ALIYUN_CONTAINER].as_str());
-    assert_eq!(units, ["2", "1", "3", "1"]);
-    // 5 units are allocated, not 7: the rest of this GPU is for another pod.
-    assert_eq!(bed.allocation("p").expect("an allocation").gpus[0].memory.0, 5 * 1024);
-    bed.create(&pod("q").gpu_mem(3));
-    bed.running("q").await;
-    assert_eq!(bed.gpu_of("p"), bed.gpu_of("q"));
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn k17_ids_of_init_containers_come_back_in_every_proportion() {
-    let bed = Bed::new(&[&[4, 4]]).await;
-    for (name, inits, app, effective) in [("more", &[4][..], 1, 4), ("less", &[1][..], 4, 4), ("two", &[2, 3][..], 2, 3)] {
-        let mut manifest = pod(name);
-        for (i, units) in inits.iter().enumerate() {
-            manifest = manifest.init(&format!("i{i}"), *units);
-        }
-        let uid = bed.create(&manifest.gpu_mem(app));
-        bed.running(name).await;
-        let all: BTreeSet<String> = bed.ids("n1", &uid).into_values().flatten().collect();
-        assert_eq!(all.len(), effective, "{name}: no more ids than the effective request");
-        let gpu = &bed.allocation(name).expect("an allocation").gpus[0];
-        assert_eq!(gpu.memory.0, effective as u64 * 1024);
-        assert!(all.iter().all(|id| id.starts_with(&gpu.uuid)), "steered: {all:?}");
-        for i in 0..inits.len() {
-            assert!(bed.container(&uid, &format!("i{i}")).is_some());
-        }
-        bed.delete(name);
-        bed.gone(name).await;
-    }
     bed.end().await;
 }
 

@@ -511,24 +511,6 @@ async fn a_pod_that_waits_is_explained_as_by_why() {
 }
 
 #[tokio::test]
-async fn nodes_that_take_no_pods_are_skipped_and_no_pod_is_made() {
-    let bed = Bed::new(&[&[16]]).await;
-    install(bed.api());
-    let cordon = json!({"spec": {"unschedulable": true}});
-    bed.api()
-        .patch("nodes", "", "n1", PatchKind::Merge, &cordon)
-        .expect("patched");
-    let creations = bed
-        .api()
-        .faults()
-        .add(Rule::new(Match::any().verb("create"), Effect::Latency(Duration::ZERO)));
-    let (status, text, errors) = smoke(&bed, &["--all-nodes"], &["n1"], |_| None).await;
-    assert_eq!(status, Some(3), "{text}{errors}");
-    assert!(text.contains("the node is cordoned; kubectl uncordon n1"), "{text}");
-    assert_eq!(bed.api().faults().fired(creations), 0);
-}
-
-#[tokio::test]
 async fn a_refused_pod_is_shown_with_what_was_tried() {
     let bed = Bed::new(&[&[16, 16]]).await;
     install(bed.api());

@@ -55,25 +55,6 @@ async fn r01_two_pods_of_equal_size_get_their_own_gpus_in_whatever_order_the_kub
 }
 
 #[tokio::test]
-async fn r01_eight_pods_of_equal_size_find_their_eight_gpus() {
-    let bed = shuffled(&[&[4; 8]], 400).await;
-    let names: Vec<String> = (0..8).map(|i| format!("p-{i}")).collect();
-    let uids: Vec<String> = names.iter().map(|name| bed.create(&pod(name).gpu_mem(4))).collect();
-    for name in &names {
-        bed.running(name).await;
-    }
-    let gpus: std::collections::BTreeSet<usize> = names.iter().map(|name| bed.gpu_of(name)).collect();
-    assert_eq!(gpus.len(), 8);
-    let astray = names
-        .iter()
-        .zip(&uids)
-        .filter(|(name, uid)| !steered_right(&bed, uid, name))
-        .count();
-    assert!(astray > 0, "the order was another one");
-    bed.end().await;
-}
-
-#[tokio::test]
 async fn r02_a_container_as_large_as_another_pod_takes_nothing_of_it() {
     let bed = shuffled(&[&[4, 4]], 150).await;
     for round in 0..3 {

@@ -1,4 +1,4 @@
-//! R8 to R10, R19, and R20 (docs/compatibility/races.md): how a pod gets its allocation, or why it gets none.
+//! R8 to R10, and R19 (docs/compatibility/races.md): how a pod gets its allocation, or why it gets none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -190,39 +190,5 @@ async fn r19_no_clock_is_compared() {
     bed.delete("past");
     skew.store(years, Ordering::Relaxed);
     bed.delete("future");
-    bed.end().await;
-}
-
-#[tokio::test]
-async fn r20_a_pod_that_came_past_the_extender_is_refused_in_words_and_harms_nobody() {
-    let mut bed = Bed::new(&[&[4]]).await;
-    bed.expect("bound-without-allocation");
-    let named = bed.create(&pod("named").gpu_mem(1).on_node("n1"));
-    let foreign = bed.create_by_hand(&pod("foreign").gpu_mem(1));
-    let binding = json!({"metadata": {"name": "foreign", "uid": foreign}, "target": {"kind": "Node", "name": "n1"}});
-    bed.api().create("pods/binding", binding).expect("bound by another scheduler");
-    for name in ["named", "foreign"] {
-        let part = "was bound to this node without an allocation (it has no annotation divvy.dev/allocation), so no GPU memory is reserved for it";
-        let refused = bed.start_refused(name, part).await;
-        assert!(
-            refused.contains("does not set spec.nodeName itself; then delete the pod"),
-            "{refused}"
-        );
-        bed.event(name, "NoAllocation", part).await;
-        let status = bed.pod(name)["status"].to_string();
-        assert!(
-            status.contains("CreateContainerConfigError") && status.contains(part),
-            "{status}"
-        );
-    }
-    // Other pods are not affected, and can use all memory that is free in the node's sum.
-    bed.create(&pod("honest").gpu_mem(2));
-    bed.running("honest").await;
-    bed.stays("nothing of them runs", Duration::from_millis(300), |bed| {
-        !bed.runs(&named, "main") && !bed.runs(&foreign, "main")
-    })
-    .await;
-    assert_eq!(bed.grants("n1").len(), 1);
-    assert_eq!(bed.ever_ran(&named) + bed.ever_ran(&foreign), 0);
     bed.end().await;
 }

@@ -1,32 +1,12 @@
-//! R5 to R7 (docs/compatibility/races.md): when memory becomes free, and which pod may use it.
+//! R6 and R7 (docs/compatibility/races.md): when memory becomes free, and which pod may use it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use divvy_testbed::builders::pod;
 use divvy_testbed::node::CgroupVersion;
-use divvy_testbed::scenario::Cluster as _;
 
 use crate::bed::{Bed, stubborn};
-
-#[tokio::test]
-async fn r05_memory_is_given_again_when_the_container_has_ended_not_when_deletion_was_asked_for() {
-    let bed = Bed::new(&[&[4]]).await;
-    let old = bed.create(&stubborn("old", 3, 1));
-    bed.running("old").await;
-    bed.create(&pod("newcomer").gpu_mem(3));
-    bed.unschedulable("newcomer", "").await;
-    bed.delete("old");
-    let said = bed.cluster.divvy(&["why", "newcomer"]).output().await.expect("divvy runs");
-    let why = String::from_utf8_lossy(&said.stdout);
-    assert!(
-        why.contains("default/old (3 GiB, being deleted)") && why.contains("Wait. Pod default/old is being deleted"),
-        "{why}"
-    );
-    bed.ends_before(&old, |bed| bed.is_bound("newcomer")).await;
-    bed.running("newcomer").await;
-    bed.end().await;
-}
 
 #[tokio::test]
 async fn r06_a_force_deleted_pods_container_holds_its_memory_until_it_ends_also_over_an_agents_restart() {
