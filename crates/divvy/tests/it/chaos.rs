@@ -1,12 +1,12 @@
 //! Random histories with the real programs. Agents, probes, and the extender run as child processes, which are killed and cut off
 //! at random. The API server refuses requests, loses answers, and stops. GPUs and kubelets fail, and nodes reboot.
 //!
-//! [`plan`] draws a sequence from its seed, and [`run`] plays it. In the end, [`audit`] checks that no invariant was violated at any
+//! [`run`] draws a sequence from its seed, and plays it. In the end, [`audit`] checks that no invariant was violated at any
 //! time. It uses only ground truth: the API server's commits, and the containers that ran. [`quiet`] reports what is still wrong
 //! after all faults have ended.
 //!
 //! `DIVVY_CHAOS_SEED=7` plays one sequence again, and `DIVVY_CHAOS_RUNS=200` plays more sequences. A failed sequence prints its
-//! seed, its plan, and its steps, and leaves the programs' logs below cargo's `tmp` directory.
+//! seed, its machines, and its steps, and leaves the programs' logs below cargo's `tmp` directory.
 
 mod audit;
 mod plan;

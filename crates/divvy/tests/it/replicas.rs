@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use divvy_testbed::api::{ApiServer, DeleteOptions, Options, PatchKind};
 use divvy_testbed::programs::Program;
+use divvy_testkit::dice::Dice;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -78,19 +79,6 @@ async fn post(address: SocketAddr, body: &str) -> std::io::Result<String> {
         .split_once("\r\n\r\n")
         .map(|(_, body)| body.to_owned())
         .unwrap_or_default())
-}
-
-/// A deterministic random number generator.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % bound
-    }
 }
 
 fn holder(api: &ApiServer) -> String {
@@ -187,7 +175,7 @@ async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
     let directory = tempfile::tempdir().expect("a directory");
     let (api, _listening) = server(directory.path()).await;
     let mut replicas = pair(&api, directory.path()).await;
-    let mut dice = Dice(7);
+    let mut dice = Dice::new(7);
     let mut waiting: Vec<Value> = Vec::new();
     let mut frozen: Option<(usize, Instant)> = None;
     let mut changes = 0;

@@ -1,4 +1,4 @@
-//! Plays a plan on a new cluster.
+//! Plays a sequence on a new cluster. The same seed draws the same steps. The outcome also depends on how the processes interleave.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,14 +8,17 @@ use anyhow::{Context as _, anyhow, bail};
 use divvy_testbed::api::{DeleteOptions, Effect, Faults, Match, Rule, RuleId};
 use divvy_testbed::embedded::{Embedded, Settings};
 use divvy_testbed::node::AdmissionOrder;
+use divvy_testkit::dice::Dice;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::audit::{self, Gpus};
-use super::plan::{Op, Plan, Shape, Who};
+use super::plan::{Plan, Shape};
 use super::quiet;
 use crate::record::Recorder;
 
+/// The number of steps in a sequence, not counting those in which something stopped starts again.
+const STEPS: usize = 44;
 /// The time limit for the recovery after the last fault.
 const QUIET: Duration = Duration::from_secs(15);
 /// The time limit for other waits. It is long because a process may start slowly on a busy machine, and slow starts are not what
@@ -52,9 +55,25 @@ pub(super) const SOMETIMES: &[&str] = &[
     "pod waited at quiet",
 ];
 
+/// What starts again some steps after it was stopped, so that most programs run most of the time. Nodes and GPUs are given by position.
+#[derive(Debug, Clone, Copy)]
+enum Again {
+    Agent(usize),
+    Kubelet(usize),
+    Extender,
+    Gpu(usize, usize),
+}
+
 struct Chaos {
     seed: u64,
+    dice: Dice,
     plan: Plan,
+    /// The last drawn shape of each name of a pod.
+    shapes: BTreeMap<String, Shape>,
+    /// What starts again, and in which of the [`STEPS`].
+    later: Vec<(usize, Again)>,
+    /// The number of steps so far.
+    step: usize,
     cluster: Embedded,
     gpus: Gpus,
     recorder: Recorder,
@@ -78,8 +97,7 @@ fn node_name(position: usize) -> String {
 
 /// Play the sequence of a seed. Return how often each kind of event happened. The error is a report of the failure.
 pub(super) async fn sequence(seed: u64) -> anyhow::Result<BTreeMap<&'static str, u64>> {
-    let plan = Plan::draw(seed);
-    let mut chaos = Chaos::start(seed, plan)
+    let mut chaos = Chaos::start(seed)
         .await
         .with_context(|| format!("seed {seed}: the cluster did not come up"))?;
     let played = chaos.play().await;
@@ -98,12 +116,18 @@ pub(super) async fn sequence(seed: u64) -> anyhow::Result<BTreeMap<&'static str,
     outcome
 }
 
+fn bindings() -> Match {
+    Match::any().verb("create").resource("pods/binding")
+}
+
 fn programs() -> divvy_testbed::programs::Programs {
     crate::cluster::programs()
 }
 
 impl Chaos {
-    async fn start(seed: u64, plan: Plan) -> std::io::Result<Chaos> {
+    async fn start(seed: u64) -> std::io::Result<Chaos> {
+        let mut dice = Dice::new(seed);
+        let plan = Plan::draw(&mut dice);
         let mut settings = Settings::new(plan.machines(), programs());
         settings.seed = seed;
         let mut cluster = Embedded::start(settings).await?;
@@ -126,7 +150,11 @@ impl Chaos {
         let nodes = plan.nodes.len();
         Ok(Chaos {
             seed,
+            dice,
             plan,
+            shapes: BTreeMap::new(),
+            later: Vec::new(),
+            step: 0,
             cluster,
             gpus,
             recorder,
@@ -147,15 +175,23 @@ impl Chaos {
             quiet::amiss(&chaos.cluster, &chaos.gpus, &BTreeSet::new()).await
         })
         .await?;
-        for (at, step) in self.plan.steps.clone().into_iter().enumerate() {
-            self.end_rules(at);
-            self.create_wanted();
-            self.tell(format!("{at}: {:?}", step.op));
-            let performed = self.perform(at, &step.op).await;
-            performed.with_context(|| format!("step {at}, {:?}", step.op))?;
-            self.check()?;
-            tokio::time::sleep(Duration::from_millis(step.pause_ms)).await;
-            self.check()?;
+        for round in 0..STEPS {
+            let (due, rest) = std::mem::take(&mut self.later)
+                .into_iter()
+                .partition(|(when, _)| *when <= round);
+            self.later = rest;
+            let due: Vec<(usize, Again)> = due;
+            for (_, what) in due {
+                self.begin();
+                let started = self.again(what).await;
+                started.with_context(|| format!("step {}, {what:?}", self.step))?;
+                self.end(0).await?;
+            }
+            self.begin();
+            let drawn = self.draw(round).await;
+            drawn.with_context(|| format!("step {}", self.step))?;
+            let pause_ms = self.dice.one_of(&[0, 5, 20, 60, 150, 300]);
+            self.end(pause_ms).await?;
         }
         self.heal().await?;
         self.until(QUIET, "everything that fits to run", async |chaos| {
@@ -194,6 +230,29 @@ impl Chaos {
             }
         }
         Ok(())
+    }
+
+    fn begin(&mut self) {
+        self.end_rules(self.step);
+        self.create_wanted();
+    }
+
+    async fn end(&mut self, pause_ms: u64) -> anyhow::Result<()> {
+        self.check()?;
+        tokio::time::sleep(Duration::from_millis(pause_ms)).await;
+        self.step += 1;
+        self.check()
+    }
+
+    /// Note what the present step does.
+    fn does(&mut self, what: impl std::fmt::Display) {
+        self.tell(format!("{}: {what}", self.step));
+    }
+
+    /// Note and count what the present step does.
+    fn counts(&mut self, what: &'static str, place: impl std::fmt::Display) {
+        self.does(format_args!("{what} {place}"));
+        self.count(what);
     }
 
     fn tell(&mut self, what: String) {
@@ -327,33 +386,80 @@ impl Chaos {
         deleted
     }
 
-    async fn perform(&mut self, at: usize, op: &Op) -> std::io::Result<()> {
-        match *op {
-            Op::Create { ref name, shape } => self.create(name, shape),
-            Op::Delete { ref name } => drop(self.delete(name, None)),
-            Op::ForceDelete { ref name } => drop(self.force_delete(name)),
-            Op::Replace { ref name, shape, force } => {
-                if if force {
-                    self.force_delete(name)
+    async fn again(&mut self, what: Again) -> std::io::Result<()> {
+        self.does(format_args!("{what:?} again"));
+        match what {
+            Again::Agent(node) => self.start_agent(node).await?,
+            Again::Kubelet(node) => self.cluster.node(&node_name(node))?.start_kubelet().await?,
+            Again::Extender => self.start_extender().await?,
+            Again::Gpu(node, gpu) => {
+                if self.lost.contains(&(node, gpu)) && self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": false})).await {
+                    self.count("GPU recovered");
+                    self.lost.remove(&(node, gpu));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Draw a step, and do it. All that is drawn depends on the seed alone.
+    async fn draw(&mut self, round: usize) -> std::io::Result<()> {
+        let position = self.dice.between(0, 1) as usize;
+        let gpu = self.dice.between(0, self.plan.nodes[position].len() as u64 - 1) as usize;
+        let name = if round < 5 {
+            format!("p{round}")
+        } else {
+            format!("p{}", self.dice.between(0, 8))
+        };
+        let drawn = Shape::draw(&mut self.dice);
+        let soon = round + self.dice.between(1, 4) as usize;
+        let node = node_name(position);
+        match (round < 5 || self.dice.percent(50), self.dice.between(0, 99)) {
+            (true, kind) if round < 5 || kind <= 44 => {
+                self.does(format_args!("create {name}, {drawn:?}"));
+                self.shapes.insert(name.clone(), drawn);
+                self.create(&name, drawn);
+            }
+            (true, 0..=59) => {
+                self.does(format_args!("delete {name}"));
+                self.delete(&name, None);
+            }
+            (true, 60..=71) => {
+                self.does(format_args!("delete {name} by force"));
+                self.force_delete(&name);
+            }
+            (true, _) => {
+                // Most pods are replaced by equal pods, as a controller does; immediately after a forced deletion, or as soon as the name is free.
+                let before = self.shapes.get(&name).copied();
+                let shape = before.filter(|_| self.dice.percent(70)).unwrap_or(drawn);
+                let force = self.dice.percent(60);
+                self.does(format_args!("replace {name} by {shape:?}, by force: {force}"));
+                self.shapes.insert(name.clone(), shape);
+                let deleted = if force {
+                    self.force_delete(&name)
                 } else {
-                    self.delete(name, None)
-                } {
+                    self.delete(&name, None)
+                };
+                if deleted {
                     self.count("name used again");
                 }
-                self.note_shape(name, shape);
-                self.wanted.retain(|(wanted, _)| wanted != name);
-                self.wanted.push((name.clone(), shape.manifest(name).build()));
+                self.note_shape(&name, shape);
+                self.wanted.retain(|(wanted, _)| *wanted != name);
+                self.wanted.push((name.clone(), shape.manifest(&name).build()));
                 self.create_wanted();
             }
-            Op::KillAgent { node } if self.agents_up[node].is_some() => {
-                self.agents_up[node] = None;
-                self.count("agent killed");
-                self.cluster.kill_agent(&node_name(node)).await?;
-            }
-            Op::StopAgent { node } => {
-                if let Some(since) = self.agents_up[node].take() {
-                    self.count("agent stopped");
-                    let ended_well = self.cluster.stop_agent(&node_name(node)).await?;
+            (false, 0..=11) => {
+                self.later.push((soon, Again::Agent(position)));
+                let kill = self.dice.percent(80);
+                let Some(since) = self.agents_up[position].take() else {
+                    return Ok(());
+                };
+                if kill {
+                    self.counts("agent killed", &node);
+                    self.cluster.kill_agent(&node).await?;
+                } else {
+                    self.counts("agent stopped", &node);
+                    let ended_well = self.cluster.stop_agent(&node).await?;
                     // A process that has just started has no handler for the signal yet, and would be killed by it.
                     if !ended_well && since.elapsed() > Duration::from_secs(1) {
                         return Err(std::io::Error::other(
@@ -362,120 +468,128 @@ impl Chaos {
                     }
                 }
             }
-            Op::StartAgent { node } => self.start_agent(node).await?,
-            Op::KillProbe { node } => {
-                if self.kill_probe(node)? {
-                    self.count("probe killed");
+            (false, 12..=16) => {
+                if self.kill_probe(position)? {
+                    self.counts("probe killed", &node);
                 }
             }
-            Op::StopKubelet { node, hard } => {
-                self.count("kubelet stopped");
-                self.cluster.node(&node_name(node))?.stop_kubelet(hard).await;
+            (false, 17..=20) => {
+                self.later.push((soon, Again::Kubelet(position)));
+                let hard = self.dice.percent(50);
+                self.counts("kubelet stopped", &node);
+                self.cluster.node(&node)?.stop_kubelet(hard).await;
             }
-            Op::StartKubelet { node } => self.cluster.node(&node_name(node))?.start_kubelet().await?,
-            Op::RestartKubelet { node, hard } => {
-                self.count("kubelet restarted");
-                self.cluster.node(&node_name(node))?.restart_kubelet(hard).await?;
+            (false, 21..=28) => {
+                let hard = self.dice.percent(50);
+                self.counts("kubelet restarted", &node);
+                self.cluster.node(&node)?.restart_kubelet(hard).await?;
             }
-            Op::ReplacePluginDirectory { node } => self.cluster.node(&node_name(node))?.replace_device_plugin_dir().await?,
-            Op::DropStreams { node } => self.cluster.node(&node_name(node))?.drop_streams(),
-            Op::Reboot { node, agent_first } => {
-                self.count("node rebooted");
-                self.cluster.kill_agent(&node_name(node)).await?;
-                self.agents_up[node] = None;
+            (false, 29..=30) => {
+                self.does(format_args!("replace the plugin directory of {node}"));
+                self.cluster.node(&node)?.replace_device_plugin_dir().await?;
+            }
+            (false, 31..=33) => {
+                self.does(format_args!("drop the streams of {node}"));
+                self.cluster.node(&node)?.drop_streams();
+            }
+            (false, 34..=36) => {
+                let agent_first = self.dice.percent(50);
+                self.counts("node rebooted", format_args!("{node}, the agent first: {agent_first}"));
+                self.cluster.kill_agent(&node).await?;
+                self.agents_up[position] = None;
                 if agent_first {
-                    self.cluster.node(&node_name(node))?.stop_kubelet(true).await;
-                    self.start_agent(node).await?;
+                    self.cluster.node(&node)?.stop_kubelet(true).await;
+                    self.start_agent(position).await?;
                 }
-                self.cluster.node(&node_name(node))?.reboot().await?;
-                self.start_agent(node).await?;
+                self.cluster.node(&node)?.reboot().await?;
+                self.start_agent(position).await?;
             }
-            Op::KillExtender if self.extender_up => {
-                self.extender_up = false;
-                self.count("extender killed");
-                self.cluster.kill_extender().await?;
-            }
-            Op::StartExtender => self.start_extender().await?,
-            Op::GpuDies { node, gpu, xid } => {
-                if self.driver(node, json!({"op": "xid", "gpu": gpu, "xid": xid})).await {
-                    self.count("GPU died");
+            (false, 37..=48) => {
+                self.later.push((soon, Again::Extender));
+                if std::mem::take(&mut self.extender_up) {
+                    self.counts("extender killed", "");
+                    self.cluster.kill_extender().await?;
                 }
             }
-            Op::GpuIsLost { node, gpu } => {
-                if self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": true})).await {
-                    self.count("GPU died");
-                    self.lost.insert((node, gpu));
+            (false, 49..=54) => {
+                let xid = self.dice.one_of(&[48, 63, 79, 94]);
+                if self.driver(position, json!({"op": "xid", "gpu": gpu, "xid": xid})).await {
+                    self.counts("GPU died", format_args!("{gpu} of {node}: XID {xid}"));
                 }
             }
-            Op::GpuRecovers { node, gpu } => {
-                if self.lost.contains(&(node, gpu)) && self.driver(node, json!({"op": "lost", "gpu": gpu, "lost": false})).await {
-                    self.count("GPU recovered");
-                    self.lost.remove(&(node, gpu));
+            (false, 55..=59) => {
+                self.later.push((soon + 3, Again::Gpu(position, gpu)));
+                if self.driver(position, json!({"op": "lost", "gpu": gpu, "lost": true})).await {
+                    self.counts("GPU died", format_args!("{gpu} of {node}: lost"));
+                    self.lost.insert((position, gpu));
                 }
             }
-            Op::HarmlessXid { node, gpu } => {
-                if self.driver(node, json!({"op": "xid", "gpu": gpu, "xid": 31})).await {
-                    self.count("harmless XID");
+            (false, 60..=63) => {
+                if self.driver(position, json!({"op": "xid", "gpu": gpu, "xid": 31})).await {
+                    self.counts("harmless XID", format_args!("{gpu} of {node}"));
                 }
             }
-            Op::DriverHangs { node } => {
-                if self.driver(node, json!({"op": "hang", "seconds": 1})).await {
-                    self.count("driver hung");
+            (false, 64..=65) => {
+                if self.driver(position, json!({"op": "hang", "seconds": 1})).await {
+                    self.counts("driver hung", &node);
                 }
             }
-            Op::CutWatches => {
-                self.count("watches cut");
+            (false, 66..=68) => {
+                self.counts("watches cut", "");
                 self.faults().cut_watches();
             }
-            Op::Compact => {
-                self.count("watches cut");
+            (false, 69..=71) => {
+                // These watches cannot resume, so the clients must list again.
+                self.counts("watches cut", "and compacted");
                 self.faults().compact();
                 self.faults().cut_watches();
             }
-            Op::HoldWatches { ms } => {
-                self.count("watches held");
+            (false, 72..=76) => {
+                // Caches become stale.
+                let ms = self.dice.between(100, 600);
+                self.counts("watches held", format_args!("{ms} ms"));
                 self.faults().hold_watches(true);
                 self.later(ms, |faults| faults.hold_watches(false));
             }
-            Op::Refuse {
-                who,
-                code,
-                percent,
-                steps,
-                cut,
-            } => {
-                let (client, what) = match who {
-                    Who::Extender => ("extender", "refused: extender"),
-                    Who::Agents => ("agent-*", "refused: agents"),
-                    Who::InProcess => ("", "refused: kubelets and scheduler"),
-                };
-                let effect = Effect::Refuse(code);
-                let rule = Rule::new(Match::any().client(client), effect).chance(percent, self.seed + at as u64);
-                self.add_rule(at + steps, rule, what);
+            (false, 77..=86) => {
+                let (client, what) = self.dice.one_of(&[
+                    ("extender", "refused: extender"),
+                    ("agent-*", "refused: agents"),
+                    ("", "refused: kubelets and scheduler"),
+                ]);
+                let effect = Effect::Refuse(self.dice.one_of(&[500, 409, 429]));
+                let percent = self.dice.one_of(&[30, 60, 100]);
+                let steps = self.dice.between(2, 5) as usize;
+                let cut = self.dice.percent(50);
+                self.does(format_args!(
+                    "{what}: {effect:?}, {percent} %, {steps} steps, watches cut: {cut}"
+                ));
+                let rule = Rule::new(Match::any().client(client), effect).chance(percent, self.seed + self.step as u64);
+                self.add_rule(self.step + steps, rule, what);
+                // Watches must then be resumed during the fault.
                 if cut {
                     self.faults().cut_watches();
                 }
             }
-            Op::LoseBindingAnswers { times } => {
-                let bindings = Match::any().verb("create").resource("pods/binding");
-                self.add_rule(
-                    usize::MAX,
-                    Rule::new(bindings, Effect::LoseAnswer).times(times),
-                    "binding answer lost",
-                );
+            (false, 87..=92) => {
+                let times = self.dice.between(1, 3);
+                self.does(format_args!("lose {times} answers to bindings"));
+                let rule = Rule::new(bindings(), Effect::LoseAnswer).times(times);
+                self.add_rule(usize::MAX, rule, "binding answer lost");
             }
-            Op::SlowBindings { ms, steps } => {
-                let bindings = Match::any().verb("create").resource("pods/binding");
+            (false, 93..=96) => {
+                let ms = self.dice.between(50, 400);
+                let steps = self.dice.between(2, 5) as usize;
+                self.does(format_args!("{steps} steps with bindings that take {ms} ms"));
                 let effect = Effect::Latency(Duration::from_millis(ms));
-                self.add_rule(at + steps, Rule::new(bindings, effect), "binding delayed");
+                self.add_rule(self.step + steps, Rule::new(bindings(), effect), "binding delayed");
             }
-            Op::ApiDown { ms } => {
-                self.count("API down");
+            (false, _) => {
+                let ms = self.dice.between(200, 1000);
+                self.counts("API down", format_args!("{ms} ms"));
                 self.faults().set_down(true);
                 self.later(ms, |faults| faults.set_down(false));
             }
-            // The program is already down.
-            Op::KillAgent { .. } | Op::KillExtender => {}
         }
         Ok(())
     }
