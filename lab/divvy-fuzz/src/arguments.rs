@@ -60,6 +60,13 @@ impl Ends {
     pub(crate) fn are_reached(self, began: Instant) -> bool {
         self.wall.is_some_and(|wall| began.elapsed() >= wall)
     }
+
+    /// Return the time of the next of several targets that run one after the other.
+    pub(crate) fn time_of_next(self, began: Instant, targets: usize) -> Duration {
+        let targets = u32::try_from(targets).unwrap_or(u32::MAX).max(1);
+        let share = self.wall.map(|wall| wall.saturating_sub(began.elapsed()) / targets);
+        self.each.into_iter().chain(share).min().unwrap_or_default()
+    }
 }
 
 impl Arguments {
