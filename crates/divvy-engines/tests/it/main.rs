@@ -4,7 +4,6 @@ mod editing;
 mod places;
 mod properties;
 mod reading;
-mod replay;
 
 use std::collections::BTreeMap;
 
