@@ -322,7 +322,6 @@ pub(crate) fn bounded(failure: Failure) -> Failure {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
 
     use divvy_model::Vendor;
 
@@ -495,25 +494,6 @@ mod tests {
                 matches!(with(uuid.clone(), vendor, name), Err(Error::Protocol(_))),
                 "{uuid} {vendor} {name}"
             );
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn no_line_makes_a_parser_panic(line in "\\PC*") {
-            let _ = parse_request(&line);
-            let _ = parse_from_probe(&line);
-        }
-
-        #[test]
-        fn no_mutilated_line_makes_a_parser_panic(cut in 0usize..120, with in any::<char>()) {
-            let line = "{\"id\":1,\"err\":{\"code\":\"driver_not_loaded\",\"text\":\"x\"},\"event\":\"fault\",\"seq\":7,\"code\":79,\"v\":1,\"op\":\"ping\"}";
-            let mut chars: Vec<char> = line.chars().collect();
-            let at = cut % chars.len();
-            chars[at] = with;
-            let line: String = chars.into_iter().collect();
-            let _ = parse_request(&line);
-            let _ = parse_from_probe(&line);
         }
     }
 }

@@ -417,7 +417,6 @@ fn imex(ids: &[i64], required: bool) -> Result<Imex, WrongValue> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
 
     use super::*;
     use crate::{Program, flags};
@@ -1028,14 +1027,5 @@ mod tests {
             use_node_feature_api: false,
         };
         assert_eq!(read.feature_discovery, expected);
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-
-        #[test]
-        fn no_text_makes_the_parser_panic(text in ".{0,200}") {
-            let _ = load(&[], &[], &text);
-        }
     }
 }

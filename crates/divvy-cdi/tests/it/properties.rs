@@ -152,15 +152,6 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_reader_panic(text in "\\PC{0,200}", json in "[\\[\\]{}\":,a-z0-9 ]{0,100}") {
-        for text in [&text, &json, &format!("{{{json}"), &format!("kind: {text}")] {
-            if let Ok(spec) = Spec::parse(text) {
-                let _ = spec.problems();
-            }
-        }
-    }
-
-    #[test]
     fn no_content_of_the_machines_files_makes_a_generator_panic_or_write_an_invalid_spec(
         content in vec(any::<u8>(), 0..200),
         text in "[a-zA-Z0-9 :./\n?-]{0,80}",
