@@ -23,15 +23,28 @@ fn once(machine: &Machine, arguments: &[&str]) -> Output {
         .expect("probe")
 }
 
+/// Return what a probe prints that succeeds.
+fn printed<T: serde::de::DeserializeOwned>(machine: &Machine, arguments: &[&str]) -> T {
+    let output = once(machine, arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// Return a machine, a probe that serves it, and a client.
+fn served(description: &str) -> (Machine, Running, Lines) {
+    let machine = Machine::new(description);
+    let probe = machine.listening("s", &[]);
+    let client = Lines::new(connect(&machine.path("s")));
+    (machine, probe, client)
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]
 fn once_prints_what_the_machine_description_says() {
-    let output = once(&Machine::new(TWO), &[]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let snapshot: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let snapshot: Value = printed(&Machine::new(TWO), &[]);
     let gpus = json!([
         {
             "vendor": "nvidia", "uuid": GPU0, "index": 0, "minor": 0, "nodes": ["nvidia0"], "pci": "0000:80:00.0", "model": "NVIDIA A100-SXM4-40GB", "brand": "nvidia", "cc": "8.0",
@@ -158,9 +171,7 @@ memory_mib = 0
 
 #[test]
 fn a_tegras_gpu_is_named_although_nvml_knows_little_more() {
-    let output = once(&Machine::new(ORIN), &[]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("JSON");
+    let snapshot: Snapshot = printed(&Machine::new(ORIN), &[]);
     snapshot.validate().expect("valid");
     assert_eq!(snapshot.gpus[0].model, "Orin (nvgpu)");
     assert_eq!(snapshot.driver(snapshot.gpus[0].vendor), "");
@@ -173,9 +184,7 @@ fn cuda_describes_a_tegras_gpu_with_its_memory_and_compute_capability() {
     std::fs::create_dir(machine.path("lib")).expect("created");
     std::os::unix::fs::symlink(sim_library(), machine.path("lib/libcuda.so.1")).expect("linked");
     machine.extra = vec![("LD_LIBRARY_PATH".to_owned(), machine.path("lib").into())];
-    let output = once(&machine, &["--cuda"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("JSON");
+    let snapshot: Snapshot = printed(&machine, &["--cuda"]);
     snapshot.validate().expect("valid");
     let driver = snapshot.drivers.values().next().expect("a driver");
     assert_eq!((driver.version.as_str(), driver.cuda.as_str()), ("", "12.2"));
@@ -221,9 +230,7 @@ fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
          [[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\nmig_capable = true\n\
          [[node.gpu]]\nmodel = \"T4\"\nmemory_mib = 15360\n",
     );
-    let output = once(&machine, &[]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+    let snapshot: Snapshot = printed(&machine, &[]);
     let [divided, whole, other] = &snapshot.gpus[..] else {
         panic!("three GPUs: {snapshot:?}")
     };
@@ -255,9 +262,7 @@ fn a_mig_device_has_the_device_nodes_that_the_kernel_module_lists() {
     )
     .expect("written");
     let host = machine.path("host");
-    let output = once(&machine, &["--sys-root", &host.to_string_lossy()]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+    let snapshot: Snapshot = printed(&machine, &["--sys-root", &host.to_string_lossy()]);
     let found: Vec<_> = snapshot.gpus[0]
         .mig_devices
         .iter()
@@ -268,9 +273,7 @@ fn a_mig_device_has_the_device_nodes_that_the_kernel_module_lists() {
 
 #[test]
 fn a_divided_gpu_stays_divided_while_its_mig_mode_cannot_be_read() {
-    let machine = Machine::new(DIVIDED);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (machine, _probe, mut client) = served(DIVIDED);
     let mut gpu = || client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"]["gpus"][0].clone();
     let before = gpu();
     for _ in 0..2 {
@@ -293,9 +296,7 @@ fn a_divided_gpu_stays_divided_while_its_mig_mode_cannot_be_read() {
 /// The simulated driver gives the first MIG device of a GPU the same UUID in each division, as a driver may.
 #[test]
 fn a_mig_device_is_what_the_driver_says_now_although_its_uuid_belonged_to_another_one() {
-    let machine = Machine::new(DIVIDED);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (machine, _probe, mut client) = served(DIVIDED);
     let mut divide = |profiles: &[u32]| {
         let device = |(gi, profile): (u32, &u32)| json!({"gpu_instance": gi, "compute_instance": 0, "profile": profile});
         let devices: Vec<_> = (1..).zip(profiles).map(device).collect();
@@ -312,9 +313,7 @@ fn a_mig_device_is_what_the_driver_says_now_although_its_uuid_belonged_to_anothe
 
 #[test]
 fn processes_are_listed_with_the_mig_device_that_they_use() {
-    let machine = Machine::new(DIVIDED);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (machine, _probe, mut client) = served(DIVIDED);
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     machine.control(&json!({"op": "memory", "gpu": 0, "pid": 7, "used_mib": 100, "mig": 1}));
     machine.control(&json!({"op": "memory", "gpu": 0, "pid": 8, "used_mib": 50, "mig": 0}));
@@ -334,9 +333,7 @@ const BUSY: &str = "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A100\
 
 #[test]
 fn each_process_has_the_newest_sample_of_its_utilization_until_it_is_known() {
-    let machine = Machine::new(BUSY);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (_machine, _probe, mut client) = served(BUSY);
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     let mut ask = |uuids: &[&str], since: u64| {
         let gpus: Vec<Value> = uuids.iter().map(|uuid| json!({"uuid": uuid, "since": since})).collect();
@@ -359,9 +356,7 @@ fn each_process_has_the_newest_sample_of_its_utilization_until_it_is_known() {
 
 #[test]
 fn a_gpu_without_samples_says_why_and_the_others_have_theirs() {
-    let machine = Machine::new(BUSY);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (machine, _probe, mut client) = served(BUSY);
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     let mut ask = |uuids: &[String]| {
         let gpus: Vec<Value> = uuids.iter().map(|uuid| json!({"uuid": uuid, "since": 0})).collect();
@@ -408,9 +403,7 @@ fn a_gpu_without_samples_says_why_and_the_others_have_theirs() {
 
 #[test]
 fn processes_are_listed_with_what_they_use_the_gpu_for() {
-    let machine = Machine::new(TWO);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (machine, _probe, mut client) = served(TWO);
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     machine.control(&json!({"op": "memory", "gpu": 1, "pid": 7, "used_mib": 100, "mps": true}));
     machine.control(&json!({"op": "memory", "gpu": 1, "pid": 8, "used_mib": 50}));
@@ -439,9 +432,7 @@ fn a_gpu_belongs_to_a_fabric_only_when_its_registration_is_completed() {
         "v = 1\n[[node]]\nname = \"n\"\n{}",
         gpus.map(|fabric| gpu(&fabric)).concat()
     ));
-    let output = once(&machine, &[]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let snapshot: Snapshot = serde_json::from_slice(&output.stdout).expect("a snapshot");
+    let snapshot: Snapshot = printed(&machine, &[]);
     let found: Vec<_> = snapshot.gpus.iter().map(|gpu| gpu.fabric.clone()).collect();
     let joined = Fabric {
         cluster: cluster.to_owned(),
@@ -506,9 +497,7 @@ fn the_driver_is_found_below_a_driver_root() {
 
 #[test]
 fn questions_are_answered_in_their_order_by_number() {
-    let machine = Machine::new(TWO);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (_machine, _probe, mut client) = served(TWO);
     client.send(
         b"{\"v\":1,\"id\":5,\"op\":\"snapshot\"}\n{\"v\":1,\"id\":4,\"op\":\"ping\"}\n{\"v\":1,\"id\":9,\"op\":\"processes\"}\n",
     );
@@ -531,9 +520,7 @@ fn questions_are_answered_in_their_order_by_number() {
 
 #[test]
 fn what_changes_at_run_time_is_in_the_next_snapshot() {
-    let machine = Machine::new(TWO);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (machine, _probe, mut client) = served(TWO);
     let mut gpu = |field: &str| client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"]["gpus"][0][field].clone();
     assert_eq!(gpu("usedMiB"), 510);
     machine.control(&json!({"op": "memory", "gpu": 0, "pid": 7, "used_mib": 0}));
@@ -581,9 +568,7 @@ fn an_xid_reaches_every_client_within_a_second_and_one_that_was_away_finds_it_in
 
 #[test]
 fn an_xid_of_a_mig_device_names_its_instances() {
-    let machine = Machine::new(TWO);
-    let _probe = machine.listening("s", &[]);
-    let mut client = Lines::new(connect(&machine.path("s")));
+    let (machine, _probe, mut client) = served(TWO);
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     for instances in [json!([2, 0]), Value::Null] {
         machine.control(&json!({"op": "xid", "gpu": 1, "xid": 79, "instances": instances}));
