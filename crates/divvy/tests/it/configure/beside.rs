@@ -342,22 +342,20 @@ impl Compared {
 
 #[test]
 fn engines_files_end_as_with_nvidia_s_tool_or_better_on_purpose() {
-    use cases::{CONTAINERD, CRIO, DOCKER, OF_CONTAINERD, OF_CRIO, OF_DOCKER, WITH_DROP_INS, WORDS};
+    use cases::{CONTAINERD, CRIO, DOCKER, WITH_DROP_INS, WORDS};
     let Some(mut compared) = Compared::new() else { return };
+    let cases = cases::cases();
     for (engine, own, inputs) in [
-        ("docker", DOCKER, OF_DOCKER),
-        ("containerd", CONTAINERD, OF_CONTAINERD),
-        ("crio", CRIO, OF_CRIO),
+        ("docker", DOCKER, &cases.docker),
+        ("containerd", CONTAINERD, &cases.containerd),
+        ("crio", CRIO, &cases.crio),
     ] {
         let with_drop_ins = if engine == "docker" { &[][..] } else { WITH_DROP_INS };
         for input in inputs {
             for words in WORDS.iter().chain(with_drop_ins) {
-                let run = Run::of(
-                    cases::tree(own, input),
-                    &format!("runtime configure --runtime={engine} {words}"),
-                );
-                let better = better::better(&mut compared.theirs, engine, own, input.0, &run);
-                compared.compare(&format!("{engine}, {}: {words}", input.0), &run, better);
+                let run = Run::of(input.tree(own), &format!("runtime configure --runtime={engine} {words}"));
+                let better = better::better(&mut compared.theirs, engine, own, &input.name, &run);
+                compared.compare(&format!("{engine}, {}: {words}", input.name), &run, better);
             }
         }
     }

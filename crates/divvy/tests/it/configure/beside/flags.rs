@@ -1,123 +1,13 @@
 //! Arguments and environment variables: which are accepted or refused, and what the programs print.
 
-use super::cases::{self, CONTAINERD, CRIO, DOCKER, Input, OF_CONTAINERD, OF_CRIO, OF_DOCKER};
+use super::cases::{self, CONTAINERD, CRIO, DOCKER, Input};
 use super::{Compared, Expected, Meanings, Run, Tree, meaning, meanings};
 
 /// Arguments after `runtime configure`, for Docker unless they name another engine. Each has the same meaning to both programs.
-const WORDS: &[&str] = &[
-    "",
-    "--runtime docker",
-    "-runtime=containerd",
-    "--runtime=bogus",
-    "--runtime=",
-    "--runtime=Docker",
-    "--runtime",
-    "--runtime=crio --runtime=containerd",
-    "--bogus",
-    "-bogus",
-    "--hook-path=/x",
-    "-set-as-default",
-    "--set-as-default=true",
-    "--set-as-default=1",
-    "--set-as-default=T",
-    "--set-as-default=False",
-    "--set-as-default=0",
-    "--set-as-default=yes",
-    "--set-as-default=",
-    "--set-as-default true",
-    "--set-as-default false",
-    "--set-as-default --nvidia-set-as-default=false",
-    "--nvidia-set-as-default=false --set-as-default",
-    "--cdi.enabled",
-    "--cdi.enable",
-    "--enable-cdi",
-    "--enable-cdi=f",
-    "--cdi.enabled=x",
-    "--cdi.enabled --cdi.enable=false",
-    "--dry-run=false",
-    "--dry-run=x",
-    "extra",
-    "extra --set-as-default more",
-    "-- --set-as-default",
-    "help",
-    "--help",
-    "-h",
-    "--nvidia-runtime-name",
-    "--nvidia-runtime-name gpu",
-    "--nvidia-runtime-path=relative",
-    "--runtime-path=/x --nvidia-runtime-path=/y",
-    "--nvidia-runtime-path=/y --runtime-path=/x",
-    "--nvidia-runtime-path=/with~space",
-    "--nvidia-runtime-hook-path=relative",
-    "--config=",
-    "--config=/etc/other.json",
-    "--config=etc/other.json",
-    "--drop-in-config=",
-    "--drop-in-config=/etc/x.json",
-    "--drop-in-config=RUNTIME_SPECIFIC_DEFAULT",
-    "--config-source=file",
-    "--config-source=command",
-    "--config-source=command,file",
-    "--config-source=file,command",
-    "--config-source=bogus",
-    "--config-source=",
-    "--executable-path=/x",
-    "--config-mode=",
-    "--config-mode=config",
-    "--config-mode=config-file",
-    "--config-mode=runtime",
-    "--config-mode=bogus",
-    "--oci-hook-path=/etc/hook.json",
-    "--config-mode=oci-hook --oci-hook-path=/etc/hooks/nvidia.json",
-    "--config-mode=hook --oci-hook-path=/etc/hooks/nvidia.json --nvidia-runtime-hook-path=/opt/hook --runtime=bogus",
-    "--config-mode=oci-hook --oci-hook-path=/etc/hook.json --nvidia-runtime-hook-path=relative",
-    "--runtime=containerd --nvidia-runtime-path=nvidia-container-runtime",
-    "--runtime=containerd --nvidia-runtime-path=relative",
-    "--runtime=containerd --nvidia-runtime-path=",
-    "--runtime=containerd --drop-in-config=relative.toml",
-    "--runtime=containerd --drop-in-config=RUNTIME_SPECIFIC_DEFAULT",
-    "--runtime=containerd --config=/etc/c/main.toml",
-    "--runtime=containerd --config=/etc/c/main.toml --drop-in-config=/etc/c/d/gpu.toml",
-    "--runtime=containerd --config-source=command",
-    "--runtime=containerd --config-source=command --executable-path=/nonexistent",
-    "--runtime=containerd --config-mode=bogus",
-    "--runtime=crio --cdi.enabled",
-    "--runtime=crio --nvidia-runtime-path=relative",
-    "--runtime=crio --config=/etc/c/crio.conf --drop-in-config=/etc/c/crio.conf.d/gpu.conf",
-    "--runtime=crio --config-source=command",
-    "--debug",
-    "-d",
-    "--quiet",
-    "-q",
-];
+const WORDS: &str = include_str!("words.txt");
 
 /// Whole command lines that have the same meaning to both programs, although the output may differ.
-const COMMANDS: &[&str] = &[
-    "",
-    "--help",
-    "-h",
-    "help",
-    "--version",
-    "-v",
-    "bogus",
-    "--bogus",
-    "-q",
-    "runtime",
-    "runtime --help",
-    "runtime help",
-    "runtime bogus",
-    "help runtime",
-    "cdi",
-    "cdi bogus",
-    "cdi transform",
-    "config --bogus",
-    "--debug=false runtime configure",
-    "--debug=x runtime configure",
-    "-d runtime configure",
-    "--quiet=true runtime configure",
-    "--config=/nonexistent runtime configure",
-    "--config /nonexistent runtime configure",
-];
+const COMMANDS: &str = include_str!("commands.txt");
 
 const VARIABLES: &[(&str, &str)] = &[
     ("NVIDIA_CTK_DEBUG", "true"),
@@ -142,12 +32,12 @@ fn words_and_variables_mean_what_they_mean_to_nvidia_s_tool() {
         (DOCKER.to_owned(), "{\"debug\": true}".to_owned()),
         (CONTAINERD.to_owned(), include_str!("v2.toml").to_owned()),
     ]);
-    for words in WORDS {
+    for words in WORDS.lines() {
         let mut run = Run::of(files.clone(), &format!("runtime configure {words}"));
         run.words.iter_mut().for_each(|word| *word = word.replace('~', " "));
         compared.compare(words, &run, None);
     }
-    for words in COMMANDS {
+    for words in COMMANDS.lines() {
         compared.compare(words, &Run::of(files.clone(), words), None);
         let run = Run::of(files.clone(), words);
         assert_eq!(
@@ -195,48 +85,46 @@ fn printed(files: &Tree, paths: &[&str]) -> String {
 #[test]
 fn a_dry_run_prints_what_would_be_written_as_nvidia_s_tool_does() {
     let Some(mut compared) = Compared::new() else { return };
-    let named = |inputs: &[Input], name: &str| *inputs.iter().find(|input| input.0 == name).expect("a case");
+    let cases = cases::cases();
+    let named = |inputs: &[Input], name: &str| inputs.iter().find(|input| input.name == name).cloned().expect("a case");
     let drop_in = "/etc/containerd/conf.d/99-nvidia.toml";
     for (engine, own, input, paths) in [
-        ("docker", DOCKER, named(OF_DOCKER, "missing"), &[DOCKER][..]),
-        ("docker", DOCKER, named(OF_DOCKER, "a tutorial's"), &[DOCKER]),
+        ("docker", DOCKER, named(&cases.docker, "missing"), &[DOCKER][..]),
+        ("docker", DOCKER, named(&cases.docker, "a tutorial's"), &[DOCKER]),
         (
             "containerd",
             CONTAINERD,
-            named(OF_CONTAINERD, "missing"),
+            named(&cases.containerd, "missing"),
             &[drop_in, CONTAINERD],
         ),
         (
             "containerd",
             CONTAINERD,
-            named(OF_CONTAINERD, "version 2"),
+            named(&cases.containerd, "version 2"),
             &[drop_in, CONTAINERD],
         ),
         (
             "containerd",
             CONTAINERD,
-            named(OF_CONTAINERD, "version 3"),
+            named(&cases.containerd, "version 3"),
             &[drop_in, CONTAINERD],
         ),
         (
             "crio",
             CRIO,
-            named(OF_CRIO, "missing"),
+            named(&cases.crio, "missing"),
             &["/etc/crio/crio.conf.d/99-nvidia.toml"],
         ),
         (
             "crio",
             CRIO,
-            named(OF_CRIO, "crun"),
+            named(&cases.crio, "crun"),
             &["/etc/crio/crio.conf.d/99-nvidia.toml"],
         ),
     ] {
         for words in ["", "--set-as-default --cdi.enabled"] {
-            let name = format!("{engine}, {}: {words}", input.0);
-            let wet = Run::of(
-                cases::tree(own, &input),
-                &format!("runtime configure --runtime={engine} {words}"),
-            );
+            let name = format!("{engine}, {}: {words}", input.name);
+            let wet = Run::of(input.tree(own), &format!("runtime configure --runtime={engine} {words}"));
             let dry = Run::of(
                 wet.files.clone(),
                 &format!("runtime configure --runtime={engine} {words} --dry-run"),

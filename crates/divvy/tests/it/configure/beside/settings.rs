@@ -7,50 +7,7 @@ use super::{Compared, Run, Tree, meaning};
 const FILE: &str = "/etc/nvidia-container-runtime/config.toml";
 
 /// Arguments after `config`. They are tried with a user's file and without a file.
-const WORDS: &[&str] = &[
-    "",
-    "--in-place",
-    "-i",
-    "--set disable-require",
-    "--set disable-require=true -i",
-    "--set=disable-require=1",
-    "--set=disable-require=yes",
-    "--set nvidia-container-runtime.mode=cdi",
-    "--set nvidia-container-runtime.mode=cdi --set nvidia-container-runtime.mode=legacy --in-place",
-    "--set nvidia-container-runtime.runtimes=crun:runc",
-    "--set nvidia-container-runtime.runtimes=crun",
-    "--set nvidia-container-runtime.debug=/var/log/x.log",
-    "--set nvidia-container-cli.no-cgroups",
-    "--set nvidia-container-cli.no-cgroups=false",
-    "--set nvidia-container-cli.environment=A=1:B=2",
-    "--set nvidia-container-runtime.modes.cdi.spec-dirs=/a:/b",
-    "--set nvidia-container-runtime.modes.cdi.default-kind=x.com/gpu",
-    "--set features.allow-cuda-compat-libs-from-container",
-    "--set accept-nvidia-visible-devices-as-volume-mounts=true --set accept-nvidia-visible-devices-envvar-when-unprivileged=false -i",
-    "--set supported-driver-capabilities=compute:utility",
-    "--set supported-driver-capabilities=compute",
-    "--set bogus.key=1",
-    "--set bogus",
-    "--set nvidia-container-runtime.bogus=1",
-    "--set nvidia-container-runtime.mode",
-    "--set nvidia-container-runtime",
-    "--set =x",
-    "--set",
-    "--output=/etc/new/out.toml",
-    "-o /etc/out.toml --set disable-require",
-    "--config-file=/etc/other.toml --in-place",
-    "--config=/etc/other.toml --in-place",
-    "-c /etc/other.toml -i --set disable-require",
-    "-config-file=/etc/other.toml -in-place",
-    "--in-place=false",
-    "--in-place --output=/etc/out.toml",
-    "default",
-    "create-default",
-    "generate-default",
-    "default --output=/etc/new/out.toml",
-    "default -o /etc/out.toml",
-    "bogus",
-];
+const WORDS: &str = include_str!("settings.txt");
 
 const MINE: &str = "# mine\ndisable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\" # why\nlog-level = \"debug\"\n";
 
@@ -85,7 +42,7 @@ fn settings_are_shown_and_changed_as_by_nvidia_s_tool() {
     let (mut equal, mut wrong) = (0, Vec::new());
     let assumed = divvy_oci::runtime::edit::assumed("@/sbin/ldconfig");
     for file in [None, Some(MINE), Some(assumed.as_str()), Some("= =\n")] {
-        for words in WORDS {
+        for words in WORDS.lines() {
             let files: Tree = file.map(|text| (FILE.to_owned(), text.to_owned())).into_iter().collect();
             let run = Run::of(files, &format!("config {words}"));
             let (theirs, ours) = (compared.theirs.run(&run), compared.ours.run(&run));
