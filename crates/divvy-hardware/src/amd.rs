@@ -24,10 +24,7 @@ use crate::address::Address;
 use crate::backend::{Backend, Calls, Cgroup, Event, Sink, report};
 use crate::protocol::Limited;
 use crate::sysfs::{self, Directory, bounded, natural, pod_of, printable};
-use crate::{
-    Code, Driver, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable,
-    dmem,
-};
+use crate::{Code, Failure, Fault, GpuFacts, GpuGauges, GpuProcesses, Sample, Snapshot, Unreadable, dmem, kernel_files};
 
 /// The processes that use KFD, by PID. Each process has a file `vram_GPU` for each GPU, where `GPU` is the GPU's number in KFD.
 const PROCESSES: &str = "/sys/class/kfd/kfd/proc";
@@ -59,12 +56,7 @@ struct Memory {
     facts: BTreeMap<String, GpuFacts>,
 }
 
-/// A device, and what was read about it.
-#[derive(Debug)]
-struct Found<'t> {
-    device: Device<'t>,
-    facts: Result<GpuFacts, Unreadable>,
-}
+type Found<'t> = crate::kernel_files::Found<Device<'t>>;
 
 impl Amd {
     /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`Code::DriverNotLoaded`] if amdgpu is not loaded.
@@ -85,17 +77,8 @@ impl Amd {
         Files::below(&self.sys_root)
     }
 
-    /// Return the kernel module's files. They are gone as soon as the module is unloaded.
     fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Directory<'t>, Failure> {
-        let _call = self.calls.enter("looking for amdgpu");
-        Directory::open(tree, devices::MODULE).ok_or_else(|| {
-            let path = self.sys_root.join(devices::MODULE.trim_start_matches('/'));
-            let text = format!(
-                "the kernel module amdgpu is not loaded (there is no {}); load it (modprobe amdgpu), and the probe continues automatically",
-                path.display()
-            );
-            Failure::new(Code::DriverNotLoaded, text)
-        })
+        devices::MODULE.open(tree, &self.sys_root, &self.calls)
     }
 
     /// Send a fault for each GPU whose error counters have risen. All partitions of a GPU share its counters.
@@ -135,14 +118,8 @@ impl Backend for Amd {
         self.links.connect(&files, &self.calls, &mut found);
         self.judge(&found);
         report(self.events.as_ref(), Vendor::Amd, &files);
-        for Found { device, facts } in &found {
-            if let Ok(facts) = facts
-                && facts.error.is_none()
-            {
-                self.memory.facts.insert(device.name.clone(), facts.clone());
-            }
-        }
-        let mut snapshot = assemble(&module, found);
+        kernel_files::remember(&mut self.memory.facts, &found, |device| &device.name);
+        let mut snapshot = kernel_files::assemble(Vendor::Amd, &module, found);
         for gpu in &mut snapshot.gpus {
             // The kernel has a region for each GPU, and none for a partition of it.
             gpu.memory_limit = gpu.partition.is_none() && dmem::can_limit(&files, &region(&gpu.pci));
@@ -158,24 +135,12 @@ impl Backend for Amd {
             let _call = self.calls.enter("reading the processes of AMD GPUs");
             used(&files, MOST_READ)
         };
-        let gpus = found
-            .iter()
-            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)));
-        let lists = gpus.map(|(device, facts)| {
+        let lists = kernel_files::gpus(&found).map(|(device, facts)| {
             let gpu_id = device.node.as_ref().and_then(|node| node.gpu_id);
             let processes = gpu_id.and_then(|gpu_id| used.get(&gpu_id));
-            let processes = processes.into_iter().flatten().map(|(pid, bytes)| Process {
-                pid: *pid,
-                used: bounded(*bytes).unwrap_or(MiB::ZERO),
-                pod: None,
-                container: None,
-                own_pid: None,
-                kind: None,
-                program: None,
-            });
             GpuProcesses {
                 uuid: facts.uuid.clone(),
-                processes: processes.collect(),
+                processes: kernel_files::processes(processes.into_iter().flatten()),
                 error: match (gpu_id, &facts.error) {
                     (Some(_), _) => None,
                     (None, Some(error)) => Some(error.clone()),
@@ -190,20 +155,12 @@ impl Backend for Amd {
         let files = self.files();
         self.module(&files)?;
         let found = find(&files, &self.calls, &mut self.memory);
-        let gpus = found
-            .iter()
-            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)));
-        let measured = gpus.map(|(device, facts)| {
-            let _call = self.calls.enter(format!("measuring GPU {}", device.name));
-            GpuGauges {
-                uuid: facts.uuid.clone(),
-                values: gauges::read(device),
-                parts: Vec::new(),
-                failed: Default::default(),
-                error: facts.error.clone().filter(|_| facts.lost),
-            }
-        });
-        Ok(measured.collect())
+        Ok(kernel_files::measured(
+            &self.calls,
+            &found,
+            |device| &device.name,
+            gauges::read,
+        ))
     }
 
     fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {
@@ -217,8 +174,7 @@ impl Backend for Amd {
         let files = self.files();
         self.module(&files)?;
         let found = find(&files, &self.calls, &mut self.memory);
-        let mut gpus = found.iter().filter_map(|found| found.facts.as_ref().ok());
-        let Some(gpu) = gpus.find(|gpu| gpu.uuid == uuid) else {
+        let Some((_, gpu)) = kernel_files::gpus(&found).find(|(_, gpu)| gpu.uuid == uuid) else {
             return Err(Failure::new(Code::GpuLost, format!("there is no GPU {uuid} any longer")));
         };
         let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
@@ -252,32 +208,12 @@ pub(crate) fn is_fault_name(text: &str) -> bool {
 /// Read the GPUs of the machine whose files are `tree`, without remembered facts of an earlier read. Return `None` if amdgpu is
 /// not loaded there.
 pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
-    let module = Directory::open(tree, devices::MODULE)?;
+    let module = Directory::open(tree, devices::MODULE.path)?;
     // Nothing watches these calls: a value does not hang.
     let calls = Calls::new(Duration::MAX);
     let mut found = find(tree, &calls, &mut Memory::default());
     Links::default().connect(tree, &calls, &mut found);
-    Some(assemble(&module, found))
-}
-
-fn assemble(module: &Directory<'_>, found: Vec<Found<'_>>) -> Snapshot {
-    let driver = Driver {
-        version: module.text("/version").map(|text| printable(&text)).unwrap_or_default(),
-        cuda: String::new(),
-    };
-    let mut snapshot = Snapshot {
-        v: SNAPSHOT_VERSION,
-        drivers: BTreeMap::from([(Vendor::Amd, driver)]),
-        gpus: Vec::new(),
-        unreadable: Vec::new(),
-    };
-    for Found { facts, .. } in found {
-        match facts {
-            Ok(facts) => snapshot.gpus.push(facts),
-            Err(unreadable) => snapshot.unreadable.push(unreadable),
-        }
-    }
-    snapshot
+    Some(kernel_files::assemble(Vendor::Amd, &module, found))
 }
 
 /// Read all GPUs.

@@ -19,8 +19,8 @@ use crate::backend::{Backend, Calls, Cgroup, Event, Sink, report};
 use crate::dmem::{self, Regions};
 use crate::facts::MAX_GPUS;
 use crate::protocol::Limited;
-use crate::sysfs::{Directory, bounded, printable};
-use crate::{Code, Driver, Failure, GpuFacts, GpuGauges, GpuProcesses, Process, SNAPSHOT_VERSION, Sample, Snapshot, Unreadable};
+use crate::sysfs::{Directory, bounded};
+use crate::{Code, Failure, GpuFacts, GpuGauges, GpuProcesses, Sample, Snapshot, Unreadable, kernel_files};
 
 /// The driver for Intel GPUs.
 #[derive(Debug)]
@@ -34,12 +34,7 @@ pub struct Intel {
 /// The last facts of each GPU, by its name in `/sys`, for a GPU that cannot be read just now.
 type Memory = BTreeMap<String, GpuFacts>;
 
-/// A device, and what was read about it.
-#[derive(Debug)]
-struct Found<'t> {
-    device: Device<'t>,
-    facts: Result<GpuFacts, Unreadable>,
-}
+type Found<'t> = crate::kernel_files::Found<Device<'t>>;
 
 impl Intel {
     /// Open the driver of the machine whose root is mounted at `sys_root`. Fails with [`Code::DriverNotLoaded`] if xe is not loaded.
@@ -58,17 +53,8 @@ impl Intel {
         Files::below(&self.sys_root)
     }
 
-    /// Return the kernel module's files. They are gone as soon as the module is unloaded.
     fn module<'t>(&self, tree: &'t dyn Tree) -> Result<Directory<'t>, Failure> {
-        let _call = self.calls.enter("looking for xe");
-        Directory::open(tree, devices::MODULE).ok_or_else(|| {
-            let path = self.sys_root.join(devices::MODULE.trim_start_matches('/'));
-            let text = format!(
-                "the kernel module xe is not loaded (there is no {}); load it (modprobe xe), and the probe continues automatically",
-                path.display()
-            );
-            Failure::new(Code::DriverNotLoaded, text)
-        })
+        devices::MODULE.open(tree, &self.sys_root, &self.calls)
     }
 }
 
@@ -78,14 +64,8 @@ impl Backend for Intel {
         let module = self.module(&files)?;
         let found = find(&files, &self.calls, &self.memory);
         report(self.events.as_ref(), Vendor::Intel, &files);
-        for Found { device, facts } in &found {
-            if let Ok(facts) = facts
-                && facts.error.is_none()
-            {
-                self.memory.insert(device.name.clone(), facts.clone());
-            }
-        }
-        Ok(assemble(&module, found))
+        kernel_files::remember(&mut self.memory, &found, |device| &device.name);
+        Ok(kernel_files::assemble(Vendor::Intel, &module, found))
     }
 
     fn processes(&mut self) -> Result<Vec<GpuProcesses>, Failure> {
@@ -111,20 +91,12 @@ impl Backend for Intel {
         let files = self.files();
         self.module(&files)?;
         let found = find(&files, &self.calls, &self.memory);
-        let gpus = found
-            .iter()
-            .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)));
-        let measured = gpus.map(|(device, facts)| {
-            let _call = self.calls.enter(format!("measuring GPU {}", device.name));
-            GpuGauges {
-                uuid: facts.uuid.clone(),
-                values: gauges::read(device),
-                parts: Vec::new(),
-                failed: Default::default(),
-                error: facts.error.clone().filter(|_| facts.lost),
-            }
-        });
-        Ok(measured.collect())
+        Ok(kernel_files::measured(
+            &self.calls,
+            &found,
+            |device| &device.name,
+            gauges::read,
+        ))
     }
 
     fn utilization(&mut self, _: &str, _: u64) -> Result<Vec<Sample>, Failure> {
@@ -138,10 +110,7 @@ impl Backend for Intel {
         let files = self.files();
         self.module(&files)?;
         let found = find(&files, &self.calls, &self.memory);
-        let device = found
-            .iter()
-            .find_map(|found| (found.facts.as_ref().ok()?.uuid == uuid).then_some(&found.device));
-        let Some(device) = device else {
+        let Some((device, _)) = kernel_files::gpus(&found).find(|(_, gpu)| gpu.uuid == uuid) else {
             return Err(Failure::new(Code::GpuLost, format!("there is no GPU {uuid} any longer")));
         };
         let _call = self.calls.enter(format!("limiting the memory of GPU {uuid} for a pod"));
@@ -171,10 +140,14 @@ impl Backend for Intel {
 /// Read the GPUs of the machine whose files are `tree`, without remembered facts of an earlier read. Return `None` if xe is not
 /// loaded there.
 pub fn snapshot(tree: &dyn Tree) -> Option<Snapshot> {
-    let module = Directory::open(tree, devices::MODULE)?;
+    let module = Directory::open(tree, devices::MODULE.path)?;
     // Nothing watches these calls: a value does not hang.
     let calls = Calls::new(Duration::MAX);
-    Some(assemble(&module, find(tree, &calls, &Memory::default())))
+    Some(kernel_files::assemble(
+        Vendor::Intel,
+        &module,
+        find(tree, &calls, &Memory::default()),
+    ))
 }
 
 /// Read the processes on the GPUs of the machine whose files are `tree`.
@@ -184,53 +157,20 @@ pub fn processes(tree: &dyn Tree) -> Vec<GpuProcesses> {
 
 /// Read the processes of each GPU, and whether the machine has more processes or open files than are looked at.
 fn lists(tree: &dyn Tree, found: &[Found<'_>]) -> (Vec<GpuProcesses>, bool) {
-    let gpus: Vec<(&Device<'_>, &GpuFacts)> = found
-        .iter()
-        .filter_map(|found| Some((&found.device, found.facts.as_ref().ok()?)))
-        .collect();
+    let gpus: Vec<_> = kernel_files::gpus(found).collect();
     if gpus.is_empty() {
         return (Vec::new(), false);
     }
     let used = processes::used(tree);
     let lists = gpus.into_iter().map(|(device, facts)| {
         let processes = used.by_gpu.get(&device.name).into_iter().flatten();
-        let processes = processes.map(|(pid, bytes)| Process {
-            pid: *pid,
-            used: bounded(*bytes).unwrap_or(MiB::ZERO),
-            pod: None,
-            container: None,
-            own_pid: None,
-            kind: None,
-            program: None,
-        });
         GpuProcesses {
             uuid: facts.uuid.clone(),
-            processes: processes.collect(),
+            processes: kernel_files::processes(processes),
             error: facts.error.clone().filter(|_| facts.lost).or_else(|| used.error.clone()),
         }
     });
     (lists.collect(), used.is_cut_off)
-}
-
-fn assemble(module: &Directory<'_>, found: Vec<Found<'_>>) -> Snapshot {
-    // Linux's own xe module has no version file.
-    let driver = Driver {
-        version: module.text("/version").map(|text| printable(&text)).unwrap_or_default(),
-        cuda: String::new(),
-    };
-    let mut snapshot = Snapshot {
-        v: SNAPSHOT_VERSION,
-        drivers: BTreeMap::from([(Vendor::Intel, driver)]),
-        gpus: Vec::new(),
-        unreadable: Vec::new(),
-    };
-    for Found { facts, .. } in found {
-        match facts {
-            Ok(facts) => snapshot.gpus.push(facts),
-            Err(unreadable) => snapshot.unreadable.push(unreadable),
-        }
-    }
-    snapshot
 }
 
 /// Read all GPUs that have dedicated memory.

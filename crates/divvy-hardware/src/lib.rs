@@ -28,6 +28,7 @@ mod fault;
 mod gauges;
 pub mod health;
 pub mod intel;
+mod kernel_files;
 pub mod nvidia;
 pub mod probe;
 pub mod protocol;

@@ -11,10 +11,13 @@ use super::kfd::{self, Node};
 use crate::address::Address;
 use crate::backend::Calls;
 use crate::facts::MAX_GPUS;
+use crate::kernel_files::Module;
 use crate::sysfs::{Directory, natural};
 
-/// The kernel module. It has a directory only while it is loaded.
-pub(super) const MODULE: &str = "/sys/module/amdgpu";
+pub(super) const MODULE: Module = Module {
+    name: "amdgpu",
+    path: "/sys/module/amdgpu",
+};
 const FUNCTIONS: &str = "/sys/module/amdgpu/drivers/pci:amdgpu";
 const PLATFORM: &str = "/sys/devices/platform";
 /// The prefixes of partitions' names. The number follows an underscore or, if the kernel numbers the devices itself, a dot.

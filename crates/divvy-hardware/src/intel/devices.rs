@@ -10,10 +10,13 @@ use divvy_host::Tree;
 use crate::address::Address;
 use crate::backend::Calls;
 use crate::dmem::{Regions, Vram};
+use crate::kernel_files::Module;
 use crate::sysfs::Directory;
 
-/// The kernel module. It has a directory only while it is loaded.
-pub(super) const MODULE: &str = "/sys/module/xe";
+pub(super) const MODULE: Module = Module {
+    name: "xe",
+    path: "/sys/module/xe",
+};
 const FUNCTIONS: &str = "/sys/module/xe/drivers/pci:xe";
 /// The vendor's number on the PCI bus.
 const VENDOR: &str = "0x8086";
