@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{Gpu, Held, Link};
+use divvy_model::{Gpu, Held};
 
 use super::{Core, Ids, Key, Known, ResourceSpec};
 
@@ -85,8 +85,8 @@ impl Core {
         size: usize,
     ) -> Vec<String> {
         let links = |gpu: &Gpu, to: &dyn Fn(&str) -> bool| -> u64 {
-            let counted = gpu.links.iter().filter(|Link(peer, ..)| to(peer));
-            counted.fold(0, |sum, Link(_, _, count)| sum.saturating_add(u64::from(*count)))
+            let counted = gpu.links.iter().filter(|link| to(&link.peer));
+            counted.fold(0, |sum, link| sum.saturating_add(u64::from(link.count)))
         };
         let mut with: BTreeSet<String> = chosen
             .iter()

@@ -344,7 +344,8 @@ impl Snapshot {
             if gpu.total.0.max(gpu.used.0) >= 1 << 40 {
                 return refuse(format!("GPU {} claims a memory of {}", gpu.uuid, gpu.total));
             }
-            if gpu.links.len() > 2 * MAX_GPUS || gpu.links.iter().any(|link| !is_uuid(&link.0) || !is_text(&link.1, 32)) {
+            let is_link = |link: &Link| is_uuid(&link.peer) && is_text(link.kind.as_str(), 32);
+            if gpu.links.len() > 2 * MAX_GPUS || !gpu.links.iter().all(is_link) {
                 return refuse(format!("GPU {} has malformed links", gpu.uuid));
             }
         }
@@ -509,6 +510,8 @@ fn fill_in(gpu: &mut GpuFacts, before: &GpuFacts) {
 
 #[cfg(test)]
 mod tests {
+    use divvy_model::LinkKind;
+
     use super::*;
 
     fn gpu(index: u32, uuid: &str) -> GpuFacts {
@@ -634,7 +637,13 @@ mod tests {
             (|s| s.gpus[0].model = "a\nb".to_owned(), "printable"),
             (|s| s.gpus[0].total = MiB(u64::MAX), "a memory of 18446744073709551615 MiB"),
             (
-                |s| s.gpus[0].links = vec![Link(String::new(), "nvlink".to_owned(), 1)],
+                |s| {
+                    s.gpus[0].links = vec![Link {
+                        peer: String::new(),
+                        kind: LinkKind::NvLink,
+                        count: 1,
+                    }];
+                },
                 "links",
             ),
             (|s| s.unreadable = vec![lost(3); 300], "more than 256"),

@@ -231,13 +231,76 @@ impl Health {
     }
 }
 
-/// A connection to another GPU: the UUID of that GPU, the kind of connection, and the number of NVLinks, as in
-/// `["GPU-…","nvlink",12]`.
-///
-/// The kind is either `nvlink` or the nearest common ancestor on the PCI bus: `same-board`, `single-switch`, `multi-switch`,
-/// `host-bridge`, `node`, or `system`. The number is 0 unless the kind is `nvlink`.
+/// A connection to another GPU, in JSON as in `["GPU-…","nvlink",12]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Link(pub String, pub String, pub u32);
+#[serde(from = "wire::Link", into = "wire::Link")]
+pub struct Link {
+    /// The UUID of the other GPU.
+    pub peer: String,
+    /// How the two are connected.
+    pub kind: LinkKind,
+    /// The number of direct connections; 0 for a place on the PCI bus.
+    pub count: u32,
+}
+
+/// How two GPUs are connected: directly, or by the nearest common ancestor on the PCI bus.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(from = "String")]
+pub enum LinkKind {
+    /// NVIDIA's direct connection.
+    NvLink,
+    /// AMD's direct connection.
+    Xgmi,
+    /// Both are on one board, or are partitions of one GPU.
+    SameBoard,
+    /// They share one PCI switch.
+    SingleSwitch,
+    /// They share several PCI switches.
+    MultiSwitch,
+    /// They share a PCI host bridge.
+    HostBridge,
+    /// They share a NUMA node.
+    Node,
+    /// They share only the machine.
+    System,
+    /// A kind that this release does not know.
+    Other(String),
+}
+
+impl LinkKind {
+    const KNOWN: [LinkKind; 8] = [
+        LinkKind::NvLink,
+        LinkKind::Xgmi,
+        LinkKind::SameBoard,
+        LinkKind::SingleSwitch,
+        LinkKind::MultiSwitch,
+        LinkKind::HostBridge,
+        LinkKind::Node,
+        LinkKind::System,
+    ];
+
+    /// Return the text in the inventory.
+    pub fn as_str(&self) -> &str {
+        match self {
+            LinkKind::NvLink => "nvlink",
+            LinkKind::Xgmi => "xgmi",
+            LinkKind::SameBoard => "same-board",
+            LinkKind::SingleSwitch => "single-switch",
+            LinkKind::MultiSwitch => "multi-switch",
+            LinkKind::HostBridge => "host-bridge",
+            LinkKind::Node => "node",
+            LinkKind::System => "system",
+            LinkKind::Other(text) => text,
+        }
+    }
+}
+
+impl From<String> for LinkKind {
+    fn from(text: String) -> LinkKind {
+        let known = LinkKind::KNOWN.into_iter().find(|kind| kind.as_str() == text);
+        known.unwrap_or(LinkKind::Other(text))
+    }
+}
 
 /// What errors call an inventory.
 const WHAT: &str = "inventory (node annotation divvy.dev/inventory)";
@@ -348,9 +411,9 @@ impl Inventory {
                     ),
                 ));
             }
-            for Link(peer, kind, _) in &gpu.links {
+            for Link { peer, kind, .. } in &gpu.links {
                 text("a link's peer", peer, DEVICE_TEXT_BYTES)?;
-                text("a link's kind", kind, SHORT_TEXT_BYTES)?;
+                text("a link's kind", kind.as_str(), SHORT_TEXT_BYTES)?;
             }
         }
         Ok(())
@@ -649,15 +712,39 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_link_is_written_as_it_was_read_whatever_its_kind() {
+        let known = "nvlink xgmi same-board single-switch multi-switch host-bridge node system".split(' ');
+        for (kind, is_known) in known
+            .map(|kind| (kind, true))
+            .chain([("telepathy", false), ("NVLink", false), ("", false)])
+        {
+            let text = format!(r#"["GPU-1","{kind}",12]"#);
+            let link: Link = serde_json::from_str(&text).expect("a link");
+            assert_eq!(link.kind == LinkKind::Other(kind.to_owned()), !is_known, "{text}");
+            assert_eq!((link.peer.as_str(), link.count), ("GPU-1", 12));
+            assert_eq!(serde_json::to_string(&link).expect("a text"), text);
+        }
+        let short = serde_json::from_str::<Link>(r#"["GPU-1","nvlink"]"#)
+            .expect_err("no number")
+            .to_string();
+        assert!(short.contains("tuple struct Link with 3 elements"), "{short}");
+    }
+
     fn of(gpus: usize, links: usize) -> Inventory {
         let one = Inventory::parse(TEXT).expect("documented form");
         let uuid = |gpu: usize| format!("GPU-{gpu:036}");
+        let link = |peer| Link {
+            peer: uuid(peer),
+            kind: LinkKind::NvLink,
+            count: 18,
+        };
         let gpu = |number: usize| {
             let peers = (0..gpus).filter(|peer| *peer != number).cycle().take(links);
             Gpu {
                 uuid: uuid(number),
                 index: u32::try_from(number).expect("few"),
-                links: peers.map(|peer| Link(uuid(peer), "nvlink".to_owned(), 18)).collect(),
+                links: peers.map(link).collect(),
                 ..one.gpus[0].clone()
             }
         };
@@ -698,7 +785,12 @@ mod tests {
         };
         let long = || "a".repeat(50_000);
         let part_of = |parent, profile| Partition { parent, profile };
-        let many = |gpu: &mut Gpu| gpu.links = vec![Link(String::new(), String::new(), 0); GPU_LINKS + 1];
+        let link = |peer, kind: String| Link {
+            peer,
+            kind: kind.into(),
+            count: 1,
+        };
+        let many = |gpu: &mut Gpu| gpu.links = vec![link(String::new(), String::new()); GPU_LINKS + 1];
         let mut products = of(17, 0);
         for (number, gpu) in products.gpus.iter_mut().enumerate() {
             gpu.model = format!("T{number}");
@@ -728,8 +820,8 @@ mod tests {
             ),
             (with(&|gpu| gpu.pci = long()), "pci of GPU"),
             (with(&|gpu| gpu.cc = long()), "cc of GPU"),
-            (with(&|gpu| gpu.links = vec![Link(long(), String::new(), 1)]), "a link's peer"),
-            (with(&|gpu| gpu.links = vec![Link(String::new(), long(), 1)]), "a link's kind"),
+            (with(&|gpu| gpu.links = vec![link(long(), String::new())]), "a link's peer"),
+            (with(&|gpu| gpu.links = vec![link(String::new(), long())]), "a link's kind"),
             (
                 Inventory {
                     drivers: BTreeMap::from([(Vendor::Nvidia, long())]),

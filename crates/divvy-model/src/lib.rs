@@ -42,7 +42,7 @@ pub use container::{ContainerKind, ContainerRequest, WholeContainer};
 pub use device_id::DeviceId;
 pub use error::Error;
 pub use grant::{GrantRecord, cdi_device_name};
-pub use inventory::{Enforcement, Gpu, Health, Inventory, Link, Partition};
+pub use inventory::{Enforcement, Gpu, Health, Inventory, Link, LinkKind, Partition};
 pub use kept::kept;
 pub use memory::{MemoryUnit, MiB};
 pub use mig::{MigDevice, MigParts};

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, LinkKind};
 
 /// A parsed machine description.
 #[derive(Debug, Clone, Deserialize)]
@@ -123,9 +123,9 @@ pub struct MachineGpu {
     /// Utilization in percent; 0 if absent.
     #[serde(default)]
     pub utilization: u32,
-    /// Connections to other GPUs: `[index of the other GPU, kind, number of NVLinks]`, with the kinds of [`crate::Link`].
+    /// Connections to other GPUs: `[index of the other GPU, kind, number of NVLinks]`, with the texts of [`LinkKind`].
     #[serde(default)]
-    pub links: Vec<(u32, String, u32)>,
+    pub links: Vec<(u32, LinkKind, u32)>,
     /// The time between two samples of the processes' utilization, in ms; 167 if absent.
     #[serde(default = "default_sample")]
     pub sample_ms: u64,

@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout)]
 
-use divvy_model::{Link, MiB};
+use divvy_model::{Link, LinkKind, MiB};
 use divvy_placement::{Candidate, Topology};
 use divvy_testkit::dice::Dice;
 use rustix::time::{ClockId, clock_gettime};
@@ -25,9 +25,13 @@ fn machine(nvlinks: impl Fn(usize, usize) -> u32) -> Topology {
             let others = (0..GPUS).filter(|b| *b != a);
             others
                 .flat_map(|b| {
-                    let bus = if a / 8 == b / 8 { "node" } else { "system" };
+                    let bus = if a / 8 == b / 8 { LinkKind::Node } else { LinkKind::System };
                     let (low, high) = (a.min(b), a.max(b));
-                    [("nvlink", nvlinks(low, high)), (bus, 0)].map(|(kind, count)| Link(uuids[b].clone(), kind.to_owned(), count))
+                    [(LinkKind::NvLink, nvlinks(low, high)), (bus, 0)].map(|(kind, count)| Link {
+                        peer: uuids[b].clone(),
+                        kind,
+                        count,
+                    })
                 })
                 .collect()
         })

@@ -10,7 +10,7 @@ mod greedy;
 
 use std::collections::BTreeMap;
 
-use divvy_model::{Link, MiB};
+use divvy_model::{Link, LinkKind, MiB};
 
 /// What each pair of a node's GPUs is worth, by their positions in [`crate::NodeState::gpus`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,21 +35,21 @@ pub struct Candidate {
 const MOST_DIRECT: u32 = 1000;
 
 /// Report whether a kind of connection joins two GPUs directly: NVIDIA's NVLink, AMD's xGMI.
-fn is_direct(kind: &str) -> bool {
-    ["nvlink", "xgmi"].contains(&kind)
+fn is_direct(kind: &LinkKind) -> bool {
+    matches!(kind, LinkKind::NvLink | LinkKind::Xgmi)
 }
 
 /// Return what one connection of a pair is worth; 0 if its kind is not known.
-fn worth(Link(_, kind, count): &Link) -> u32 {
-    match kind.as_str() {
-        direct if is_direct(direct) => 100 * (*count).min(MOST_DIRECT),
-        "same-board" => 60,
-        "single-switch" => 50,
-        "multi-switch" => 40,
-        "host-bridge" => 30,
-        "node" => 20,
-        "system" => 10,
-        _ => 0,
+fn worth(link: &Link) -> u32 {
+    match link.kind {
+        LinkKind::NvLink | LinkKind::Xgmi => 100 * link.count.min(MOST_DIRECT),
+        LinkKind::SameBoard => 60,
+        LinkKind::SingleSwitch => 50,
+        LinkKind::MultiSwitch => 40,
+        LinkKind::HostBridge => 30,
+        LinkKind::Node => 20,
+        LinkKind::System => 10,
+        LinkKind::Other(_) => 0,
     }
 }
 
@@ -67,12 +67,12 @@ impl Topology {
         let positions: BTreeMap<&str, usize> = gpus.iter().enumerate().map(|(at, (uuid, _))| (*uuid, at)).collect();
         for (a, (_, links)) in gpus.iter().enumerate() {
             for link in *links {
-                let Some(b) = positions.get(link.0.as_str()).copied().filter(|b| *b != a) else {
+                let Some(b) = positions.get(link.peer.as_str()).copied().filter(|b| *b != a) else {
                     continue;
                 };
                 for at in [a * gpus.len() + b, b * gpus.len() + a] {
                     let (direct, bus) = &mut said[at];
-                    let known = if is_direct(&link.1) { direct } else { bus };
+                    let known = if is_direct(&link.kind) { direct } else { bus };
                     *known = worth(link).max(*known);
                 }
             }

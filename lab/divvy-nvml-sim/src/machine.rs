@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use divvy_gpu_sim::description::{self, BadGpu, DescriptionError};
+use divvy_model::LinkKind;
 use divvy_model::machine::{MachineFabric, MachineGpu, MachineMig, MachineNode};
 
 use crate::changes::{Changes, Division, Instance};
@@ -144,13 +145,13 @@ impl Machine {
     }
 
     /// Return the kinds and counts of the links between two GPUs. It is enough if one of the two GPUs describes a link.
-    fn links(&self, a: usize, b: usize) -> impl Iterator<Item = (&str, u32)> {
+    fn links(&self, a: usize, b: usize) -> impl Iterator<Item = (&LinkKind, u32)> {
         let of = |from: usize, to: usize| {
             let links = &self.cards[from].described.links;
             links
                 .iter()
                 .filter(move |(other, ..)| *other as usize == to)
-                .map(|(_, kind, count)| (kind.as_str(), *count))
+                .map(|(_, kind, count)| (kind, *count))
         };
         let own: Vec<_> = of(a, b).collect();
         let theirs: Vec<_> = of(b, a)
@@ -165,7 +166,7 @@ impl Machine {
             .flat_map(|peer| {
                 let count = self
                     .links(index, peer)
-                    .find(|(kind, _)| *kind == "nvlink")
+                    .find(|(kind, _)| **kind == LinkKind::NvLink)
                     .map_or(0, |(_, count)| count);
                 std::iter::repeat_n(peer, count as usize)
             })
@@ -175,14 +176,14 @@ impl Machine {
     /// Return the `nvmlGpuTopologyLevel_t` of the nearest common ancestor. For a pair without a described link it follows from the NUMA nodes:
     /// level `node` on the same NUMA node, level `system` otherwise.
     pub(crate) fn common_ancestor(&self, a: usize, b: usize) -> u32 {
-        let level = |kind: &str| match kind {
-            "same-board" => Some(0),
-            "single-switch" => Some(10),
-            "multi-switch" => Some(20),
-            "host-bridge" => Some(30),
-            "node" => Some(40),
-            "system" => Some(50),
-            _ => None,
+        let level = |kind: &LinkKind| match kind {
+            LinkKind::SameBoard => Some(0),
+            LinkKind::SingleSwitch => Some(10),
+            LinkKind::MultiSwitch => Some(20),
+            LinkKind::HostBridge => Some(30),
+            LinkKind::Node => Some(40),
+            LinkKind::System => Some(50),
+            LinkKind::NvLink | LinkKind::Xgmi | LinkKind::Other(_) => None,
         };
         if a == b {
             return 0;

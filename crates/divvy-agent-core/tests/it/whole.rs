@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use divvy_agent_core::{Class, Handout, PreStart, Reason, ResourceSpec};
 use divvy_model::ContainerKind::{App, Init};
 use divvy_model::{
-    ContainerKind, Gpu, Health, Held, Link, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeKind, WholeRequest, names,
+    ContainerKind, Gpu, Health, Held, Link, LinkKind, MiB, Phase, Pod, PodRequest, Vendor, WholeContainer, WholeKind,
+    WholeRequest, names,
 };
 
 use crate::node::{Node, gpu, gpus_of, holding, key, settings, simple};
@@ -386,7 +387,12 @@ fn without_an_allocation_the_gpus_with_the_most_links_are_preferred() {
     // Two hives: 0, 2, 4, 6 and 1, 3, 5, 7.
     for index in 0..8_u32 {
         let peers = (0..8_u32).filter(|peer| *peer != index && peer % 2 == index % 2);
-        gpus[index as usize].links = peers.map(|peer| Link(amd(peer).uuid, "xgmi".to_owned(), 1)).collect();
+        let link = |peer| Link {
+            peer: amd(peer).uuid,
+            kind: LinkKind::Xgmi,
+            count: 1,
+        };
+        gpus[index as usize].links = peers.map(link).collect();
     }
     let mut node = Node::with(settings(), gpus);
     for (available, must, size, expected) in [

@@ -5,7 +5,7 @@ use divvy_extender::core::{Action, BindError, Core, Got, Posted, Timing};
 use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
 use divvy_kube::watch::Change;
-use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, MemoryUnit, Pod, PodRequest};
+use divvy_model::{ContainerKind, ContainerRequest, GpuRules, Health, Held, Link, LinkKind, MemoryUnit, Pod, PodRequest};
 use proptest::prelude::*;
 
 use crate::values::*;
@@ -80,7 +80,11 @@ fn a_pod_on_several_gpus_gets_all_of_them_in_one_binding_and_in_the_form_that_in
     q.request = PodRequest::new(q.request.containers, Some(Ok(rules)));
     let mut linked = node("n", &[16, 16, 16]);
     if let Some(Ok(inventory)) = &mut linked.inventory {
-        inventory.gpus[2].links = vec![Link("GPU-n-1".to_owned(), "nvlink".to_owned(), 12)];
+        inventory.gpus[2].links = vec![Link {
+            peer: "GPU-n-1".to_owned(),
+            kind: LinkKind::NvLink,
+            count: 12,
+        }];
     }
     let mut core = synced(&[linked, gpushare_node("old", 32, 2)], std::slice::from_ref(&q));
     let answer = core.filter(&q, ["n", "old"]).expect("synced");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use divvy_host::Tree;
-use divvy_model::Link;
+use divvy_model::{Link, LinkKind};
 
 use super::Found;
 use super::kfd::{self, Neighbours};
@@ -44,15 +44,18 @@ impl Links {
                 continue;
             };
             for (_, peer, peer_card, peer_node, peer_numa) in ends.iter().filter(|end| end.0 != *at) {
-                let mut link = |kind: &str, count| facts.links.push(Link(peer.clone(), kind.to_owned(), count));
+                let mut link = |kind, count| {
+                    let peer = peer.clone();
+                    facts.links.push(Link { peer, kind, count });
+                };
                 if card == peer_card {
-                    link("same-board", 0);
+                    link(LinkKind::SameBoard, 0);
                 }
                 let Some(neighbours) = &neighbours else { continue };
                 let of = |node| neighbours.get(node);
                 let names = |from, to| of(from).is_some_and(|from| from.xgmi.contains(to));
                 if names(node, peer_node) || names(peer_node, node) {
-                    link("xgmi", 1);
+                    link(LinkKind::Xgmi, 1);
                 }
                 if card == peer_card {
                     continue;
@@ -64,8 +67,8 @@ impl Links {
                     _ => numa.zip(*peer_numa).map(|(a, b)| a == b),
                 };
                 match near {
-                    Some(true) => link("node", 0),
-                    Some(false) => link("system", 0),
+                    Some(true) => link(LinkKind::Node, 0),
+                    Some(false) => link(LinkKind::System, 0),
                     None => {}
                 }
             }

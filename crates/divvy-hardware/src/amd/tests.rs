@@ -32,8 +32,8 @@ fn look(root: &TempDir) -> Snapshot {
 
 /// The other ends of a GPU's links of one kind, by index.
 fn peers(snapshot: &Snapshot, gpu: usize, kind: &str) -> Vec<u32> {
-    let links = snapshot.gpus[gpu].links.iter().filter(|link| link.1 == kind);
-    let found = links.filter_map(|link| snapshot.gpus.iter().find(|gpu| gpu.uuid == link.0));
+    let links = snapshot.gpus[gpu].links.iter().filter(|link| link.kind.as_str() == kind);
+    let found = links.filter_map(|link| snapshot.gpus.iter().find(|gpu| gpu.uuid == link.peer));
     found.map(|gpu| gpu.index).collect()
 }
 
@@ -532,7 +532,8 @@ fn named(gpu: &GpuFacts, all: &[(String, Result<GpuFacts, Unreadable>)]) -> BTre
             .find(|(_, facts)| facts.as_ref().is_ok_and(|facts| facts.uuid == uuid));
         of.expect("a link to a GPU that is there").0.clone()
     };
-    gpu.links.iter().map(|link| (name(&link.0), link.1.clone())).collect()
+    let links = gpu.links.iter();
+    links.map(|link| (name(&link.peer), link.kind.as_str().to_owned())).collect()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use divvy_model::{Link, MiB, MigDevice, Vendor};
+use divvy_model::{Link, LinkKind, MiB, MigDevice, Vendor};
 use nvml_wrapper::enum_wrappers::device::{Brand, Clock, ComputeMode, TemperatureSensor, TopologyLevel};
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -289,7 +289,7 @@ fn numa(pci: &str, device: &Device<'_>) -> Option<u32> {
 /// Read how the GPUs are connected, unless this is already known for all present GPUs. Connections to a lost GPU are kept, because it may
 /// come back.
 fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, calls: &Calls, known: &Known) {
-    let knows = |gpu: &GpuFacts, peer: &str| gpu.uuid == peer || gpu.links.iter().any(|link| link.0 == peer);
+    let knows = |gpu: &GpuFacts, peer: &str| gpu.uuid == peer || gpu.links.iter().any(|link| link.peer == peer);
     let places: Vec<(String, String)> = snapshot.gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.pci.clone())).collect();
     for gpu in &mut snapshot.gpus {
         let Some(device) = devices.get(&gpu.uuid) else { continue };
@@ -299,14 +299,13 @@ fn connect(snapshot: &mut Snapshot, devices: &BTreeMap<String, Device<'_>>, call
         let _call = calls.enter(format!("reading the connections of GPU {}", gpu.index));
         let nvlinks = nvlinks(device);
         gpu.links
-            .retain(|link| !devices.contains_key(&link.0) && known.gpu(&link.0).is_some());
+            .retain(|link| !devices.contains_key(&link.peer) && known.gpu(&link.peer).is_some());
         for (uuid, pci) in places.iter().filter(|(uuid, _)| *uuid != gpu.uuid) {
-            if let Some(count) = nvlinks.get(pci) {
-                gpu.links.push(Link(uuid.clone(), "nvlink".to_owned(), *count));
-            }
+            let direct = nvlinks.get(pci).map(|count| (LinkKind::NvLink, *count));
             let level = devices.get(uuid).and_then(|other| common_ancestor(device, other));
-            if let Some(kind) = level {
-                gpu.links.push(Link(uuid.clone(), kind.to_owned(), 0));
+            for (kind, count) in direct.into_iter().chain(level.map(|kind| (kind, 0))) {
+                let peer = uuid.clone();
+                gpu.links.push(Link { peer, kind, count });
             }
         }
     }
@@ -332,15 +331,15 @@ fn nvlinks(device: &Device<'_>) -> BTreeMap<String, u32> {
     counts
 }
 
-fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Option<&'static str> {
+fn common_ancestor(a: &Device<'_>, b: &Device<'_>) -> Option<LinkKind> {
     let level = TopologyLevel::try_from(ffi::common_ancestor(a, b).ok()?).ok()?;
     Some(match level {
-        TopologyLevel::Internal => "same-board",
-        TopologyLevel::Single => "single-switch",
-        TopologyLevel::Multiple => "multi-switch",
-        TopologyLevel::HostBridge => "host-bridge",
-        TopologyLevel::Node => "node",
-        TopologyLevel::System => "system",
+        TopologyLevel::Internal => LinkKind::SameBoard,
+        TopologyLevel::Single => LinkKind::SingleSwitch,
+        TopologyLevel::Multiple => LinkKind::MultiSwitch,
+        TopologyLevel::HostBridge => LinkKind::HostBridge,
+        TopologyLevel::Node => LinkKind::Node,
+        TopologyLevel::System => LinkKind::System,
     })
 }
 

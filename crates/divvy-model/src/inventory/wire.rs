@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Enforcement, Gpu, Health, Inventory, Link, Partition};
+use super::{Enforcement, Gpu, Health, Inventory, LinkKind, Partition};
 use crate::limits::{INVENTORY_BYTES, shortened};
 use crate::{Error, MemoryUnit, MiB, TestRun, Vendor, WholeKind, nvidia};
 
@@ -92,10 +92,27 @@ struct WireGpu {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     test: Option<String>,
     #[serde(default)]
-    links: Vec<Link>,
+    links: Vec<super::Link>,
     /// [`Enforcement::name`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     enforcement: Option<String>,
+}
+
+/// [`super::Link`] in JSON: the peer, the kind, and the count. serde's errors contain this struct's name.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Link(String, String, u32);
+
+impl From<Link> for super::Link {
+    fn from(Link(peer, kind, count): Link) -> super::Link {
+        let kind = kind.into();
+        super::Link { peer, kind, count }
+    }
+}
+
+impl From<super::Link> for Link {
+    fn from(link: super::Link) -> Link {
+        Link(link.peer, link.kind.as_str().to_owned(), link.count)
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -295,7 +312,7 @@ impl Omission {
             LongReasons(most) => gpu.reason = gpu.reason.as_deref().map(|reason| shortened(reason, *most).into_owned()),
             Holders => gpu.held_by_pod = None,
             LinksOfUnhealthy if gpu.health == Health::Ok => {}
-            SlowLinks => gpu.links.retain(|Link(_, kind, _)| kind == "nvlink"),
+            SlowLinks => gpu.links.retain(|link| link.kind == LinkKind::NvLink),
             LinksOfUnhealthy | Links => gpu.links.clear(),
             Tests => gpu.test = None,
         }
@@ -335,7 +352,12 @@ mod tests {
             let uuid = |number: usize| format!("{}-{number:036}", if number >= 16 { "MIG" } else { "GPU" });
             let parent = (number.saturating_sub(16)) / 8;
             let peers = (0..16).filter(|peer| !is_part && *peer != number);
-            let links = peers.flat_map(|peer| ["nvlink", "single-switch"].map(|kind| Link(uuid(peer), kind.to_owned(), 18)));
+            let link = |peer, kind| crate::Link {
+                peer: uuid(peer),
+                kind,
+                count: 18,
+            };
+            let links = peers.flat_map(|peer| [LinkKind::NvLink, LinkKind::SingleSwitch].map(|kind| link(peer, kind)));
             let nodes = ["nvidia15", "nvidia-caps/nvidia-cap2047", "nvidia-caps/nvidia-cap2048"];
             Gpu {
                 vendor: Vendor::Nvidia,

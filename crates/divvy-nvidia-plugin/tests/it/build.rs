@@ -1,6 +1,6 @@
 //! Builders of configurations and machines.
 
-use divvy_model::{Link, MiB, MigDevice, MigParts};
+use divvy_model::{Link, LinkKind, MiB, MigDevice, MigParts};
 use divvy_nvidia_config::{
     Config, DeviceIdStrategy, DeviceListStrategy, DevicePlugin, Discovery, FeatureDiscovery, Imex, MigStrategy,
     ReplicatedDevices, ReplicatedResource, ResourcePattern, Resources, SharedDevicesPolicy, Sharing, SharingStrategy,
@@ -168,7 +168,11 @@ fn mig_device(gpu: u32, index: u32, profile: u32) -> MigDevice {
 pub(crate) fn linked(machine: &mut Machine, pairs: &[(usize, usize, u32)]) {
     for (a, b, count) in pairs {
         let peer = machine.gpus[*b].uuid.clone();
-        machine.gpus[*a].links.push(Link(peer, "nvlink".to_owned(), *count));
+        machine.gpus[*a].links.push(Link {
+            peer,
+            kind: LinkKind::NvLink,
+            count: *count,
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-use divvy_model::Link;
+use divvy_model::{Link, LinkKind};
 use divvy_nvidia_config::SharedDevicesPolicy::{self, Distributed, Packed};
 use divvy_nvidia_config::{MigStrategy, SharingStrategy};
 use divvy_nvidia_plugin::{Machine, Resource};
@@ -20,7 +20,7 @@ fn chosen(machine: &Machine, available: &[u32], must: &[u32], size: usize) -> Ve
 }
 
 /// A machine with eight GPUs like NVIDIA's DGX-1 with V100: two meshes of four GPUs, where some pairs have two NVLinks.
-fn dgx1(bus: impl Fn(usize, usize) -> &'static str) -> Machine {
+fn dgx1(bus: impl Fn(usize, usize) -> LinkKind) -> Machine {
     let mut machine = machine(8);
     on_bus(&mut machine, bus);
     linked(
@@ -48,18 +48,21 @@ fn dgx1(bus: impl Fn(usize, usize) -> &'static str) -> Machine {
 }
 
 /// Set how close each pair of GPUs is on the PCI bus.
-fn on_bus(machine: &mut Machine, kind: impl Fn(usize, usize) -> &'static str) {
+fn on_bus(machine: &mut Machine, kind: impl Fn(usize, usize) -> LinkKind) {
     let uuids: Vec<String> = machine.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     for (a, gpu) in machine.gpus.iter_mut().enumerate() {
         let peers = uuids.iter().enumerate().filter(|(b, _)| *b != a);
-        gpu.links
-            .extend(peers.map(|(b, uuid)| Link(uuid.clone(), kind(a, b).to_owned(), 0)));
+        gpu.links.extend(peers.map(|(b, uuid)| Link {
+            peer: uuid.clone(),
+            kind: kind(a, b),
+            count: 0,
+        }));
     }
 }
 
 #[test]
 fn t12_the_gpus_of_a_dgx_1_are_chosen_by_their_nvlinks() {
-    let machine = dgx1(|a, b| if a / 4 == b / 4 { "node" } else { "system" });
+    let machine = dgx1(|a, b| if a / 4 == b / 4 { LinkKind::Node } else { LinkKind::System });
     let all: Vec<u32> = (0..8).collect();
     for (available, must, size, expected) in [
         (&all[..], &[][..], 1, &[0u32][..]),
@@ -89,9 +92,9 @@ fn t12_the_gpus_of_a_dgx_1_are_chosen_by_their_nvlinks() {
 #[test]
 fn the_bus_decides_where_nvlinks_do_not() {
     let machine = dgx1(|a, b| match (a / 2 == b / 2, a / 4 == b / 4) {
-        (true, _) => "single-switch",
-        (false, true) => "host-bridge",
-        (false, false) => "system",
+        (true, _) => LinkKind::SingleSwitch,
+        (false, true) => LinkKind::HostBridge,
+        (false, false) => LinkKind::System,
     });
     let all: Vec<u32> = (0..8).collect();
     // The cases of go-gpuallocator's TestBestEffortAllocate.
@@ -138,7 +141,13 @@ fn t13_pairs_with_nvlinks_stay_together() {
 #[test]
 fn t14_without_nvlinks_the_nearest_gpus_on_the_bus_are_chosen() {
     let mut machine = machine(4);
-    on_bus(&mut machine, |a, b| if a / 2 == b / 2 { "single-switch" } else { "system" });
+    on_bus(&mut machine, |a, b| {
+        if a / 2 == b / 2 {
+            LinkKind::SingleSwitch
+        } else {
+            LinkKind::System
+        }
+    });
     assert_eq!(chosen(&machine, &[0, 1, 2, 3], &[], 2), [0, 1]);
     assert_eq!(chosen(&machine, &[1, 2, 3], &[], 2), [2, 3]);
 }

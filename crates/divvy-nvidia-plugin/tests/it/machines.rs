@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use divvy_model::{Link, MiB, MigDevice, MigParts};
+use divvy_model::{Link, LinkKind, MiB, MigDevice, MigParts};
 use divvy_nvidia_config::{DeviceListStrategy, MigStrategy, SharedDevicesPolicy, SharingStrategy};
 use divvy_nvidia_plugin::{Gpu, Machine, offer};
 use proptest::collection::{btree_set, vec};
@@ -65,7 +65,11 @@ fn machines() -> impl Strategy<Value = Machine> {
                     mig,
                     mig_devices: parts,
                     healthy,
-                    links: vec![Link("GPU-0".to_owned(), "nvlink".to_owned(), index)],
+                    links: vec![Link {
+                        peer: "GPU-0".to_owned(),
+                        kind: LinkKind::NvLink,
+                        count: index,
+                    }],
                     ..Gpu::default()
                 }
             });

@@ -240,7 +240,7 @@ fn is_before(a: Set, b: Set) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use divvy_model::Link;
+    use divvy_model::{Link, LinkKind};
     use proptest::prelude::*;
 
     use super::*;
@@ -249,9 +249,12 @@ mod tests {
         let names: Vec<String> = (0..gpus).map(|gpu| gpu.to_string()).collect();
         let of = |a: usize| -> Vec<Link> {
             let linked = (0..a).map(|b| (b, links[a * gpus + b])).filter(|(_, count)| *count > 0);
-            linked
-                .map(|(b, count)| Link(b.to_string(), "nvlink".to_owned(), count))
-                .collect()
+            let link = |(b, count): (usize, u32)| Link {
+                peer: b.to_string(),
+                kind: LinkKind::NvLink,
+                count,
+            };
+            linked.map(link).collect()
         };
         let links: Vec<Vec<Link>> = (0..gpus).map(of).collect();
         let gpus: Vec<(&str, &[Link])> = names

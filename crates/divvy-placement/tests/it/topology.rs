@@ -12,7 +12,11 @@ fn topology(gpus: usize, connections: &[Connection]) -> Topology {
     let mut links: Vec<(String, Vec<Link>)> = (0..gpus).map(|at| (uuid(at), Vec::new())).collect();
     for (a, b, kind, count) in connections {
         // Only one GPU of a pair reports the connection.
-        links[*a].1.push(Link(uuid(*b), (*kind).to_owned(), *count));
+        links[*a].1.push(Link {
+            peer: uuid(*b),
+            kind: (*kind).to_owned().into(),
+            count: *count,
+        });
     }
     let gpus: Vec<(&str, &[Link])> = links.iter().map(|(uuid, links)| (uuid.as_str(), links.as_slice())).collect();
     Topology::new(&gpus)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use divvy_model::{ContainerKind, GpuRules, Health, Held, Inventory, Link, MiB, Node, Pod, Prefer, Vendor};
+use divvy_model::{ContainerKind, GpuRules, Health, Held, Inventory, Link, LinkKind, MiB, Node, Pod, Prefer, Vendor};
 use divvy_placement::{Ask, Ledger, NodeGpus as _, Refusal, Reservation, Source, Standing, Unusable};
 use proptest::prelude::*;
 
@@ -184,7 +184,11 @@ fn gpushares_indices_mean_shared_gpus() {
 #[test]
 fn the_gpus_are_those_that_the_pod_prefers_and_then_those_that_are_connected() {
     let mut node = amd_node("n", 4);
-    let link = |to: usize| Link(amd_uuid("n", to), "xgmi".to_owned(), 1);
+    let link = |to: usize| Link {
+        peer: amd_uuid("n", to),
+        kind: LinkKind::Xgmi,
+        count: 1,
+    };
     edit_gpu(&mut node, 0, |gpu| gpu.links = vec![link(2)]);
     edit_gpu(&mut node, 1, |gpu| gpu.links = vec![link(3)]);
     edit_gpu(&mut node, 3, |gpu| gpu.total = MiB(196_608));

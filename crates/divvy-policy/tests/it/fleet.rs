@@ -21,7 +21,11 @@ fn node(at: usize, kind: usize) -> Node {
         1 => {
             let mut node = divvy_node(name, &[16, 16, 16, 16]);
             for (a, b) in [(0, 2), (1, 3)] {
-                let link = divvy_model::Link(uuid(name, b), "nvlink".to_owned(), 4);
+                let link = divvy_model::Link {
+                    peer: uuid(name, b),
+                    kind: divvy_model::LinkKind::NvLink,
+                    count: 4,
+                };
                 edit_gpu(&mut node, a, |gpu| gpu.links.push(link));
             }
             node

@@ -1,6 +1,6 @@
 //! Tests of pods that request memory on several GPUs of one node.
 
-use divvy_model::{Allocation, GpuRules, Health, Held, Link, Node, Phase, Pod, PodRequest};
+use divvy_model::{Allocation, GpuRules, Health, Held, Link, LinkKind, Node, Phase, Pod, PodRequest};
 use divvy_placement::{Ask, Ledger, Refusal};
 use divvy_policy::{Fleet, Limits, Policy};
 
@@ -21,7 +21,11 @@ fn asking(name: &str, containers: &[u64], gpus: u32) -> Pod {
 fn linked(name: &str) -> Node {
     let mut node = divvy_node(name, &[16, 16, 16, 16]);
     for (a, b) in [(0, 2), (1, 3)] {
-        let link = Link(uuid(name, b), "nvlink".to_owned(), 4);
+        let link = Link {
+            peer: uuid(name, b),
+            kind: LinkKind::NvLink,
+            count: 4,
+        };
         edit_gpu(&mut node, a, |gpu| gpu.links.push(link));
     }
     (node.cpu_milli, node.memory_bytes, node.pods) = (96_000, 256 << 30, 110);

@@ -9,7 +9,7 @@ use divvy_kube::convert::ReadPod;
 use divvy_kube::objects::PodObject;
 use divvy_kube::watch::Change;
 use divvy_model::limits::{DEVICE_TEXT_BYTES, RULE_BYTES, RULE_PATTERNS, RULE_UUIDS};
-use divvy_model::{Gpu, Link, MemoryUnit, MiB, Node};
+use divvy_model::{Gpu, Link, LinkKind, MemoryUnit, MiB, Node};
 use divvy_testkit::nodes::divvy_node;
 use serde_json::{Value, json};
 
@@ -242,22 +242,18 @@ fn scenes() -> Vec<Scene> {
     let sizes = move |number: usize| node(number, GPUS, |gpu, it| it.units = SIZE + (number * GPUS + gpu) as u64);
     let linked = move |number: usize| match number % 50 {
         0 => node(number, 64, |gpu, it| {
-            let link = |peer: usize| {
-                Link(
-                    format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
-                    "nvlink".to_owned(),
-                    (scattered(gpu * 64 + peer) % 900) as u32,
-                )
+            let link = |peer: usize| Link {
+                peer: format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
+                kind: LinkKind::NvLink,
+                count: (scattered(gpu * 64 + peer) % 900) as u32,
             };
             it.links = (0..64).filter(|peer| *peer != gpu).map(link).collect();
         }),
         1 => node(number, 16, |gpu, it| {
-            let link = |peer: usize| {
-                Link(
-                    format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
-                    "nvlink".to_owned(),
-                    (scattered(gpu * 16 + peer) % 900) as u32,
-                )
+            let link = |peer: usize| Link {
+                peer: format!("GPU-{number:08x}-{peer:04x}-4000-8000-000000000000"),
+                kind: LinkKind::NvLink,
+                count: (scattered(gpu * 16 + peer) % 900) as u32,
             };
             it.links = (0..16).filter(|peer| *peer != gpu).map(link).collect();
         }),
