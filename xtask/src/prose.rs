@@ -1,4 +1,5 @@
-//! `cargo xtask prose`: comments, texts, and documents use plain words, and refer only to files that exist. The documents name every crate.
+//! `cargo xtask prose`: comments, texts, and documents use plain words, and refer only to files that exist. The documents name every crate, and names of tests
+//! are short.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -21,6 +22,9 @@ const SKIPPED: [&str; 7] = [
     "proptest-regressions",
     WORDS,
 ];
+
+/// The most characters of a function's name, which is also the name of a test.
+const MOST_IN_A_NAME: usize = 60;
 
 /// A word to avoid.
 struct Rule {
@@ -53,6 +57,12 @@ pub(crate) fn check() -> Result<()> {
                 if let Some(word) = rule.pattern.find(&prose) {
                     complain(format!("{:?}; better: {}", word.as_str().trim(), rule.advice));
                 }
+            }
+            if let Some(name) = long_name(line).filter(|_| kind == "rs") {
+                complain(format!(
+                    "{name} has {} characters; a name has at most {MOST_IN_A_NAME}, and a doc comment says the rest",
+                    name.len()
+                ));
             }
             for path in references(&prose, Path::new(file)) {
                 if !path.0 {
@@ -101,6 +111,13 @@ fn is_listed(document: &str, name: &str) -> bool {
         let short = name.strip_prefix("divvy-").unwrap_or(name);
         words.into_iter().any(|word| word == name || word == short)
     })
+}
+
+/// Return the name of the function that a line declares, if it is too long.
+fn long_name(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("fn ").filter(|(before, _)| !before.contains(['/', '"']))?;
+    let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    (name.len() > MOST_IN_A_NAME).then_some(name)
 }
 
 fn rules(text: &str) -> Result<Vec<Rule>> {
@@ -226,6 +243,14 @@ mod tests {
         ] {
             assert_eq!(is_listed(document, &format!("divvy-{name}")), is, "{name}");
         }
+    }
+
+    #[test]
+    fn a_long_name_of_a_function_is_found_where_it_is_declared() {
+        let long = "x".repeat(MOST_IN_A_NAME + 1);
+        assert_eq!(long_name(&format!("    async fn {long}<T>() {{")), Some(long.as_str()));
+        assert_eq!(long_name(&format!("    // fn {long}()")), None);
+        assert_eq!(long_name(&format!("fn {}()", &long[1..])), None);
     }
 
     #[test]
