@@ -86,8 +86,9 @@ fn has_counters(words: &[impl AsRef<str>]) -> bool {
 mod tests {
     use super::has_counters;
 
+    /// Libraries and the fuzzer have counters.
     #[test]
-    fn libraries_and_the_fuzzer_have_counters_and_what_runs_while_others_are_built_has_none() {
+    fn build_time_programs_have_no_counters() {
         for (line, expected) in [
             (
                 "--crate-name divvy_model --edition=2024 src/lib.rs --crate-type lib --emit=dep-info",

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_that_is_linked_to_glibc_gets_its_loader_and_its_libraries() {
+    fn a_glibc_program_gets_its_loader_and_libraries() {
         let own = Machine::own().expect("a known machine");
         let program = std::env::current_exe().expect("this program");
         let files = own.libraries(&[&program]).expect("found");

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_belongs_to_the_container_that_has_it_and_the_peak_stays() {
+    fn memory_belongs_to_its_container_and_the_peak_stays() {
         let records = [record("a", "one", &[("G", 100)]), record("a", "two", &[("G", 50)])];
         let mut of_pod = accounts(&records);
         assert_eq!(of(&mut of_pod, "one").used, None, "nothing was measured");
@@ -272,8 +272,9 @@ mod tests {
         assert_eq!(of(&mut of_pod, "one").used, None);
     }
 
+    /// A process whose container is unknown counts only if its pod has one container on this GPU.
     #[test]
-    fn a_process_whose_container_is_unknown_counts_only_if_there_is_no_choice() {
+    fn an_unknown_containers_process_counts_only_without_a_choice() {
         let mut single = accounts(&[record("a", "one", &[("G", 100)]), record("b", "two", &[("G", 100)])]);
         single.memory("G", [(owner("a", ""), 5)].into_iter());
         assert_eq!(of(&mut single, "one").used, Some(5));
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn busy_time_is_absent_until_the_driver_measures_it_and_only_grows() {
+    fn busy_time_is_absent_until_measured_and_only_grows() {
         let mut accounts = accounts(&[record("a", "one", &[("G", 100)])]);
         assert_eq!(of(&mut accounts, "one").busy, None);
         accounts.busy("G", &BTreeMap::new(), None, 50);
@@ -299,8 +300,9 @@ mod tests {
         assert_eq!((unknown.busy, unknown.percent), (None, None));
     }
 
+    /// A container that starts again under the same name has a new account.
     #[test]
-    fn an_ended_container_is_returned_once_more_and_one_that_starts_again_goes_on() {
+    fn an_ended_container_is_returned_once_more() {
         let records = [record("a", "one", &[("G", 100)])];
         let mut accounts = accounts(&records);
         accounts.busy("G", &BTreeMap::from([(owner("a", "one"), 30)]), None, 51);
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_containers_that_end_while_nobody_reads_the_last_are_returned() {
+    fn of_containers_that_ended_unread_the_last_are_returned() {
         let mut accounts = Accounts::default();
         let long_lived = record("z", "one", &[("G", 100)]);
         for index in 0..10_000 {

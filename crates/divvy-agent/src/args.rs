@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_and_a_wrong_value_are_refused_with_their_place() {
+    fn unknown_keys_and_wrong_values_are_refused_with_their_place() {
         for (text, expected) in [
             ("nodename = \"n\"", "unknown field `nodename`"),
             ("memory-unit = \"GB\"", "memory unit: \"GB\" is not a unit"),

@@ -178,8 +178,9 @@ mod tests {
         }
     }
 
+    /// Each of a pod's containers has its own time.
     #[test]
-    fn containers_of_a_pod_have_their_own_time_and_together_no_more_than_the_whole_gpu() {
+    fn containers_together_have_at_most_the_whole_gpu() {
         let of_container = |container: &str, percent: u32| Sample {
             container: Some(container.to_owned()),
             ..sample("a", 1400, percent)
@@ -191,8 +192,9 @@ mod tests {
         }
     }
 
+    /// Before that, it has no busy time.
     #[test]
-    fn a_gpu_that_is_new_has_no_busy_time_and_its_first_sample_is_short() {
+    fn a_new_gpu_has_a_short_first_sample() {
         let mut of = Samples::default();
         assert_eq!(of.since(BOOT), BOOT - LONGEST);
         assert_eq!(take(&mut of, &[], 0), is(&[]));
@@ -222,7 +224,7 @@ mod tests {
     proptest! {
         /// The driver samples at any period, the agent asks at any times, and whole periods are busy or idle.
         #[test]
-        fn no_more_than_the_time_is_counted_and_a_busy_pod_has_all_of_it(
+        fn a_busy_pod_has_all_the_time_and_no_more(
             period in 100..1000_u64,
             pauses in prop::collection::vec(50..150_u64, 20..200),
         ) {

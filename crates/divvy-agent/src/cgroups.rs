@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubelet_without_cgroups_for_pods_is_told_from_one_without_pods() {
+    fn missing_cgroups_for_pods_differ_from_missing_pods() {
         let found = |files: &[(&str, &str)]| populated_pods(tree(files).path()).expect("readable");
         assert_eq!(found(&[]), None);
         assert_eq!(

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_written_is_named_with_the_systems_number() {
+    fn an_unwritable_directory_is_named_with_the_error_number() {
         // The test uses a missing directory rather than a read-only one, because root may write anywhere.
         let dir = tempfile::tempdir().expect("temp dir");
         let text = write_atomic(&dir.path().join("gone"), "a.json", b"x", 0o600)

@@ -673,7 +673,7 @@ mod tests {
     }
 
     #[test]
-    fn more_gpus_than_an_inventory_can_have_cost_those_that_are_lost_and_not_in_use() {
+    fn a_full_inventory_drops_lost_unused_gpus() {
         let names: Vec<String> = (0..NODE_GPUS + 3).map(|index| format!("GPU-{index:03}")).collect();
         let known = |count: usize| names.iter().take(count).map(String::as_str);
         let present: BTreeSet<&str> = ["GPU-000", "GPU-002"].into();

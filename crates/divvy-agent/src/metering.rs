@@ -216,8 +216,9 @@ fn micros(time: Duration) -> u64 {
 mod tests {
     use super::*;
 
+    /// Each reason is logged once.
     #[test]
-    fn a_gpu_that_gives_no_samples_is_asked_less_often_and_each_reason_is_logged_once() {
+    fn a_gpu_without_samples_is_asked_less_often() {
         let failure = |code, text: &str| Failure::new(code, text);
         let now = Instant::now();
         for (is_limited, usual, refused) in [
@@ -237,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_that_got_their_containers_at_different_times_are_asked_together() {
+    fn gpus_with_containers_of_different_ages_are_asked_together() {
         let began = next_tick(Instant::now(), GRANTED);
         let asked = |ms, is_limited| {
             let now = began + Duration::from_millis(ms);
@@ -251,8 +252,9 @@ mod tests {
         assert_eq!([900, 950, 999].map(|ms| asked(ms, true)), [1000; 3]);
     }
 
+    /// A refusal is then logged again.
     #[test]
-    fn a_gpu_is_asked_at_once_when_compute_time_is_limited_and_its_refusal_is_logged_again() {
+    fn a_new_compute_time_limit_asks_the_gpu_at_once() {
         let now = Instant::now();
         let mut gpu = Gpu::new(now);
         gpu.ask(now);

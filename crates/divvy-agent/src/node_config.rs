@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_cannot_be_followed_is_reported_and_changes_nothing() {
+    fn an_unusable_label_is_reported_and_changes_nothing() {
         const ADVICE: &str = "one of broken, large, mistaken, mps, node, whole: kubectl label node n1 nvidia.com/device-plugin.config=NAME --overwrite";
         const CORRECT: &str = "Correct the file, or choose ";
         const KEEPS: &str = "the agent continues with the settings that it has. ";
@@ -526,8 +526,9 @@ mod tests {
         );
     }
 
+    /// The file named default is for nodes without the label.
     #[test]
-    fn a_nodes_file_overrides_the_flags_and_default_is_for_nodes_without_the_label() {
+    fn a_nodes_file_overrides_the_flags() {
         let available = Available::of(["whole", "default"].map(|name| (name.to_owned(), true)));
         let chooser = chooser(Path::new("/nowhere"), None);
         for (label, unit, whole) in [
@@ -547,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_without_the_api_server_uses_the_settings_that_were_used_last() {
+    fn without_the_api_server_an_agent_uses_its_last_settings() {
         let state = tempfile::tempdir().expect("a directory");
         let base = Settings {
             node_name: Some("n1".to_owned()),
@@ -572,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_with_which_the_agent_cannot_run_are_left_until_they_change() {
+    fn settings_that_fail_are_left_until_they_change() {
         let state = tempfile::tempdir().expect("a directory");
         let mut chooser = chooser(state.path(), Some(""));
         let kept = || std::fs::read_to_string(state.path().join(KEPT)).expect("kept");

@@ -499,8 +499,9 @@ mod tests {
         assert_eq!(remove("new"), 0);
     }
 
+    /// A spec is new as long as its stamp is.
     #[test]
-    fn a_spec_is_read_again_after_a_change_and_while_its_stamp_is_new() {
+    fn a_changed_or_new_spec_is_read_again() {
         let root = tempfile::tempdir().expect("temp dir");
         let store = store(root.path());
         let name = "00".repeat(16);
@@ -525,8 +526,9 @@ mod tests {
         assert_eq!(read(later).owner(), None);
     }
 
+    /// The error has the path and the number of the system's error.
     #[test]
-    fn a_directory_that_cannot_be_made_is_an_error_with_path_and_number() {
+    fn a_directory_that_cannot_be_made_is_named() {
         let root = tempfile::tempdir().expect("temp dir");
         std::fs::write(root.path().join("state"), "a file").expect("written");
         let text = Store::open(&root.path().join("state"), &root.path().join("cdi"), root.path())

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_files_behind_the_names_of_the_drivers_libraries_change() {
+    fn only_files_behind_driver_library_names_change() {
         let mut edits = edits(&[
             "/usr/lib64/libcuda.so.550.54.15",
             "/usr/lib64/libcudadebugger.so.550.54.15",

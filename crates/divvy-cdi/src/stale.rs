@@ -165,7 +165,7 @@ mod tests {
     use crate::driver_version::{DRIVER_VERSION, loaded_version};
 
     #[test]
-    fn the_loaded_version_is_read_from_each_form_of_the_kernels_files() {
+    fn every_kernel_file_form_tells_the_loaded_version() {
         for (text, version) in [
             ("550.54.15\n", Some("550.54.15")),
             (
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_of_another_tool_tells_its_driver_by_the_files_that_it_mounts() {
+    fn mounted_files_tell_a_foreign_specs_driver() {
         let mut spec = Spec::default();
         let mount = |path: &str| Mount {
             host_path: path.to_owned(),

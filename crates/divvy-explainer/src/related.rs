@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_that_names_the_volume_of_another_one_says_nothing_about_it() {
+    fn a_claim_tells_nothing_of_a_foreign_volume() {
         let volume = |owner: Option<&str>| PersistentVolumeSpec {
             claim_ref: owner.map(|uid| ObjectReference {
                 uid: Some(uid.to_owned()),

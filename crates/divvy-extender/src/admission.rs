@@ -255,8 +255,9 @@ mod tests {
         json!({"spec": {"schedulerName": "default-scheduler", "containers": [{"name": "main", "resources": resources}]}})
     }
 
+    /// Nobody has chosen a scheduler or a node for the pod.
     #[test]
-    fn a_pod_is_given_when_it_asks_for_a_gpu_and_nobody_has_chosen_for_it() {
+    fn an_undecided_gpu_pod_goes_to_our_scheduler() {
         let mem = json!({"limits": {"aliyun.com/gpu-mem": "3"}});
         let mut cases = vec![
             ("gpu-mem as a limit", asking(&mem), true),

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_agents_in_the_namespace_of_divvys_installation_are_asked() {
+    async fn only_agents_in_divvys_namespace_are_asked() {
         let answers = |request: Asked| -> BoxFuture<'static, Response> {
             let path = request.uri().path().to_owned();
             Box::pin(async move {

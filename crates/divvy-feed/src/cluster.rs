@@ -216,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_view_after_any_changes_is_that_of_the_nodes_and_pods_there_are_now(steps in steps()) {
+        fn the_view_after_changes_is_the_present_cluster(steps in steps()) {
             let mut cluster = Cluster::default();
             let mut nodes: BTreeMap<usize, Node> = BTreeMap::new();
             let mut pods: BTreeMap<usize, Pod> = BTreeMap::new();

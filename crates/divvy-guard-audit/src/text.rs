@@ -84,8 +84,9 @@ mod tests {
         unsafe { Text::new(text.as_ptr()) }.has_name(b"libcuda.so")
     }
 
+    /// A version after the name is allowed.
     #[test]
-    fn only_files_with_the_librarys_name_or_a_version_of_it_are_meant() {
+    fn only_files_named_like_the_library_are_meant() {
         for name in ["libcuda.so", "libcuda.so.1", "libcuda.so.560.35.03"] {
             assert!(has_name(&format!("/x/{name}")) && has_name(&format!("./{name}")), "{name}");
             assert!(!has_name(name), "{name}: the loader has not found it yet");

@@ -184,8 +184,9 @@ mod tests {
         }
     }
 
+    /// A MIG device has its own memory and device nodes.
     #[test]
-    fn each_mig_device_is_a_gpu_with_its_own_memory_and_device_nodes() {
+    fn each_mig_device_is_a_gpu_of_its_own() {
         let on = Some((true, true));
         let plain = gpu(0, Some((false, false)), Vec::new());
         let empty = gpu(2, on, Vec::new());
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_stays_undivided_if_its_mig_devices_have_the_names_of_old_drivers() {
+    fn old_drivers_mig_names_leave_a_gpu_undivided() {
         let old = MigDevice {
             uuid: "MIG-GPU-0/1/0".to_owned(),
             ..device(0, 1, 0)

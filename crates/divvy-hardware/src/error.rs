@@ -151,8 +151,9 @@ impl From<Failure> for Error {
 mod tests {
     use super::*;
 
+    /// Any other text is kept.
     #[test]
-    fn a_printed_failure_is_read_with_its_code_and_any_other_text_is_kept() {
+    fn a_printed_failure_is_read_with_its_code() {
         let failure = Failure::new(Code::LibraryNotFound, "no library (a long story)");
         assert_eq!(Failure::parse(&failure.to_string()), failure);
         for text in ["it ended", "it ended (badly)", "(", ")", "", "library_not_found"] {

@@ -582,8 +582,9 @@ mod tests {
         assert_eq!(long.possible().error, Some("?".repeat(ERROR_BYTES)));
     }
 
+    /// GPM says how busy a GPU is only without the driver's utilization.
     #[test]
-    fn how_busy_a_gpu_is_comes_from_gpm_only_without_the_drivers_utilization() {
+    fn gpm_stands_in_only_for_missing_utilization() {
         let gpm = |parts| Gpm {
             graphics_active: parts,
             ..Gpm::default()

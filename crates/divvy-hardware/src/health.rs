@@ -298,8 +298,9 @@ mod tests {
             - from
     }
 
+    /// Good snapshots over the whole wait bring it back.
     #[test]
-    fn a_fatal_fault_fails_a_gpu_at_once_and_good_snapshots_over_the_wait_bring_it_back() {
+    fn a_fatal_fault_fails_a_gpu_at_once() {
         let mut gpu = GpuHealth::default();
         assert!(gpu.observe(0, &xid(79), &SETTINGS));
         assert_eq!(health(&gpu), (Health::Failed, Some("XID 79")));
@@ -345,8 +346,9 @@ mod tests {
         );
     }
 
+    /// Only the name of a fault stays the reason of a GPU that is lost later.
     #[test]
-    fn only_the_name_of_a_fault_stays_the_reason_of_a_gpu_that_is_lost_later() {
+    fn only_a_faults_name_outlasts_the_gpus_loss() {
         for (vendor, before, after) in [
             (Vendor::Nvidia, "XID 79", "XID 79"),
             (Vendor::Nvidia, "MIG mode is on", "the driver no longer finds it"),
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn enough_snapshots_in_too_short_a_time_or_too_few_over_a_long_time_do_not_bring_it_back() {
+    fn recovery_takes_enough_snapshots_and_enough_time() {
         let mut gpu = GpuHealth::default();
         gpu.observe(0, &Observation::Lost, &SETTINGS);
         for now in 1..100 {
@@ -409,8 +411,9 @@ mod tests {
         }
     }
 
+    /// The wait has a limit, and the GPU is forgiven after a while.
     #[test]
-    fn a_gpu_that_flaps_waits_twice_as_long_each_time_up_to_a_limit_and_is_forgiven_after_a_while() {
+    fn a_flapping_gpu_waits_twice_as_long_each_time() {
         let mut gpu = GpuHealth::default();
         let mut now = 0;
         let mut waits = Vec::new();
@@ -441,8 +444,9 @@ mod tests {
         }
     }
 
+    /// The GPU fails after a minute, and recovers like any other GPU.
     #[test]
-    fn a_gpu_whose_errors_have_not_arrived_for_a_minute_fails_and_recovers_like_any_other() {
+    fn a_gpu_whose_errors_cannot_arrive_fails() {
         let mut tracker = Tracker::new(SETTINGS);
         let all = |no_events: Option<u64>| {
             let mut all = snapshot(&[("GPU-a", false), ("GPU-b", false)]);
@@ -475,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_is_not_listed_any_more_is_lost_and_the_others_are_not() {
+    fn only_a_gpu_missing_in_the_list_is_lost() {
         let mut tracker = Tracker::new(SETTINGS);
         assert!(
             tracker
@@ -517,8 +521,9 @@ mod tests {
     }
 
     proptest! {
+        /// The GPU is never ok while the last observation is bad, and always ok after enough good ones.
         #[test]
-        fn never_ok_while_the_last_observation_is_bad_and_always_ok_after_enough_good_ones(
+        fn a_gpu_is_ok_only_after_enough_good_observations(
             steps in proptest::collection::vec((observation(), 0u64..100_000), 0..200),
         ) {
             let mut gpu = GpuHealth::default();

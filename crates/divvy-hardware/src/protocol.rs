@@ -456,8 +456,9 @@ mod tests {
         }
     }
 
+    /// Unknown events and codes are ignored, too.
     #[test]
-    fn unknown_fields_events_and_codes_are_ignored_and_nonsense_is_refused() {
+    fn unknown_fields_pass_and_nonsense_does_not() {
         assert!(parse_request("{\"v\":1,\"id\":1,\"op\":\"ping\",\"new\":[]}").is_ok());
         assert_eq!(
             parse_from_probe("{\"event\":\"reset\",\"seq\":1}").expect("event"),

@@ -249,8 +249,9 @@ mod tests {
         }
     }
 
+    /// An event has what the API requires.
     #[tokio::test]
-    async fn an_event_has_what_the_api_requires_and_a_repetition_is_counted_in_it() {
+    async fn a_repeated_event_is_counted() {
         let asked = Asked::default();
         let events = asked.events("divvy-agent", Some("n1"));
         let pod = pod_reference("ns", "a", "uid");
@@ -288,8 +289,9 @@ mod tests {
         }
     }
 
+    /// This ends when there are too many texts.
     #[tokio::test]
-    async fn other_texts_reasons_and_objects_have_events_of_their_own_until_there_are_too_many_texts() {
+    async fn each_text_reason_and_object_has_an_event() {
         let asked = Asked::default();
         let events = asked.events("divvy-extender", None);
         let node = node_reference("n1");

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_is_overwritten_however_the_client_writes_it_and_however_it_arrives() {
+    fn every_form_of_the_authority_is_overwritten() {
         let settings = frame(4, 0, &[0, 3, 0, 0, 0, 100]);
         let data = frame(0, 1, b"\x41\x04%2Fx");
         let by_index: (&[u8], &[u8]) = (b"\x41\x06%2Ft.s", b"\x41\x06aaaaaa");

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_of_another_manager_is_only_written_when_that_manager_gives_it_up() {
+    fn foreign_labels_are_written_only_when_given_up() {
         let map = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
             pairs
                 .iter()

@@ -15,8 +15,9 @@ pub fn pci_name(database: &str, device: u16) -> Option<&str> {
 mod tests {
     use super::*;
 
+    /// It is the one of the device's own vendor.
     #[test]
-    fn a_device_has_its_own_vendors_name_and_not_that_of_a_subsystem() {
+    fn a_device_name_comes_from_no_subsystem() {
         let database = "# a comment\n10dd  Another vendor\n\t20b0  Another device\n10de  NVIDIA Corporation\n\t0001  First\n\t\t20b0 20b0  A subsystem\n\n\
                         \t20b0  GA100 [A100 SXM4 40GB]\n10df  Emulex\n\t2330  Not NVIDIA's\nC 03  Display controller\n";
         for (device, name) in [

@@ -52,8 +52,9 @@ mod tests {
 
     const DAY: u64 = 86_400_000;
 
+    /// A fight costs one write every five minutes.
     #[test]
-    fn the_first_repair_is_immediate_and_a_fight_costs_one_write_every_five_minutes() {
+    fn the_first_repair_is_immediate() {
         let times = repairs(1, DAY);
         assert_eq!(times[..5], [0, 1_000, 3_000, 7_000, 15_000]);
         let pauses = times.windows(2).map(|pair| pair[1] - pair[0]);
@@ -61,8 +62,9 @@ mod tests {
         assert!(pauses.is_sorted() && times.len() < 300, "{} repairs", times.len());
     }
 
+    /// A rare repair does not wait.
     #[test]
-    fn a_repair_never_waits_longer_than_five_minutes_and_a_rare_one_does_not_wait() {
+    fn a_repair_waits_five_minutes_at_most() {
         for delay in [0, 1, 999, 1_000, 60_000, LONGEST - 1, LONGEST, QUIET - 1, QUIET, DAY] {
             let times = repairs(delay, 30 * DAY);
             for pair in times.windows(2) {
@@ -73,8 +75,9 @@ mod tests {
         }
     }
 
+    /// Each fight is told once.
     #[test]
-    fn after_a_quiet_time_the_next_fight_starts_anew_and_each_fight_is_told_once() {
+    fn a_fight_starts_anew_after_a_quiet_time() {
         let mut repairs = Repairs::default();
         for fight in [0, DAY, 2 * DAY] {
             let mut now = fight;

@@ -214,8 +214,9 @@ mod tests {
 
     /// The largest allocations that the extender writes: 1 GPU or 16 GPUs, in each case with as many containers as are allowed,
     /// and with the longest names.
+    /// A larger one is refused.
     #[test]
-    fn the_largest_allocation_that_is_written_can_be_read_and_a_larger_one_is_refused() {
+    fn the_largest_written_allocation_can_be_read() {
         let gpus: Vec<GpuShare> = (0..16)
             .map(|gpu| GpuShare {
                 uuid: format!("{gpu:x>DEVICE_TEXT_BYTES$}"),

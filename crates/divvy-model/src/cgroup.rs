@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_belongs_to_the_pod_and_the_container_in_its_cgroups_path() {
+    fn a_cgroup_path_tells_the_pod_and_container() {
         for (text, expected) in [
             (
                 "0::/kubepods/burstable/podaaaa-1/0123abcd\n",

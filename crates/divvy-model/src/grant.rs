@@ -121,8 +121,9 @@ mod tests {
     use super::*;
     use crate::MiB;
 
+    /// It depends on the key, the resource, and the ids.
     #[test]
-    fn a_device_name_depends_on_key_resource_and_ids_but_not_on_their_order() {
+    fn a_device_name_ignores_the_order_of_ids() {
         let name = cdi_device_name(b"key", "aliyun.com/gpu-mem", ["b", "a"]);
         // printf 'aliyun.com/gpu-mem\0a,b' | openssl dgst -sha256 -hmac key
         assert_eq!(name.len(), 32);
@@ -132,8 +133,9 @@ mod tests {
         assert_ne!(name, cdi_device_name(b"key", "aliyun.com/gpu-mem", ["a"]));
     }
 
+    /// Names that leave the directory are refused.
     #[test]
-    fn a_record_survives_its_file_and_names_that_leave_the_directory_are_refused() {
+    fn a_grant_record_survives_its_file() {
         let record = GrantRecord {
             v: 1,
             namespace: "default".into(),

@@ -506,7 +506,7 @@ mod tests {
     const SECOND: &str = r#"{"v":2,"agent":"0.2.0","drivers":{"amd":"6.10.5"},"unitMiB":1024,"gpus":[{"vendor":"amd","uuid":"0x18f3a9c2b7d4e610","index":0,"nodes":["dri/card1","dri/renderD128"],"partition":{"parent":"0000:19:00.0","profile":"cpx_nps1"},"pci":"0000:19:00.0","model":"AMD Instinct MI210","cc":"gfx90a","sms":104,"clockMHz":0,"totalMiB":65520,"reserveMiB":0,"units":0,"whole":true,"heldMiB":0,"numa":0,"health":"ok","reason":null,"links":[["0x2","xgmi",1]]}]}"#;
 
     #[test]
-    fn a_mig_device_is_offered_as_a_whole_through_the_resource_of_its_profile() {
+    fn a_whole_mig_device_has_its_profiles_resource() {
         let text = TEXT.replacen("\"v\":1", "\"v\":2", 1).replacen(
             "\"driver\":\"550.54.15\"",
             "\"drivers\":{\"nvidia\":\"550.54.15\"}",
@@ -567,7 +567,7 @@ mod tests {
 
     /// An extender of an older release can read what an agent of this release writes about NVIDIA's GPUs.
     #[test]
-    fn an_inventory_has_version_1_as_long_as_that_can_describe_the_node() {
+    fn an_inventory_keeps_version_1_while_it_suffices() {
         let first = Inventory::parse(TEXT).expect("documented form");
         let version = |edit: &dyn Fn(&mut Inventory)| {
             let mut inventory = first.clone();
@@ -628,8 +628,9 @@ mod tests {
     }
 
     /// The case in which the agents are upgraded before the extender.
+    /// It refuses other nodes as a whole.
     #[test]
-    fn the_first_release_reads_nodes_with_nvidia_gpus_and_refuses_others_as_a_whole() {
+    fn the_first_release_reads_only_nvidia_nodes() {
         let mut inventory = Inventory::parse(TEXT).expect("documented form");
         inventory.gpus[0].nodes = vec![crate::nvidia::node(3)];
         let first: FirstRelease = serde_json::from_str(&inventory.to_json()).expect("the fields of version 1");
@@ -680,8 +681,9 @@ mod tests {
         assert_eq!((newer.gpus[0].bandwidth_gbs, newer.to_json()), (1555, text));
     }
 
+    /// A GPU has what the finest of the units leaves.
     #[test]
-    fn other_units_are_written_only_where_there_are_some_and_a_gpu_has_what_the_finest_of_them_leaves() {
+    fn other_units_are_written_only_if_they_exist() {
         let text = TEXT.replacen("\"unitMiB\":1024,", "\"unitMiB\":1024,\"otherUnitsMiB\":[256,1000],", 1);
         let text = text.replacen(
             "\"totalMiB\":40960,\"reserveMiB\":0,\"units\":40",
@@ -776,8 +778,9 @@ mod tests {
         }
     }
 
+    /// The message does not repeat it.
     #[test]
-    fn an_inventory_of_no_machine_is_refused_in_words_and_not_repeated() {
+    fn an_impossible_inventory_is_refused_in_words() {
         let with = |edit: &dyn Fn(&mut Gpu)| {
             let mut inventory = of(2, 0);
             edit(&mut inventory.gpus[1]);

@@ -75,8 +75,9 @@ mod tests {
         }
     }
 
+    /// A waiting pod keeps each container.
     #[test]
-    fn of_a_bound_pod_the_sums_of_its_containers_are_kept_and_of_one_that_waits_each() {
+    fn a_bound_pod_keeps_only_its_containers_sums() {
         let cases: [&[(ContainerKind, u64, u64)]; 6] = [
             &[],
             &[(App, 0, 0), (App, 0, 0)],

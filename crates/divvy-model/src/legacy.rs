@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_longer_than_any_allocation_is_refused_and_not_taken_for_nothing() {
+    fn a_too_long_allocation_is_refused_not_ignored() {
         let many: Vec<String> = (0..129).map(|gpu| format!("\"{gpu}\":1")).collect();
         check(
             &[(names::GPUSHARE_ALLOCATION, &format!("{{\"0\":{{{}}}}}", many.join(",")))],

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_of_any_vendor_makes_a_name_that_the_api_server_accepts() {
+    fn any_vendors_uuid_makes_a_valid_annotation_name() {
         let long = format!("GPU-{}", "é".repeat(60));
         for uuid in [
             "GPU-8f0a3c1e-0000-0000-0000-000000000000",
@@ -264,8 +264,9 @@ mod tests {
         assert!(OUT.len() + failed_smoke(&long).len() <= REASON_BYTES);
     }
 
+    /// They are read back from the inventory.
     #[test]
-    fn what_smoke_found_is_read_back_from_the_inventory_and_other_reasons_are_not() {
+    fn only_smokes_findings_are_read_back() {
         let value = failed_smoke("S03 memory: wrong");
         let read = GpusOutOfService::read(&annotations(&[(&out_of_service_key("GPU-1"), &value)]));
         let text = read.get("GPU-1", None).expect("out of service").text();

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_whose_allocation_could_not_be_read_has_rules_that_no_node_meets() {
+    fn pods_with_unreadable_allocations_fit_no_node() {
         let error = |containers: usize, gpus: Option<u32>| {
             let container = |i: usize| ContainerRequest {
                 name: format!("c{i}"),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_bound_pods_rules_the_number_of_gpus_and_the_isolation_stay() {
+    fn bound_pods_keep_gpu_count_and_isolation_rules() {
         let rules = GpuRules {
             gpus: Some(2),
             uuids: vec!["GPU-1".to_owned()],
@@ -392,8 +392,9 @@ mod tests {
         assert_eq!(kept(None), None);
     }
 
+    /// It does not get both, and its whole GPUs are of one vendor.
     #[test]
-    fn a_pod_gets_whole_gpus_of_one_vendor_or_shared_memory_and_not_both() {
+    fn a_pod_gets_whole_gpus_or_shared_memory() {
         let whole = |vendor: Vendor, counts: &[(ContainerKind, u64)]| WholeRequest {
             kind: WholeKind::Gpu(vendor),
             containers: counts

@@ -532,8 +532,9 @@ mod tests {
         }
     }
 
+    /// The message does not repeat them.
     #[test]
-    fn what_is_longer_or_more_than_the_limits_is_refused_and_not_repeated() {
+    fn rules_above_the_limits_are_refused() {
         let list = |count: usize, one: &str| vec![one; count].join(",");
         let fine = [
             ("divvy.dev/gpu-model", list(RULE_PATTERNS, "A100*")),
@@ -584,8 +585,9 @@ mod tests {
         );
     }
 
+    /// What is denied is shown apart.
     #[test]
-    fn rules_are_shown_as_they_were_written_and_what_is_denied_apart() {
+    fn rules_are_shown_as_they_were_written() {
         let (model, memory, uuid) = ("divvy.dev/gpu-model", "divvy.dev/gpu-memory", "divvy.dev/gpu-uuid");
         let isolation = "divvy.dev/isolation";
         for (annotations, expected) in [
@@ -628,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_must_be_enforced_if_the_pod_says_so_and_need_not_be_otherwise() {
+    fn only_a_pods_wish_makes_enforcement_necessary() {
         // "compute" stands for a share of the compute time, which the driver's limit is not on. MPS is here only for compute.
         let cases = [
             (
@@ -699,8 +701,9 @@ mod tests {
         }
     }
 
+    /// The message also says what was found and what is allowed.
     #[test]
-    fn annotations_are_read_or_refused_with_what_was_found_what_is_allowed_and_an_example() {
+    fn a_refused_annotation_comes_with_an_example() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(
             read(&[("divvy.dev/allocation", "{}"), ("example.com/divvy.dev/gpus", "x")]),

@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_node_is_the_best_whatever_kube_schedulers_own_scores_are() {
+    fn the_best_node_beats_kube_schedulers_own_scores() {
         // Weights of the plugins of kube-scheduler 1.36, each of which scores 0 to 100: TaintToleration, NodeAffinity,
         // PodTopologySpread, InterPodAffinity, NodeResourcesFit, NodeResourcesBalancedAllocation, ImageLocality.
         let own: i64 = [3, 2, 2, 2, 1, 1, 1].iter().map(|weight| 100 * weight).sum();

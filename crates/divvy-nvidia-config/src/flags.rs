@@ -763,8 +763,9 @@ mod tests {
         assert_eq!(parsed.boolean("fail-on-init-error"), Ok(Some(false)));
     }
 
+    /// A warning says so.
     #[test]
-    fn what_follows_an_argument_without_a_dash_is_ignored_with_a_warning() {
+    fn arguments_after_one_without_a_dash_are_ignored() {
         for (arguments, is_set, ignored) in [
             (&["--pass-device-specs", "false"][..], true, Some("false")),
             (&["extra", "--pass-device-specs"], false, Some("extra")),
@@ -847,7 +848,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_mps_control_daemon_has_the_subcommand_that_mounts_shared_memory() {
+    fn only_the_mps_control_daemon_has_mount_shm() {
         let parsed = |program, arguments| parse(program, arguments, &[]).map(|parsed| parsed.is_mount_shm());
         assert_eq!(parsed(Program::MpsControlDaemon, &["mount-shm"]), Ok(true));
         assert_eq!(parsed(Program::MpsControlDaemon, &["--mig-strategy=none"]), Ok(false));

@@ -514,7 +514,7 @@ mod tests {
     const DECODING: &str = "unmarshal error: error unmarshaling JSON: while decoding JSON: ";
 
     #[test]
-    fn what_is_wrong_in_a_file_is_named_with_its_place_and_what_to_write() {
+    fn a_files_error_names_its_place_and_remedy() {
         let entry = |entry: &str| format!("sharing: {{timeSlicing: {{resources: [{entry}]}}}}");
         let at = "sharing.timeSlicing.resources[0]";
         for (file, in_json, expected) in [
@@ -668,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_pattern_of_the_file_matches_has_the_name_that_it_has_without_patterns() {
+    fn an_unmatched_device_has_its_default_name() {
         let pairs = |patterns: Vec<ResourcePattern>| {
             let pairs = patterns.into_iter().map(|one| format!("{}={}", one.pattern, one.name));
             pairs.collect::<Vec<_>>().join(" ")
@@ -719,7 +719,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_is_set_to_nothing_is_refused_where_a_value_is_chosen() {
+    fn an_empty_variable_is_refused_for_a_choice() {
         for (variable, expected) in [
             ("MIG_STRATEGY", "unable to validate flags: unknown MIG strategy: ; "),
             (
@@ -759,7 +759,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_that_needs_a_number_or_a_duration_refuses_another_text() {
+    fn a_number_or_duration_flag_refuses_other_text() {
         for (flag, variable, value, expected) in [
             ("--kube-api-qps=x", "KUBE_API_QPS", "x", "parse error; write a number"),
             ("--kube-api-burst=1.5", "KUBE_API_BURST", "1.5", "parse error; write a number"),
@@ -848,8 +848,9 @@ mod tests {
         assert!(load(&[], &[], "flags: {gfd: {sleepInterval: soon}}").is_err());
     }
 
+    /// It forbids more than one device, unless it is told otherwise.
     #[test]
-    fn mps_wins_and_forbids_more_than_one_device_unless_it_is_told_otherwise() {
+    fn mps_wins_over_time_slicing() {
         let both =
             "sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}]}, mps: {resources: [{name: gpu, replicas: 3}]}}";
         let (read, warnings) = load(&["--mps-root=/m"], &[], both).expect("a configuration");
@@ -869,8 +870,9 @@ mod tests {
         assert!(!slices.fail_requests_greater_than_one);
     }
 
+    /// It does not need the root on the host.
     #[test]
-    fn the_mps_control_daemon_does_not_need_the_root_on_the_host_and_refuses_mig_mixed() {
+    fn the_mps_control_daemon_refuses_mig_mixed() {
         let file = "sharing: {mps: {resources: [{name: gpu, replicas: 2}]}}";
         let read = |arguments| of(Program::MpsControlDaemon, arguments, &[], file).map(|(config, _)| config.sharing.strategy);
         assert_eq!(read(&[]), Ok(SharingStrategy::Mps));
@@ -980,7 +982,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_wins_over_its_variable_that_over_the_file_and_the_file_over_the_default() {
+    fn flag_variable_file_and_default_win_in_order() {
         let mut untested: Vec<&str> = flags::names(Program::DevicePlugin);
         untested.retain(|name| !["config-file", "log-level"].contains(name));
         for (flag, variable, key, [in_file, in_variable, in_flag]) in EVERYWHERE {

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn the_label_wins_over_the_default_and_that_over_the_fallbacks_in_their_order() {
+    fn label_default_and_fallbacks_win_in_this_order() {
         use Fallback::{Empty, Named, Single};
         let none = || Error::NothingChosen;
         let missing = |name: &str| Error::NoSuchConfig(name.to_owned());
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_changes_nothing_and_is_replaced_only_if_nothing_is_in_use() {
+    fn an_unknown_name_changes_nothing_in_use() {
         let wrong = || Error::NoSuchConfig("wrong".to_owned());
         let with_default = unlabelled(Some("a"), &[]);
         let kept = select(Some("wrong"), &files(&["a"]), &with_default, true);
@@ -240,8 +240,9 @@ mod tests {
     }
 
     proptest! {
+        /// Otherwise, a reason is given.
         #[test]
-        fn whatever_the_label_says_only_a_file_of_the_directory_is_chosen_and_a_reason_is_given_otherwise(
+        fn a_label_chooses_only_files_of_the_directory(
             label in prop::option::of(name()),
             entries in prop::collection::vec((name(), any::<bool>()), 0..6),
             default in prop::option::of(name()),

@@ -72,8 +72,9 @@ fn words(text: &str) -> (BTreeSet<u64>, bool, Vec<String>) {
 mod tests {
     use super::*;
 
+    /// The XIDs of applications count only if they are enabled.
     #[test]
-    fn what_is_enabled_wins_over_what_is_disabled_and_applications_xids_count_only_if_enabled() {
+    fn an_enabled_xid_wins_over_a_disabled_one() {
         for (disabled, enabled, fatal, harmless) in [
             ("", "", &[48u64, 63, 79, 94, 119][..], &[13u64, 31, 43, 45, 68, 109][..]),
             ("all", "", &[], &[13, 79]),

@@ -332,8 +332,9 @@ mod tests {
     }
 
     proptest! {
+        /// It is the only one of its address, and the limits hold.
         #[test]
-        fn limits_hold_and_an_address_with_one_connection_is_not_crowded_out(steps in proptest::collection::vec(step(), 1..200)) {
+        fn a_single_connection_is_not_crowded_out(steps in proptest::collection::vec(step(), 1..200)) {
             const ALL: usize = 8;
             const PER_ADDRESS: usize = 3;
             let mut table = table(0, ALL, PER_ADDRESS);

@@ -190,8 +190,9 @@ mod tests {
         head
     }
 
+    /// The others are named with the reason.
     #[test]
-    fn the_first_usable_library_is_taken_and_others_are_named_with_the_reason() {
+    fn the_first_usable_library_is_taken() {
         let root = tempfile::tempdir().expect("a directory");
         let directories = directories(root.path(), Some(OsStr::new("/none::/opt/cuda/lib64/stubs")));
         assert_eq!(directories.len(), 9);
@@ -234,8 +235,9 @@ mod tests {
         );
     }
 
+    /// An unfit loader is one of the machine that does not run the program.
     #[test]
-    fn the_carried_loader_is_for_machines_whose_own_does_not_run_the_program() {
+    fn the_carried_loader_replaces_an_unfit_one() {
         let root = tempfile::tempdir().expect("a directory");
         let (bin, library) = (root.path().join("bin"), Path::new("/usr/lib64/libcuda.so.1"));
         let program = bin.join("divvy-smoke");

@@ -321,8 +321,9 @@ pub(crate) fn arguments() -> impl Iterator<Item = OsString> {
 mod tests {
     use super::*;
 
+    /// The description is its state and its place.
     #[test]
-    fn a_process_in_the_kernel_is_described_by_its_state_and_its_place() {
+    fn a_process_in_the_kernel_is_described() {
         for (stat, wchan, expected) in [
             (
                 "7 (divvy-smoke) D 1 7 7 0",
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_crashes_after_its_last_step_takes_back_that_it_passed() {
+    fn a_late_crash_takes_back_the_childs_pass() {
         let mut printer = Printer {
             mode: Mode::Here,
             json: true,

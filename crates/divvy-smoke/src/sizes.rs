@@ -120,8 +120,9 @@ mod tests {
         }
     }
 
+    /// The message says what a context takes.
     #[test]
-    fn a_share_that_is_too_small_is_refused_with_what_a_context_takes() {
+    fn a_too_small_share_is_refused() {
         let refused = Sizes::within(100 * MIB, 3 * MIB).expect_err("too small");
         assert_eq!(
             refused.to_string(),
@@ -136,8 +137,9 @@ mod tests {
     }
 
     proptest! {
+        /// It uses at most 256 MiB, too, and at most what is free.
         #[test]
-        fn a_run_never_uses_more_than_half_of_the_share_nor_256_mib_nor_what_is_free(share in 0_u64..1 << 40, part in 0_u64..1 << 40) {
+        fn a_run_uses_at_most_half_the_share(share in 0_u64..1 << 40, part in 0_u64..1 << 40) {
             let free = part.min(share);
             if let Ok(sizes) = Sizes::within(share, free) {
                 prop_assert!(sizes.bytes <= share / 2 && sizes.bytes <= MOST && sizes.bytes <= free);

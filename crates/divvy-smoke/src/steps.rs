@@ -247,8 +247,9 @@ pub fn size(bytes: u64) -> String {
 mod tests {
     use super::*;
 
+    /// Every word must have been compared.
     #[test]
-    fn a_comparison_passes_only_if_every_word_was_compared_and_none_is_wrong() {
+    fn only_comparisons_with_all_words_right_pass() {
         const NONE: u64 = u64::MAX;
         assert_eq!(judge(0, NONE, 64, 64, "x"), Ok(()));
         for (wrong, first, compared, part) in [

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_deleted_pods_stands_between_what_is_allocated_and_what_is_free() {
+    fn deleted_pods_memory_comes_between_allocated_and_free() {
         for (allocated, held, expected, ascii) in [(2, 2, "▒▚░░", "=:.."), (0, 8, "▚▚▚▚", "::::"), (6, 1, "▒▒▒▚", "===:")]
         {
             let of = Amounts {

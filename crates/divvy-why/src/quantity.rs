@@ -60,8 +60,9 @@ pub(crate) fn list(items: &[String]) -> String {
 mod tests {
     use super::*;
 
+    /// Those of one cluster have one unit.
     #[test]
-    fn amounts_of_one_cluster_have_one_unit_and_are_never_rounded_up() {
+    fn amounts_are_never_rounded_up() {
         let mib = |text: &str| text.parse::<MemoryUnit>().expect("a unit");
         for (memory, unit, expected) in [
             (20 * 1024, "GiB", "20 GiB"),

@@ -76,8 +76,9 @@ mod tests {
         }
     }
 
+    /// The kubelet offers the units, and pods ask for them.
     #[test]
-    fn a_node_has_free_what_its_kubelet_offers_less_what_its_pods_ask_for() {
+    fn a_nodes_free_units_are_offers_less_requests() {
         let over = |phase| Pod {
             phase,
             // kube-scheduler uses the phase, while the ledger uses the containers.

@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_stand_in_the_file_itself_when_they_come_from_the_cluster() {
+    fn certificates_from_the_cluster_stand_in_the_file_itself() {
         let tls = Tls {
             inline: Some(Inline {
                 ca: "Y2E=".to_owned(),

@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inventory_that_an_agent_left_behind_is_not_taken_for_an_agent() {
+    fn an_inventory_left_behind_is_not_taken_for_an_agent() {
         let say = |all: &[(&str, &str, bool)]| agents_text(&agents(published(all)));
         assert_eq!(
             say(&[("n1", "0.1.0", true), ("n2", "0.1.0", true), ("n3", "0.1.0", false)]),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_another_version_than_the_program_is_said_and_what_is_not_known_is_not() {
+    fn another_version_is_said_and_an_unknown_one_is_not() {
         let versions = Versions {
             client: Client {
                 version: "0.2.0",

@@ -89,8 +89,9 @@ mod tests {
         )
     }
 
+    /// One name chooses what it names.
     #[test]
-    fn a_name_chooses_what_it_names_and_two_names_choose_what_both_name() {
+    fn two_names_choose_what_both_name() {
         let (roots, ways, programs) = (ROOTS.len(), WAYS.len(), PROGRAMS.len());
         assert_eq!(rows(""), (roots * ways, programs, roots));
         assert_eq!(rows("--only debian-12"), (ways, 0, 1));

@@ -166,8 +166,9 @@ mod tests {
         judge(expected, &NEEDS, &outcome(0, PLAIN), &outcome(status, text)).len()
     }
 
+    /// What is above the share is refused.
     #[test]
-    fn a_program_is_held_if_only_the_share_differs_and_what_is_above_it_is_refused() {
+    fn a_held_program_differs_only_by_its_share() {
         let held = PLAIN
             .replace("8589934592", "1073741824")
             .replace("b 0", "b error CUDA_ERROR_OUT_OF_MEMORY");
@@ -206,8 +207,9 @@ mod tests {
         assert_eq!(stops, [("error X", vec!["b", "d"]), ("error Y", vec!["c"])]);
     }
 
+    /// The driver is alone, without the guard.
     #[test]
-    fn a_program_that_gets_nothing_from_the_driver_alone_shows_nothing() {
+    fn a_program_the_driver_gives_nothing_shows_nothing() {
         let nothing = outcome(0, "not-loaded 1");
         for expected in [Held, AsDriver] {
             assert_eq!(judge(expected, &NEEDS, &nothing, &nothing).len(), 1);

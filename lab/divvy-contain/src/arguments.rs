@@ -75,8 +75,9 @@ mod tests {
         Arguments::parse(line.split_whitespace().map(OsString::from))
     }
 
+    /// What follows the program is its own.
     #[test]
-    fn the_flags_before_the_root_are_ours_and_what_follows_the_program_is_its_own() {
+    fn only_flags_before_the_root_are_ours() {
         let mount = |host: &str, container: &str, read_only| Mount {
             host: host.into(),
             container: container.into(),

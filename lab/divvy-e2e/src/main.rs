@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scene_that_is_not_known_is_refused_even_when_only_the_list_is_asked_for() {
+    fn even_a_list_refuses_an_unknown_scene() {
         let args = Args::try_parse_from(["suite", "--list", "tour", "nonsense"]).expect("the grammar allows it");
         let error = run(args).expect_err("there is no such scene").to_string();
         assert!(error.contains("\"nonsense\"") && error.contains("--list"), "{error}");

@@ -88,8 +88,9 @@ impl Findings {
 mod tests {
     use super::*;
 
+    /// A check that found nothing is skipped.
     #[test]
-    fn a_check_that_found_nothing_is_skipped_and_one_failure_is_enough_to_fail() {
+    fn one_failure_is_enough_to_fail_a_check() {
         let mut findings = Findings::default();
         assert_eq!(findings.status(), Status::Skipped);
         findings.value("a", 1);

@@ -130,8 +130,9 @@ mod tests {
         directory
     }
 
+    /// Programs start with it only if they do not start with the machine's.
     #[tokio::test]
-    async fn programs_start_with_the_carried_c_library_only_if_they_do_not_start_with_the_machines() {
+    async fn the_carried_c_library_is_the_second_choice() {
         let beside = async |probe: &str| {
             let directory = directory(probe);
             let pack = Pack::beside(&directory.path().join("divvy-gpu-check")).await;

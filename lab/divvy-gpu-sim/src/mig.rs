@@ -80,8 +80,9 @@ impl Profile {
 mod tests {
     use super::*;
 
+    /// The smallest one must have enough slices.
     #[test]
-    fn an_instance_has_the_named_profile_or_the_smallest_with_enough_slices() {
+    fn an_instance_has_its_named_or_smallest_profile() {
         let of = |named, count| Profile::of(named, count).map(|profile| (profile.number, profile.compute_slices(named)));
         for (named, count, expected) in [
             (Some(9), 1, Some((9, 1))),

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_is_longer_than_an_interval_counts_in_each_interval_that_it_covers() {
+    fn long_work_counts_in_each_interval_it_covers() {
         let dir = tempfile::tempdir().expect("a directory");
         let (mut journal, ledger) = journal(&dir);
         const MS: u64 = 1_000_000;

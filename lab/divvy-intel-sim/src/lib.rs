@@ -139,8 +139,9 @@ fn tile_bytes(gpu: &MachineIntel) -> u64 {
 mod tests {
     use super::*;
 
+    /// It keeps the GPUs of others.
     #[test]
-    fn the_list_of_regions_has_each_tile_once_and_keeps_the_gpus_of_others() {
+    fn the_list_of_regions_has_each_tile_once() {
         let root = tempfile::tempdir().expect("a directory");
         let path = root.path().join(CAPACITY);
         let other = "drm/0000:19:00.0/vram 68702699520\n";

@@ -184,8 +184,9 @@ pub(crate) fn write(path: &Path, changes: &Changes) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// What is written is read.
     #[test]
-    fn what_is_written_is_read_and_a_replaced_file_has_another_stamp() {
+    fn a_replaced_file_has_another_stamp() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = state_file(&dir.path().join("control"));
         assert_eq!(path, dir.path().join("control.state"));

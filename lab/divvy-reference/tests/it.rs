@@ -98,8 +98,9 @@ assert len(samples) >= 2, samples";
     }
 }
 
+/// They name metrics that exist.
 #[test]
-fn the_alerts_of_the_chart_fire_when_they_should_and_name_metrics_that_exist() {
+fn the_charts_alerts_fire_when_they_should() {
     let helm = repository().join("deploy/helm");
     let alerts = std::fs::read_to_string(helm.join("divvy/files/alerts.yaml")).expect("there");
     let reference = divvy_reference::metrics::markdown().expect("made");

@@ -64,7 +64,7 @@ fn what_an_emulator_lacks_has_a_name_of_its_own() {
 }
 
 #[test]
-fn a_skip_fails_where_none_is_allowed_or_where_it_cannot_be_recorded() {
+fn a_forbidden_or_unrecorded_skip_fails() {
     let missing = Path::new("/nowhere/skips");
     for (variable, value, said) in [
         (REFUSED, OsStr::new("1"), "would be skipped: some-crate::tests::skips_here"),

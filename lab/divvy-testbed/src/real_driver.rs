@@ -155,8 +155,9 @@ mod tests {
 
     use super::*;
 
+    /// The one of another architecture is not found.
     #[test]
-    fn a_library_is_found_in_the_loaders_list_and_the_one_of_another_architecture_is_not() {
+    fn a_library_is_found_in_the_loaders_list() {
         let own = std::env::current_exe().expect("there");
         let list = format!(
             "3 libs found\n\tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1\n\tlibcuda.so.1 (libc6,x86-64) => {0}\n\tlibcuda.so.12 (libc6,x86-64) => /x\n",
@@ -167,8 +168,9 @@ mod tests {
         assert!(error.contains("no NVIDIA driver") && error.contains("--driver"), "{error}");
     }
 
+    /// A GPU in MIG mode is refused.
     #[test]
-    fn the_machine_is_described_with_all_gpus_and_one_in_mig_mode_is_refused() {
+    fn the_machine_is_described_with_all_gpus() {
         let gpu = |uuid: &str, mig: Value| json!({"vendor": "nvidia", "uuid": uuid, "model": "NVIDIA \"H100\"", "totalMiB": 81559, "minor": 3, "mig": mig});
         let probe = |gpus: Vec<Value>| json!({"drivers": {"nvidia": {"version": "580.159.03"}}, "gpus": gpus});
         let text = described(&probe(vec![gpu("GPU-1", Value::Null), gpu("GPU-2", Value::Null)]), "here").expect("described");

@@ -142,8 +142,9 @@ fn is_abandoned(directory: &Path) -> io::Result<bool> {
 mod tests {
     use super::*;
 
+    /// The directory of a dead owner goes with the next start.
     #[test]
-    fn a_directory_goes_with_its_owner_and_a_dead_owners_directory_with_the_next_start() {
+    fn a_directory_goes_with_its_owner() {
         let base = tempfile::tempdir().expect("a directory");
         let dead = base.path().join(format!("{PREFIX}1-0"));
         fs::create_dir(&dead).expect("made");

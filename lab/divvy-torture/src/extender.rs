@@ -309,7 +309,9 @@ impl Extender {
                         return Err(Violation(format!("{ticket:?} was answered twice")));
                     };
                     story.tell(|| {
-                        let answer = result.as_ref().map_or_else(|error| format!("Err ({error})"), |()| "Ok".to_owned());
+                        let answer = result
+                            .as_ref()
+                            .map_or_else(|error| format!("Err ({error})"), |()| "Ok".to_owned());
                         format!("  the bind of {} to {} is answered: {answer}", args.pod_uid, args.node)
                     });
                     let bound = api.bound.get(&args.pod_uid).map(|bound| &bound.node);

@@ -6,8 +6,9 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// All skips are counted.
 #[test]
-fn each_skip_is_printed_once_with_its_reason_and_all_are_counted() {
+fn each_skip_is_printed_once_with_its_reason() {
     let skips = Skips::parse("b::two\tno root\na::one\tno strace\nb::two\tno root\n\nc\n");
     insta::assert_snapshot!(skips, @r"
     skipped  a::one: no strace

@@ -48,7 +48,7 @@ fn check(pod: Pod, expected: Result<(), &str>) {
 }
 
 #[test]
-fn an_allocation_that_says_less_than_the_kubelets_devices_starts_nothing() {
+fn an_allocation_below_the_kubelets_devices_starts_nothing() {
     let share = |allocation: &mut Allocation, mib: u64| {
         allocation.gpus[0].memory = MiB(mib);
         allocation
@@ -115,7 +115,7 @@ fn a_pod_without_memory_on_paper_gets_no_gpu_that_is_full() {
 }
 
 #[test]
-fn gpushares_annotations_are_worth_what_gpushares_extender_counts() {
+fn gpushare_annotations_are_worth_what_its_extender_counts() {
     check(legacy(3, simple("p", 0, 3)), Ok(()));
     check(
         legacy(0, simple("p", 0, 3)),
@@ -140,7 +140,7 @@ fn gpushares_annotations_are_worth_what_gpushares_extender_counts() {
 }
 
 #[test]
-fn a_running_pods_amounts_are_counted_in_the_unit_of_its_first_grant() {
+fn a_running_pod_keeps_the_unit_of_its_first_grant() {
     let mut mib = settings();
     mib.unit = MemoryUnit::MIB;
     let gpus = vec![crate::node::gpu(0, 2048)];
@@ -179,7 +179,7 @@ fn other_units(node: &Node) -> Vec<u64> {
 }
 
 #[test]
-fn the_inventory_names_the_units_of_grants_that_were_made_in_another_for_as_long_as_these_live() {
+fn the_inventory_names_other_units_while_their_grants_live() {
     let mut node = Node::new(&[16384]);
     node.see(in_unit("old", 3, 1024));
     node.admit("old").expect("admitted");
@@ -218,7 +218,7 @@ fn a_container_is_told_all_numbers_in_the_unit_of_its_pod() {
 
 /// 15109 MiB hold 59 units of 256 MiB (14.75 GiB), but only 14 units of 1 GiB.
 #[test]
-fn a_container_restarts_in_memory_that_the_present_unit_rounds_off() {
+fn a_container_restarts_in_memory_that_the_unit_rounds_off() {
     let mut small = settings();
     small.unit = unit(256);
     let mut node = Node::with(small, vec![crate::node::gpu(0, 15109)]);
@@ -235,8 +235,9 @@ fn a_container_restarts_in_memory_that_the_present_unit_rounds_off() {
     assert!(!format!("{events:?}").contains("Overcommitted"), "{events:?}");
 }
 
+/// The pod is bound before the unit is made smaller, and starts after that.
 #[test]
-fn a_pod_that_was_bound_before_the_unit_was_made_smaller_and_starts_after_it_is_counted_in_the_former_one() {
+fn a_bound_pod_keeps_its_unit_when_the_unit_shrinks() {
     let mut node = Node::new(&[16384]);
     for uid in ["runs", "pulls"] {
         node.see(in_unit(uid, 3, 1024));
@@ -266,8 +267,9 @@ fn a_smaller_unit_is_not_believed_of_a_pod_that_has_no_grant() {
     assert!(text.contains("--memory-unit was changed after the pod was bound"), "{text}");
 }
 
+/// gpushare's annotation names an index, and another card may have that index now.
 #[test]
-fn a_gpushare_pod_stays_on_the_card_of_its_first_grant_whatever_has_that_index_now() {
+fn a_gpushare_pod_keeps_the_card_of_its_first_grant() {
     for restarted in [false, true] {
         let mut node = Node::new(&[16384]);
         node.see(legacy(5, pod("p", 0, &[("a", App, 3), ("b", App, 2)])));

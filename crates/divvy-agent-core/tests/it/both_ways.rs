@@ -53,7 +53,7 @@ fn a_node_offers_its_gpus_in_both_ways_if_the_operator_says_so() {
 }
 
 #[test]
-fn a_container_with_a_whole_gpu_gets_that_gpu_and_no_variable_about_shares() {
+fn a_whole_gpu_comes_without_variables_for_shares() {
     let mut node = node(2);
     node.see(placed("a", &[1]));
     node.allocate_of(WHOLE, "a", "main", &[uuid(0)]).expect("allocated");
@@ -91,7 +91,7 @@ fn a_share_and_a_whole_gpu_wait_for_each_other() {
 }
 
 #[test]
-fn a_container_without_an_allocation_gets_a_gpu_on_which_nothing_runs() {
+fn without_an_allocation_a_container_gets_an_unused_gpu() {
     let mut node = node(2);
     node.see(simple("share", 0, 1));
     node.admit("share").expect("admitted");
@@ -120,7 +120,7 @@ fn a_container_without_an_allocation_gets_a_gpu_on_which_nothing_runs() {
 
 /// A client without the extender writes an allocation of a few MiB for a pod that requests a whole GPU.
 #[test]
-fn an_allocation_of_a_part_is_refused_for_a_pod_that_requests_whole_gpus() {
+fn a_pod_that_requests_whole_gpus_is_refused_a_part() {
     let mut node = node(1);
     let mut forged = placed("forged", &[0]);
     if let Held::Allocation(allocation) = &mut forged.held {
@@ -137,8 +137,9 @@ fn an_allocation_of_a_part_is_refused_for_a_pod_that_requests_whole_gpus() {
 }
 
 /// For each resource, kube-scheduler computes "healthy − requested". The result must be what is free on the other GPUs.
+/// Only the resource through which the GPU is held keeps its ids healthy.
 #[test]
-fn the_ids_of_a_failed_gpu_stay_healthy_only_for_the_resource_through_which_it_is_held() {
+fn a_failed_gpus_ids_stay_healthy_in_the_held_resource() {
     let healthy = |node: &Node| {
         let count = |spec| node.core.devices(spec).iter().filter(|device| device.healthy).count();
         (count(ResourceSpec::MEMORY), count(WHOLE))
@@ -155,7 +156,7 @@ fn the_ids_of_a_failed_gpu_stay_healthy_only_for_the_resource_through_which_it_i
 
 /// NVIDIA's device plugin gave a running pod its GPU, and Divvy's agent takes over the node.
 #[test]
-fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
+fn a_running_pod_keeps_the_gpu_of_another_plugin() {
     let mut node = node(2);
     let mut running = plain("theirs", 1);
     (running.phase, running.container_running) = (Phase::Running, true);
@@ -179,7 +180,7 @@ fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
 
 /// While NVIDIA's plugin runs on the same node, the kubelet may call it instead.
 #[test]
-fn gpus_that_another_plugin_gives_while_this_agent_runs_are_reported() {
+fn gpus_given_by_another_plugin_are_reported() {
     let theirs = |uid: &str, index: u32| divvy_agent_core::Handout {
         key: key(uid, "main"),
         resource: "nvidia.com/gpu".to_owned(),

@@ -28,7 +28,7 @@ fn theirs(node: &mut Node, uid: &str, id: &str) {
 /// NVIDIA's plugin gave GPU 0 to a pod whose container is in its back-off when Divvy's agent takes over. A share starts on GPU 0. Then the
 /// container starts again: with NVIDIA's recorded answer, so on GPU 0, whatever the record says.
 #[test]
-fn a_container_whose_recorded_answer_is_another_plugins_starts_on_no_other_gpu() {
+fn another_plugins_container_starts_on_no_other_gpu() {
     let mut node = node(2);
     node.see(plain("theirs", 1));
     theirs(&mut node, "theirs", "GPU-0");
@@ -46,7 +46,7 @@ fn a_container_whose_recorded_answer_is_another_plugins_starts_on_no_other_gpu()
 
 /// The same container runs, but its GPU has failed for the moment.
 #[test]
-fn the_record_of_a_running_container_names_the_gpu_that_it_has_although_that_failed() {
+fn a_running_containers_record_names_its_failed_gpu() {
     let mut node = node(2);
     node.set_health(1, Health::Failed, Some("XID 79"));
     let mut running = plain("theirs", 1);
@@ -60,7 +60,7 @@ fn the_record_of_a_running_container_names_the_gpu_that_it_has_although_that_fai
 
 /// NVIDIA's plugin with time-slicing has ids such as `GPU-1::0`.
 #[test]
-fn the_record_of_a_running_container_with_a_time_slice_names_the_gpu_that_it_has() {
+fn a_running_time_slices_record_names_its_gpu() {
     let mut node = node(2);
     let mut running = plain("theirs", 1);
     (running.phase, running.container_running) = (Phase::Running, true);
@@ -73,7 +73,7 @@ fn the_record_of_a_running_container_with_a_time_slice_names_the_gpu_that_it_has
 
 /// gpushare's annotations on a pod that requests a whole GPU: the ledger believes that it has GPU 0.
 #[test]
-fn the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_whole_gpu() {
+fn the_inventory_shows_a_whole_gpu_despite_gpushare_annotations() {
     let mut node = node(2);
     let mut forged = plain("forged", 1);
     forged.held = legacy(0, 1);
@@ -90,7 +90,7 @@ fn the_inventory_shows_the_gpu_of_a_pod_with_gpushares_annotations_and_a_whole_g
 
 /// A tenant adds an allocation to its running pod, which had none.
 #[test]
-fn the_inventory_shows_the_gpu_of_a_pod_that_was_given_an_allocation_after_its_start() {
+fn a_late_allocation_leaves_the_gpu_in_the_inventory() {
     let mut node = node(2);
     node.see(plain("late", 1));
     node.allocate_of(WHOLE, "late", "main", &[uuid(1)]).expect("allocated");
@@ -103,7 +103,7 @@ fn the_inventory_shows_the_gpu_of_a_pod_that_was_given_an_allocation_after_its_s
 
 /// A pod that gpushare's extender bound has GPU 0, and has not started yet.
 #[test]
-fn a_pod_without_an_allocation_leaves_the_gpu_that_gpushares_annotations_promise() {
+fn a_pod_without_an_allocation_takes_no_promised_gpu() {
     let mut node = node(2);
     let mut promised = simple("promised", 0, 1);
     promised.held = legacy(0, 1);
@@ -121,7 +121,7 @@ fn a_pod_without_an_allocation_leaves_the_gpu_that_gpushares_annotations_promise
 
 /// `--reserve-memory` is raised while a pod has a whole GPU, and its container restarts.
 #[test]
-fn a_pod_alone_on_a_whole_gpu_restarts_after_more_memory_is_reserved() {
+fn a_whole_gpus_pod_restarts_after_a_larger_reserve() {
     let mut before = node(1);
     before.see(placed("whole", &[0]));
     before.allocate_of(WHOLE, "whole", "main", &[uuid(0)]).expect("allocated");
@@ -172,7 +172,7 @@ fn mig_node(mig: MigStrategy, profiles: &[&str]) -> Node {
 }
 
 #[test]
-fn mig_devices_are_offered_as_a_whole_by_their_profile_or_as_gpus() {
+fn mig_devices_are_offered_by_profile_or_as_gpus() {
     let offered = |mig: MigStrategy, profiles: &[&str]| -> Vec<String> {
         let node = mig_node(mig, profiles);
         let specs = node.core.offers().into_iter().skip(2);
@@ -204,8 +204,9 @@ fn mig_devices_are_offered_as_a_whole_by_their_profile_or_as_gpus() {
     );
 }
 
+/// GPUs that are not divided alike are not the same resource.
 #[test]
-fn with_the_strategy_single_gpus_that_are_not_divided_alike_are_not_the_same_resource() {
+fn strategy_single_needs_gpus_that_are_divided_alike() {
     let part = |index: u32, profile: Option<&str>| divvy_model::Gpu {
         partition: profile.map(|profile| Partition {
             parent: "GPU-parent".to_owned(),
@@ -253,7 +254,7 @@ fn a_container_with_a_whole_mig_device_holds_all_of_its_memory() {
 
 /// NVIDIA's plugin offered MIG devices in another way than Divvy's agent does.
 #[test]
-fn a_device_that_another_plugin_gave_through_another_resource_stays_its_pods_own() {
+fn a_pod_keeps_a_device_given_through_another_resource() {
     let mig = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
     let gpu = Vendor::Nvidia.into();
     for (strategy, whole, kind) in [
@@ -326,7 +327,7 @@ fn a_profile_without_a_resource_name_is_reported_and_named() {
 }
 
 #[test]
-fn a_container_keeps_its_device_when_it_is_offered_in_another_way() {
+fn a_container_keeps_its_device_when_the_offer_changes() {
     let mig = WholeKind::Mig("1g.5gb".parse().expect("a profile"));
     let changes: [fn(&mut Settings); 2] = [
         |settings| settings.mig = MigStrategy::Single,

@@ -127,8 +127,9 @@ fn ids_are_steered_to_the_gpu_of_the_pod_that_waits() {
     );
 }
 
+/// Each pod is steered once even before the checkpoint is read.
 #[test]
-fn of_two_pods_of_one_size_each_is_steered_once_even_before_the_checkpoint_is_read() {
+fn two_equal_pods_are_steered_once_each() {
     let mut node = Node::new(&[8192, 8192]);
     node.see(simple("a", 1, 3));
     node.see(simple("b", 0, 3));
@@ -248,7 +249,7 @@ fn the_record_is_written_before_the_spec() {
 }
 
 #[test]
-fn the_holders_of_ids_are_the_containers_of_pods_that_have_not_ended_with_exactly_these() {
+fn the_holders_of_ids_are_containers_that_have_not_ended() {
     let mut node = Node::new(&[4096]);
     let ids = ids(&["GPU-0::m0", "GPU-0::m1"]);
     for uid in ["a", "b"] {
@@ -276,8 +277,9 @@ pub(crate) fn isolated(uid: &str, isolation: Option<Isolation>, containers: &[(&
     pod
 }
 
+/// The limit is on each GPU where the driver can do it.
 #[test]
-fn a_pod_is_limited_to_its_effective_total_on_each_gpu_where_the_driver_can_do_it() {
+fn the_driver_limits_pods_to_their_effective_totals() {
     let containers = [("init", Init, 2), ("main", App, 2), ("other", App, 1)];
     for (enforcement, isolation, expected, are_required) in [
         (Some(Enforcement::CGROUP), None, Some(3072), false),
@@ -307,8 +309,9 @@ fn a_pod_is_limited_to_its_effective_total_on_each_gpu_where_the_driver_can_do_i
     }
 }
 
+/// Shares of this GPU are not enforced any more.
 #[test]
-fn a_pod_that_wants_isolation_does_not_start_where_nothing_enforces_shares_any_more() {
+fn a_pod_with_isolation_does_not_start_without_enforcement() {
     let mut node = Node::new(&[4096]);
     node.see(isolated("a", Some(Isolation::Hard), &[("main", App, 3)]));
     node.admit("a").expect("admitted");
@@ -370,7 +373,7 @@ fn mounts(node: &Node) -> Vec<String> {
 }
 
 #[test]
-fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its_pod() {
+fn the_guard_replaces_cudas_library_and_brings_the_pods_files() {
     let mut node = guarding_node();
     node.see(isolated("a", None, &[("init", Init, 3), ("main", App, 2)]));
     node.admit("a").expect("admitted");
@@ -403,7 +406,7 @@ fn a_container_gets_the_guard_in_the_place_of_cudas_library_and_the_files_of_its
 }
 
 #[test]
-fn a_guarded_container_is_told_of_the_library_for_its_loader_and_another_one_is_not() {
+fn only_guarded_containers_get_the_loaders_library() {
     for (isolation, expected) in [(None, true), (Some(Isolation::None), false)] {
         let mut node = guarding_node_with(Some("/state/guard/1/libdivvy-guard-audit.so"));
         node.see(isolated("a", isolation, &[("main", App, 3)]));
@@ -421,7 +424,7 @@ fn a_guarded_container_is_told_of_the_library_for_its_loader_and_another_one_is_
 }
 
 #[test]
-fn a_pod_is_guarded_if_each_of_its_containers_started_with_the_guard() {
+fn a_pod_is_guarded_if_all_containers_started_guarded() {
     for (enforcement, expected) in [(Some(Enforcement::GUARD), true), (None, false)] {
         let mut node = guarding_node();
         node.set_enforcement(0, enforcement);
@@ -434,8 +437,9 @@ fn a_pod_is_guarded_if_each_of_its_containers_started_with_the_guard() {
     }
 }
 
+/// An unguarded pod wants no isolation, or has the whole GPU.
 #[test]
-fn a_pod_that_wants_no_isolation_or_has_the_whole_gpu_gets_the_drivers_own_library() {
+fn unguarded_pods_get_the_drivers_own_library() {
     let mut whole = isolated("a", None, &[("main", App, 4)]);
     let Held::Allocation(allocation) = &mut whole.held else {
         panic!("it has an allocation");
@@ -454,8 +458,9 @@ fn a_pod_that_wants_no_isolation_or_has_the_whole_gpu_gets_the_drivers_own_libra
 }
 
 /// The driver limits memory, and the guard limits compute time and shows the share.
+/// The pod starts if what it needs is there.
 #[test]
-fn where_both_enforce_shares_each_has_its_part_and_the_pod_starts_if_what_it_needs_is_there() {
+fn driver_and_guard_together_each_enforce_their_part() {
     let missing = "the container waits";
     for (isolation, cores, cuda, expected) in [
         (None, 0, true, "driver and guard"),
@@ -501,8 +506,9 @@ fn where_both_enforce_shares_each_has_its_part_and_the_pod_starts_if_what_it_nee
     }
 }
 
+/// Other pods start, and an event says that they are not limited.
 #[test]
-fn without_cudas_library_a_pod_that_wants_isolation_waits_and_another_is_told() {
+fn without_cudas_library_only_a_pod_with_isolation_waits() {
     let start = |isolation| {
         let mut node = guarding_node();
         node.node_files.specs[0].container_edits.mounts.clear();
@@ -538,7 +544,7 @@ pub(crate) fn with_cores(isolation: Option<Isolation>) -> Pod {
 }
 
 #[test]
-fn a_pod_with_a_share_of_the_compute_time_starts_only_where_it_is_limited_to_it() {
+fn a_compute_time_share_starts_only_where_limited() {
     for (isolation, enforcement, cuda, starts) in [
         (None, Some(Enforcement::GUARD), true, true),
         (None, Some(Enforcement::GUARD), false, false),
@@ -586,7 +592,7 @@ fn a_container_that_restarts_gets_the_same_a_hundred_times() {
 
 /// Cases K16 and K17 of `docs/compatibility/kubelet.md`, and R3 of `docs/compatibility/races.md`.
 #[test]
-fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
+fn init_containers_and_sidecars_share_the_gpu_and_count_once() {
     for (containers, effective) in [
         (vec![("i", Init, 1), ("s", Sidecar, 1), ("a", App, 1)], 2),
         (vec![("i", Init, 4), ("a", App, 1)], 4),
@@ -624,8 +630,9 @@ fn init_containers_and_sidecars_share_the_pods_gpu_and_count_once() {
 }
 
 /// Cases R20 and R22 of `docs/compatibility/races.md`.
+/// The refusal says what to check, and there is one event.
 #[test]
-fn a_pod_bound_without_the_extender_is_refused_with_what_to_check_and_one_event() {
+fn a_pod_bound_without_the_extender_is_refused_with_advice() {
     let mut node = Node::new(&[4096]);
     node.see(divvy_model::Pod {
         held: Held::Nothing,
@@ -708,7 +715,7 @@ fn answers_of_another_plugins_time_are_booked_and_need_no_spec() {
 }
 
 #[test]
-fn no_container_starts_on_a_gpu_that_failed_was_lost_or_is_not_there() {
+fn no_container_starts_on_a_failed_lost_or_absent_gpu() {
     for (health, reason, expected) in [
         (Health::Failed, Some("XID 79"), "has failed (XID 79)"),
         (Health::Lost, None, "is lost"),

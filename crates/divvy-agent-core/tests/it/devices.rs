@@ -79,7 +79,7 @@ fn a_unit_that_is_too_small_is_refused_with_the_unit_to_use() {
 
 /// Case K04 of `docs/compatibility/kubelet.md`: ids that pods hold stay healthy.
 #[test]
-fn of_a_failed_gpu_only_the_ids_that_no_pod_holds_turn_unhealthy() {
+fn only_unheld_ids_of_a_failed_gpu_turn_unhealthy() {
     let mut node = Node::new(&[8192, 8192]);
     node.see(simple("a", 0, 3));
     node.admit("a").expect("admitted");
@@ -106,8 +106,9 @@ fn of_a_failed_gpu_only_the_ids_that_no_pod_holds_turn_unhealthy() {
     assert_eq!(counts(&node), [(8, 0), (8, 0)]);
 }
 
+/// The ids of the GPU are healthy.
 #[test]
-fn the_ids_of_a_gpu_under_test_are_healthy_and_only_the_pod_of_the_test_starts() {
+fn a_gpu_under_test_starts_only_the_pod_of_the_test() {
     let mut node = Node::new(&[8192, 8192]);
     for (name, gpu, run) in [("other", 0, None), ("older", 0, Some("1a2c")), ("tester", 0, Some("1a2b"))] {
         let mut pod = simple(name, gpu, 1);
@@ -143,8 +144,9 @@ fn the_ids_of_a_gpu_under_test_are_healthy_and_only_the_pod_of_the_test_starts()
     assert_eq!(counts(&node), [(8, 0), (8, 0)]);
 }
 
+/// The kubelet gave the pod ids of another GPU than that of its allocation.
 #[test]
-fn the_number_that_turns_unhealthy_is_right_when_the_kubelet_gave_the_ids_of_another_gpu() {
+fn the_unhealthy_count_is_right_for_ids_of_another_gpu() {
     let mut node = Node::new(&[4096, 4096]);
     // Pod a is on GPU-1, but the kubelet gave it ids of GPU-0.
     node.see(simple("a", 1, 3));
@@ -159,8 +161,9 @@ fn the_number_that_turns_unhealthy_is_right_when_the_kubelet_gave_the_ids_of_ano
     assert_eq!(node.free_ids().len(), 1);
 }
 
+/// The checkpoint does not show these ids yet.
 #[test]
-fn ids_given_out_a_moment_ago_stay_healthy_before_the_checkpoint_shows_them() {
+fn ids_just_given_out_stay_healthy_before_the_checkpoint() {
     let mut node = Node::new(&[4096]);
     node.see(simple("a", 0, 2));
     let ids = vec!["GPU-0::m0".to_owned(), "GPU-0::m1".to_owned()];

@@ -157,7 +157,7 @@ fn unguarded(pid: u32) -> Escape {
 
 /// A guard of an earlier version does not say how many contexts there are.
 #[test]
-fn memory_that_no_process_accounts_for_is_overhead_once_two_measurements_agree() {
+fn unaccounted_memory_is_overhead_once_two_measurements_agree() {
     let mut node = Node::new();
     let by_earlier = |processes: &[Runs]| {
         let mut usage = said(processes);
@@ -186,7 +186,7 @@ fn memory_that_no_process_accounts_for_is_overhead_once_two_measurements_agree()
 }
 
 #[test]
-fn contexts_are_charged_with_what_they_take_once_two_measurements_agree() {
+fn contexts_are_charged_their_size_once_two_measurements_agree() {
     let mut node = Node::new();
     node.hold("a", 8000);
     assert_eq!(node.context("a"), 512, "before anything is known");
@@ -217,7 +217,7 @@ fn contexts_are_charged_with_what_they_take_once_two_measurements_agree() {
 }
 
 #[test]
-fn a_context_that_takes_more_than_it_was_charged_with_is_learned_too() {
+fn a_context_larger_than_its_charge_is_learned_too() {
     let mut node = Node::new();
     node.hold("a", 8000);
     for _ in 0..3 {
@@ -267,8 +267,9 @@ fn refused_allocations_are_counted_over_all_owners_of_a_slot() {
     assert_eq!(node.shares.counted(), BTreeMap::new());
 }
 
+/// No pod waits for longer than its processes can.
 #[test]
-fn what_guards_count_only_grows_and_no_pod_waits_for_longer_than_its_processes_can() {
+fn guard_counts_only_grow_and_waits_are_bounded() {
     let mut node = Node::new();
     let mut says = |counts: Option<(u64, u64)>| {
         let mut usage = said(&[]);
@@ -297,8 +298,9 @@ fn what_guards_count_only_grows_and_no_pod_waits_for_longer_than_its_processes_c
     assert_eq!(says(Some((u64::MAX, u64::MAX))), (Some(u64::MAX), Some(most)));
 }
 
+/// The pod goes on when it is not named any more, and only an agent that stops pods does this.
 #[test]
-fn a_pod_is_stopped_on_all_its_gpus_until_it_is_not_named_any_more_and_only_if_the_agent_stops_pods() {
+fn a_named_pod_is_stopped_on_all_its_gpus() {
     for may_stop in [true, false] {
         let mut node = Node::empty(may_stop);
         let second = on("a", "GPU-2");
@@ -321,7 +323,7 @@ fn a_pod_is_stopped_on_all_its_gpus_until_it_is_not_named_any_more_and_only_if_t
 }
 
 #[test]
-fn a_process_that_uses_the_gpu_without_a_slot_is_named_if_it_stays() {
+fn a_process_without_a_slot_is_named_if_it_stays() {
     let mut node = Node::new();
     let has_slot = runs(7, 300, 100);
     let none = |pid| Runs {
@@ -351,7 +353,7 @@ fn a_process_that_uses_the_gpu_without_a_slot_is_named_if_it_stays() {
 }
 
 #[test]
-fn a_process_without_a_slot_is_named_whatever_the_file_of_its_pod_says() {
+fn no_file_hides_a_process_without_a_slot() {
     let process = [runs(7, 300, 100)];
     for change in [
         FileChange::Size(7),
@@ -374,8 +376,9 @@ fn a_process_without_a_slot_is_named_whatever_the_file_of_its_pod_says() {
     }
 }
 
+/// The file is named at once.
 #[test]
-fn a_file_that_a_program_has_changed_is_named_at_once_and_until_a_container_of_the_pod_starts() {
+fn a_changed_file_is_named_until_a_container_starts() {
     let mut node = Node::new();
     let tampered = [Escape::Tampered {
         uuid: GPU.to_owned(),
@@ -398,8 +401,9 @@ fn a_file_that_a_program_has_changed_is_named_at_once_and_until_a_container_of_t
     assert_eq!(later.escapes("a").len(), 1);
 }
 
+/// The file cannot be read in time, in several measurements.
 #[test]
-fn a_file_that_cannot_be_read_in_time_is_named_if_that_lasts_and_changes_nothing() {
+fn an_unreadable_file_is_named_and_changes_nothing() {
     let mut node = Node::new();
     let process = [runs(7, 300, 100)];
     node.measure(&[("a", &process)]);
@@ -415,8 +419,9 @@ fn a_file_that_cannot_be_read_in_time_is_named_if_that_lasts_and_changes_nothing
     assert_eq!(node.escapes("a"), []);
 }
 
+/// A process of a pod that has no shares at all is not named.
 #[test]
-fn a_process_on_a_gpu_of_which_its_pod_has_no_share_is_named_and_one_of_a_pod_without_shares_is_not() {
+fn a_process_outside_its_pods_shares_is_named() {
     let mut node = Node::new();
     let process = |pod: &str| PodProcess {
         share: on(pod, "GPU-2"),
@@ -441,7 +446,7 @@ fn a_process_on_a_gpu_of_which_its_pod_has_no_share_is_named_and_one_of_a_pod_wi
 
 /// A context can take 1,024 MiB. Pods with 1,000 MiB are charged with a quarter of it.
 #[test]
-fn a_pod_has_too_much_if_the_contexts_of_its_processes_do_not_explain_it() {
+fn memory_beyond_shares_and_contexts_is_too_much() {
     for (learned, processes, used, named) in [
         (false, 1, 1050 + 390, false),
         (false, 1, 1050 + 391, true),
@@ -481,8 +486,9 @@ fn a_pod_has_too_much_if_the_contexts_of_its_processes_do_not_explain_it() {
     }
 }
 
+/// The pod has more processes than slots, or the driver does not report its compute time.
 #[test]
-fn a_pod_with_more_processes_than_slots_and_one_whose_compute_time_the_driver_does_not_report_are_named() {
+fn too_many_processes_or_unreported_time_is_named() {
     let mut node = Node::new();
     let uuid = GPU.to_owned();
     let mut crowded = said(&[]);
@@ -536,8 +542,9 @@ fn only_a_pod_with_a_rate_is_measured() {
     }
 }
 
+/// Earlier measurements do not count when the share has a rate again.
 #[test]
-fn what_was_measured_before_a_share_lost_its_rate_does_not_count_when_it_has_one_again() {
+fn a_share_that_lost_its_rate_forgets_measurements() {
     let launch_ns = |loses_its_rate| {
         let mut node = Node::new();
         node.hold_at("a", 1000, 30, said(&[]));
@@ -561,7 +568,7 @@ fn what_was_measured_before_a_share_lost_its_rate_does_not_count_when_it_has_one
 }
 
 #[test]
-fn busy_time_and_launches_are_in_the_account_and_another_agent_continues_with_it() {
+fn the_account_of_time_and_launches_outlives_the_agent() {
     let mut node = Node::new();
     node.hold_at("a", 1000, 30, said(&[]));
     let busy = |ms: u64| BTreeMap::from([("a".to_owned(), ms * MS)]);
@@ -615,8 +622,9 @@ fn a_debt_of_an_earlier_boot_of_the_machine_is_forgotten() {
     );
 }
 
+/// Their pod gets no share.
 #[test]
-fn files_of_a_later_version_are_left_as_they_are_and_their_pod_gets_no_share() {
+fn files_of_a_later_version_stay_as_they_are() {
     let mut node = Node::empty(false);
     let found = ShareFound {
         limits: Err(Unreadable::Newer(2)),
@@ -638,8 +646,9 @@ fn files_of_a_later_version_are_left_as_they_are_and_their_pod_gets_no_share() {
 }
 
 const OWNER: (u32, u32) = (0, 0);
+/// A measurement then reads the file once and not twice.
 #[test]
-fn a_file_is_read_once_in_a_measurement_while_the_overhead_of_its_pod_stays_the_same() {
+fn a_file_is_read_once_while_overhead_is_stable() {
     let mut node = Node::new();
     let measure = |node: &mut Node, used, before: Option<u64>, after| {
         let read = |says| Readings::from_iter([(id("a"), said(&[runs(1, 0, says)]))]);
@@ -673,7 +682,7 @@ fn a_file_is_read_once_in_a_measurement_while_the_overhead_of_its_pod_stays_the_
 }
 
 #[test]
-fn a_process_without_a_slot_is_found_in_a_pod_whose_file_is_read_once() {
+fn one_reading_still_finds_a_process_without_a_slot() {
     let mut node = Node::new();
     let guarded = Readings::from_iter([(id("a"), said(&[runs(1, 0, 100)]))]);
     let mut measure = |processes: &[Runs]| {
@@ -695,7 +704,7 @@ fn a_process_without_a_slot_is_found_in_a_pod_whose_file_is_read_once() {
 }
 
 #[test]
-fn the_file_of_a_gpu_whose_processes_the_driver_does_not_list_is_read_once() {
+fn without_a_process_list_a_gpus_file_is_read_once() {
     let mut node = Node::new();
     node.shares
         .measured(&DriverReport::default(), &Readings::default(), &Readings::default(), node.now);
@@ -726,7 +735,7 @@ fn with(at: usize, word: u64) -> Vec<u8> {
 }
 
 #[test]
-fn every_state_of_a_file_that_no_agent_and_no_guard_makes_is_a_change() {
+fn a_file_no_agent_or_guard_makes_counts_as_changed() {
     let good = usage::file();
     assert_eq!(read(STATUS, &good).change, None);
     assert_eq!(read(STATUS, &with(64 + 16, 7)).change, None);

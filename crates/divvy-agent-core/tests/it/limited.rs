@@ -40,8 +40,9 @@ fn share(mib: u64, alone: bool) -> Vec<Limited> {
     vec![("a".to_owned(), vec![("GPU-0".to_owned(), MiB(mib))], alone)]
 }
 
+/// An agent that restarts limits them in the same way.
 #[test]
-fn containers_are_limited_as_their_pods_were_at_their_start_also_by_an_agent_that_restarts() {
+fn containers_are_limited_like_their_pods_at_start() {
     let one: &[_] = &[("main", App, 3)];
     let two: &[_] = &[("main", App, 2), ("other", App, 1)];
     let init: &[_] = &[("init", Init, 3), ("main", App, 2)];
@@ -60,8 +61,9 @@ fn containers_are_limited_as_their_pods_were_at_their_start_also_by_an_agent_tha
     }
 }
 
+/// A pod is unknown if it has no grant or no object.
 #[test]
-fn a_pod_that_has_no_grant_or_no_object_or_has_ended_is_not_limited() {
+fn an_ended_or_unknown_pod_is_not_limited() {
     let mut node = started(Some(Enforcement::CGROUP), None, &[("main", App, 3)]);
     node.see(pod("b", 0, &[("main", App, 1)]));
     assert_eq!(limited(&node), share(3072, true));

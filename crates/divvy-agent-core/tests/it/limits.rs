@@ -30,7 +30,7 @@ fn not_done() -> LimitError {
 }
 
 #[test]
-fn the_guards_files_are_mounted_and_made_before_the_driver_is_asked() {
+fn the_guards_files_are_made_before_the_driver_is_asked() {
     let (_, steps) = steps(Enforcement::CGROUP.and(Enforcement::GUARD), None);
     assert!(
         matches!(&steps[..], [Limit::Mount(share), Limit::Files { .. }, Limit::Driver { .. }] if (share.pod(), share.gpu()) == ("a", "GPU-0")),
@@ -39,7 +39,7 @@ fn the_guards_files_are_mounted_and_made_before_the_driver_is_asked() {
 }
 
 #[test]
-fn a_pod_that_the_driver_does_not_limit_waits_if_it_must_be_and_else_starts_and_someone_is_told() {
+fn without_its_driver_limit_a_pod_waits_or_starts_with_an_event() {
     let both = Enforcement::CGROUP.and(Enforcement::GUARD);
     for (enforcement, isolation, expected) in [
         (Enforcement::CGROUP, None, "the pod is told"),
@@ -105,7 +105,7 @@ fn the_node_gets_one_event_if_the_guards_files_lie_on_its_disk() {
 }
 
 #[test]
-fn the_containers_of_a_pod_get_no_limits_before_the_pod_has_its_own() {
+fn containers_get_no_limits_before_their_pod_has_its_own() {
     let mut node = guarding_node();
     node.set_enforcement(0, Some(Enforcement::CGROUP));
     node.see(isolated("a", None, &[("main", App, 3)]));

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use crate::node::{Node, settings, simple};
 
 #[test]
-fn a_list_that_the_watch_overtook_does_not_bring_an_ended_pod_back_to_life() {
+fn a_list_behind_the_watch_revives_no_ended_pod() {
     let mut node = Node::new(&[16384]);
     node.see(simple("q", 0, 12));
     node.admit("q").expect("admitted");
@@ -43,7 +43,7 @@ fn a_list_that_began_before_a_pod_came_does_not_forget_it() {
 }
 
 #[test]
-fn what_a_list_says_of_pods_that_the_watch_did_not_speak_of_is_the_newer_word() {
+fn a_list_counts_for_pods_that_the_watch_left_out() {
     let mut core = Core::new(settings());
     core.reset_pods(vec![simple("stays", 0, 1), simple("gone", 0, 1), simple("ends", 0, 1)]);
     let listing = core.begin_list();

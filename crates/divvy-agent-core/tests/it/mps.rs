@@ -27,8 +27,9 @@ fn variables(node: &Node) -> Vec<String> {
     env.into_iter().filter(|variable| variable.starts_with("CUDA_")).collect()
 }
 
+/// The directories are the daemon's, and the client gets its part of the threads.
 #[test]
-fn a_client_gets_the_daemons_directories_its_gpu_and_its_part_of_the_threads() {
+fn an_mps_client_gets_directories_gpu_and_threads() {
     for (isolation, percentage) in [
         (None, Some(30)),
         (Some(Isolation::Soft), Some(30)),
@@ -55,7 +56,7 @@ fn a_client_gets_the_daemons_directories_its_gpu_and_its_part_of_the_threads() {
 }
 
 #[test]
-fn the_spec_stays_the_same_when_the_agent_restarts_and_loses_the_daemon_with_the_flag() {
+fn a_restart_keeps_the_spec_which_loses_mps_with_the_flag() {
     let mut node = served();
     node.see(with_cores(None));
     node.admit("a").expect("admitted");
@@ -83,8 +84,9 @@ fn the_limit_survives_the_loss_of_the_agents_files() {
     assert!(variables(&node).iter().any(|variable| variable.ends_with("PERCENTAGE=30")));
 }
 
+/// MPS alone is not enough for a share of the memory.
 #[test]
-fn mps_alone_is_enough_for_a_share_of_the_compute_time_and_not_for_one_of_the_memory() {
+fn mps_alone_is_enough_only_for_compute_time() {
     for (isolation, starts) in [(None, true), (Some(Isolation::Soft), false), (Some(Isolation::Hard), false)] {
         let mut node = served();
         node.set_enforcement(0, Some(Enforcement::MPS));
@@ -118,7 +120,7 @@ fn what_mps_limits_the_guard_does_not_limit_a_second_time() {
 }
 
 #[test]
-fn without_cuda_in_the_nodes_specs_mps_still_limits_the_compute_time() {
+fn without_cuda_in_the_specs_mps_still_limits_compute_time() {
     let mut node = served();
     node.node_files.specs[0].container_edits.mounts.clear();
     node.see(with_cores(None));
@@ -130,8 +132,9 @@ fn without_cuda_in_the_nodes_specs_mps_still_limits_the_compute_time() {
     assert_eq!(events, 1, "{:?}", node.events);
 }
 
+/// A container that uses a GPU without the daemon does not wait.
 #[test]
-fn a_container_waits_while_the_daemon_does_not_serve_unless_it_uses_a_gpu_without_it() {
+fn a_container_waits_for_the_daemon_that_it_needs() {
     let mut node = served();
     node.node_files.mps_serves = false;
     node.see(simple("a", 0, 1));

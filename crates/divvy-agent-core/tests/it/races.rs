@@ -11,7 +11,7 @@ fn has(running: &crate::node::Running, device: &str) -> bool {
 }
 
 #[test]
-fn r5_memory_is_not_given_again_when_deletion_was_only_asked_for() {
+fn r5_a_pod_being_deleted_keeps_its_memory() {
     let mut node = Node::new(&[4096]);
     node.see(simple("a", 0, 3));
     node.admit("a").expect("admitted");
@@ -32,8 +32,9 @@ fn r5_memory_is_not_given_again_when_deletion_was_only_asked_for() {
     node.start("b", "main").expect("free now");
 }
 
+/// The pod's container holds the memory, also over a restart of the agent.
 #[test]
-fn r6_a_force_deleted_pods_container_holds_its_memory_also_over_an_agents_restart() {
+fn r6_a_force_deleted_pod_holds_memory_over_a_restart() {
     let mut node = Node::new(&[4096]);
     node.see(simple("a", 0, 3));
     node.admit("a").expect("admitted");
@@ -72,7 +73,7 @@ fn r6_a_force_deleted_pods_container_holds_its_memory_also_over_an_agents_restar
 }
 
 #[test]
-fn r15_a_pod_that_the_agent_has_not_seen_yet_waits_and_is_never_mixed_up() {
+fn r15_an_unseen_pod_waits_and_is_never_mixed_up() {
     let mut node = Node::new(&[4096, 4096]);
     node.see(simple("b", 1, 3));
     let hidden = simple("a", 0, 3);
@@ -94,7 +95,7 @@ fn r15_a_pod_that_the_agent_has_not_seen_yet_waits_and_is_never_mixed_up() {
 
 /// Case K10 of `docs/compatibility/kubelet.md`, and R17: a container that starts without PreStart finds its spec.
 #[test]
-fn r17_containers_restart_without_pre_start_while_the_kubelet_restarts() {
+fn r17_during_a_kubelet_restart_containers_need_no_pre_start() {
     let mut node = Node::new(&[4096]);
     node.see(pod("a", 0, &[("x", App, 1), ("y", App, 2)]));
     node.admit("a").expect("admitted");

@@ -24,7 +24,7 @@ fn at_rest_there_is_nothing_to_do() {
 
 /// Invariants 3 and 4 (`crates/divvy/tests/it/invariants.rs`).
 #[test]
-fn a_grant_ends_only_when_the_pod_is_over_and_its_processes_are_gone() {
+fn a_grant_ends_only_after_pod_and_processes() {
     type End = fn(&mut Node);
     let over: [(&str, End); 2] = [
         ("object gone", |node| node.object_gone("a")),
@@ -60,7 +60,7 @@ fn a_grant_ends_only_when_the_pod_is_over_and_its_processes_are_gone() {
 }
 
 #[test]
-fn nothing_is_taken_for_gone_before_the_list_of_pods_was_complete() {
+fn nothing_is_gone_before_the_pod_list_is_complete() {
     let mut node = running(&[4096], &[("a", 0, 3)]);
     node.processes_end("a");
     let (records, pods) = (node.records.clone(), std::mem::take(&mut node.pods));
@@ -132,8 +132,9 @@ fn a_lost_state_directory_comes_back_from_the_specs() {
     assert_eq!(node.specs.len(), 2);
 }
 
+/// Running pods come back from the kubelet's checkpoint and their allocation.
 #[test]
-fn with_the_specs_lost_too_running_pods_come_back_from_checkpoint_and_allocation() {
+fn lost_records_and_specs_come_back_from_the_checkpoint() {
     let mut node = running(&[4096], &[("a", 0, 3)]);
     let (records, specs) = (std::mem::take(&mut node.records), std::mem::take(&mut node.specs));
     // This pod is admitted but not started, so there is no grant to rebuild.
@@ -241,7 +242,7 @@ fn a_gpu_that_became_too_small_is_reported_and_takes_no_more() {
 }
 
 #[test]
-fn a_pod_that_is_known_by_its_record_only_restarts_while_the_api_server_is_away() {
+fn a_pod_restarts_from_its_record_without_the_api_server() {
     let mut node = running(&[4096], &[("a", 0, 3)]);
     node.pods.clear();
     node.synced = false;
@@ -253,7 +254,7 @@ fn a_pod_that_is_known_by_its_record_only_restarts_while_the_api_server_is_away(
 
 /// The driver's processes are compared with the grants. Each difference is reported once per pod and class, and no pod loses anything.
 #[test]
-fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
+fn a_process_without_or_beyond_a_grant_is_reported_once() {
     type Case<'a> = (&'a str, &'a [(&'a str, usize, u64)], &'a [(Class, u64)]);
     let cases: [Case<'_>; 8] = [
         ("no processes", &[], &[]),
@@ -289,8 +290,9 @@ fn a_process_where_none_was_granted_or_beyond_the_grant_is_said_once() {
     }
 }
 
+/// An escaped pod is not held to its share.
 #[test]
-fn a_pod_that_is_not_held_to_its_share_is_told_once_and_counted_each_time() {
+fn an_escaped_pod_is_told_once_and_always_counted() {
     let unguarded = |gpu: &str| Escape::Unguarded {
         uuid: gpu.to_owned(),
         pid: 4711,
@@ -399,8 +401,9 @@ fn reacting(reaction: Reaction, pods: usize) -> Node {
     node
 }
 
+/// A greedy pod has more than its share.
 #[test]
-fn the_event_says_what_happens_to_a_pod_that_has_too_much_and_comes_once() {
+fn one_event_says_what_happens_to_a_greedy_pod() {
     for (reaction, part) in [
         (Reaction::Event, "limit what the program uses"),
         (Reaction::Throttle, "wait (--on-escape throttle)"),
@@ -421,7 +424,7 @@ fn the_event_says_what_happens_to_a_pod_that_has_too_much_and_comes_once() {
 }
 
 #[test]
-fn a_pod_that_is_to_be_evicted_is_in_the_inventory_until_it_ends() {
+fn the_inventory_names_a_pod_to_evict_until_it_ends() {
     for reaction in [Reaction::Event, Reaction::Throttle, Reaction::Kill] {
         let mut node = reacting(reaction, 1);
         node.reconcile();

@@ -40,8 +40,9 @@ fn is_id(text: &str) -> bool {
 }
 
 proptest! {
+    /// The GPU starts a pod exactly if the ids of the pod and of the test are equal and the test is current.
     #[test]
-    fn a_gpu_out_of_service_starts_a_pod_exactly_if_the_ids_are_equal_and_the_test_is_current(
+    fn a_gpu_out_of_service_starts_only_its_tests_pod(
         of_pod in proptest::option::of(text()),
         looks in proptest::collection::vec((0..lasts_ms(), proptest::option::weighted(0.8, text())), 1..8),
         later in prop_oneof![0..lasts_ms(), Just(lasts_ms() - 1), Just(lasts_ms())],
@@ -78,8 +79,9 @@ proptest! {
     }
 }
 
+/// An agent that has not read its node does not open one either.
 #[test]
-fn an_agent_that_has_not_read_its_node_opens_no_gpu_to_a_test_and_neither_does_one_that_found_the_test_there() {
+fn a_test_from_before_the_agent_opens_no_gpu() {
     let mut tests = Tests::default();
     tests.look(0, &GpusOutOfService::default());
     tests.look(1, &node(Some("a")));
@@ -93,8 +95,9 @@ fn an_agent_that_has_not_read_its_node_opens_no_gpu_to_a_test_and_neither_does_o
     assert_eq!(tests.of("GPU-1", 4), None);
 }
 
+/// The agent must know which GPUs are out of service.
 #[test]
-fn no_container_starts_before_the_agent_knows_which_gpus_are_out_of_service() {
+fn no_container_starts_before_gpu_service_is_known() {
     let mut node = Node::new(&[4096]);
     node.see(simple("a", 0, 1));
     node.admit("a").expect("admitted");

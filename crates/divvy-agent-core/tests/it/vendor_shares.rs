@@ -34,8 +34,9 @@ fn share(vendor: Vendor, uid: &str, index: u32, units: u64, isolation: Option<Is
     pod
 }
 
+/// A shared GPU is offered in both ways, and a partition only as a whole.
 #[test]
-fn a_gpu_is_offered_in_both_ways_if_the_operator_says_so_of_its_vendor_and_a_partition_as_a_whole() {
+fn a_vendors_gpus_are_shared_if_the_operator_says_so() {
     let part = Partition {
         parent: "0000:19:00.0".to_owned(),
         profile: "cpx_nps1".to_owned(),
@@ -77,7 +78,7 @@ fn a_node_offers_shares_of_all_its_shared_gpus_as_one_resource() {
 }
 
 #[test]
-fn a_container_with_a_share_gets_the_devices_of_the_whole_gpu_and_gpushares_variables() {
+fn a_share_comes_with_the_gpus_devices_and_gpushare_variables() {
     for vendor in others() {
         let mut node = Node::with(sharing(vendor), vec![gpu(0, 4 * GIB), gpu_of(vendor, 0), gpu_of(vendor, 1)]);
         node.node_files.devices = BTreeMap::from([
@@ -126,8 +127,9 @@ fn a_share_of_a_gpu_and_the_whole_gpu_wait_for_each_other() {
     }
 }
 
+/// A share is limited where the kernel can do it.
 #[test]
-fn a_share_is_limited_where_the_kernel_can_do_it_and_a_whole_gpu_never() {
+fn the_kernel_limits_shares_and_never_whole_gpus() {
     for vendor in others() {
         let limited = |enforcement, pod: Pod| {
             let mut node = Node::with(sharing(vendor), vec![gpu_of(vendor, 0)]);

@@ -134,7 +134,7 @@ fn a_node_offers_the_resources_that_it_has_gpus_for() {
 }
 
 #[test]
-fn a_container_gets_the_gpus_of_its_allocation_whatever_its_ids_are() {
+fn any_ids_give_a_container_its_allocated_gpus() {
     for vendor in others() {
         let mut node = Node::with(settings(), (0..4).map(|index| gpu_of(vendor, index)).collect());
         node.node_files.devices = BTreeMap::from([
@@ -154,7 +154,7 @@ fn a_container_gets_the_gpus_of_its_allocation_whatever_its_ids_are() {
 
 /// The vendor's own plugin can share a GPU between several containers. Each then has a numbered id.
 #[test]
-fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
+fn a_running_pod_keeps_the_gpu_of_another_plugin() {
     for (vendor, id, index) in [
         (Vendor::Amd, "0000:1a:00.0", 1),
         (Vendor::Intel, "card2-0", 1),
@@ -180,7 +180,7 @@ fn the_gpu_that_another_plugin_gave_to_a_running_pod_stays_its_own() {
 }
 
 #[test]
-fn a_gpu_without_the_device_node_that_its_id_comes_from_is_named_by_its_uuid() {
+fn a_gpu_without_its_ids_node_is_named_by_uuid() {
     let gpu = Gpu {
         nodes: vec!["dri/renderD128".to_owned()],
         ..gpu_of(Vendor::Intel, 0)
@@ -192,7 +192,7 @@ fn a_gpu_without_the_device_node_that_its_id_comes_from_is_named_by_its_uuid() {
 }
 
 #[test]
-fn a_container_without_an_allocation_gets_the_gpus_that_its_ids_name() {
+fn an_unallocated_container_gets_the_gpus_of_its_ids() {
     for vendor in others() {
         let mut node = Node::with(settings(), (0..4).map(|index| gpu_of(vendor, index)).collect());
         let named = [gpu_of(vendor, 1).uuid, gpu_of(vendor, 2).uuid];
@@ -250,7 +250,7 @@ fn without_a_free_gpu_a_container_waits_until_one_is_free() {
 }
 
 #[test]
-fn the_app_containers_of_a_pod_have_different_gpus_and_use_those_of_its_init_container_again() {
+fn app_containers_have_own_gpus_and_reuse_the_init_containers() {
     let mut node = node(4);
     node.see(placed("x", &[2]));
     node.see(plain("a", &[("warm-up", Init, 2), ("one", App, 1), ("two", App, 1)]));
@@ -268,7 +268,7 @@ fn the_app_containers_of_a_pod_have_different_gpus_and_use_those_of_its_init_con
 }
 
 #[test]
-fn containers_with_the_same_ids_have_the_same_gpu_also_if_another_pod_claims_it() {
+fn same_ids_give_the_same_gpu_despite_another_claim() {
     let mut node = node(3);
     node.see(plain("a", &[("warm-up", Init, 1), ("main", App, 1)]));
     for container in ["warm-up", "main"] {
@@ -282,7 +282,7 @@ fn containers_with_the_same_ids_have_the_same_gpu_also_if_another_pod_claims_it(
 }
 
 #[test]
-fn an_allocation_of_gpus_that_the_resource_does_not_offer_is_refused() {
+fn an_allocation_of_gpus_outside_the_resource_is_refused() {
     let mut node = Node::with(settings(), vec![gpu(0, 65536), amd(0), amd(1)]);
     let whole = |uid: &str, uuid: String, whole: bool| {
         let mut pod = placed(uid, &[0]);
@@ -358,7 +358,7 @@ fn an_id_of_another_vendor_or_of_no_gpu_is_refused() {
 }
 
 #[test]
-fn the_ids_of_failed_gpus_turn_unhealthy_unless_a_pod_holds_them() {
+fn only_unheld_ids_of_failed_gpus_turn_unhealthy() {
     let mut node = node(4);
     let healthy = |node: &Node| -> Vec<bool> { node.core.devices(AMD).iter().map(|device| device.healthy).collect() };
     // Pod a is on GPU 3, but the kubelet gave it the id of GPU 0.
@@ -382,7 +382,7 @@ fn the_kubelet_is_told_which_ids_lie_on_the_allocated_gpus() {
 }
 
 #[test]
-fn without_an_allocation_the_gpus_with_the_most_links_are_preferred() {
+fn without_an_allocation_the_most_linked_gpus_are_preferred() {
     let mut gpus: Vec<Gpu> = (0..8).map(amd).collect();
     // Two hives: 0, 2, 4, 6 and 1, 3, 5, 7.
     for index in 0..8_u32 {

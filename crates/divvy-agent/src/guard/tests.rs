@@ -175,7 +175,7 @@ impl Drop for Lease {
 }
 
 #[tokio::test]
-async fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
+async fn a_changed_share_reaches_the_file_that_containers_have() {
     let bed = Bed::new().await;
     assert_eq!((bed.limits("a").bytes, bed.limits("a").rate), (1000 * MEBIBYTE, 0));
     let mounted = File::open(bed.path(LIMITS)).expect("open");
@@ -192,7 +192,7 @@ async fn a_share_that_changes_is_written_into_the_file_that_containers_have() {
 }
 
 #[tokio::test]
-async fn what_slots_with_an_owner_say_is_read_and_compared_with_the_driver() {
+async fn only_slots_with_an_owner_are_compared_with_the_driver() {
     let bed = Bed::new().await;
     let first = bed.process(0, 7, 100);
     let _second = bed.process(200, 8, 200);
@@ -210,7 +210,7 @@ async fn what_slots_with_an_owner_say_is_read_and_compared_with_the_driver() {
 }
 
 #[tokio::test]
-async fn a_file_has_its_size_its_permissions_and_its_head_again_after_each_reading_whatever_it_says() {
+async fn each_reading_restores_a_files_size_permissions_and_head() {
     let bed = Bed::new().await;
     let new = usage::file();
     let restored = || {
@@ -249,7 +249,7 @@ async fn a_file_has_its_size_its_permissions_and_its_head_again_after_each_readi
 }
 
 #[tokio::test]
-async fn the_file_of_a_pod_without_processes_is_new_when_a_container_starts() {
+async fn a_container_start_renews_the_file_of_a_pod_without_processes() {
     let bed = Bed::new().await;
     fs::write(bed.path(USAGE), [7; 100]).expect("damaged");
     bed.measure(&[]).await;
@@ -310,8 +310,9 @@ async fn an_agent_that_starts_does_not_wait_for_leases_and_names_them() {
 }
 
 /// Each question about a lock takes as long as the kernel's list of locks is, so a pod can make the search for owners as long as it wants.
+/// The file is not searched again for a while.
 #[tokio::test]
-async fn a_file_whose_owners_take_too_long_to_find_is_named_and_not_searched_again_for_a_while() {
+async fn a_file_with_a_slow_search_for_owners_is_named() {
     let bed = Bed::new().await;
     let files = ShareFiles::searching(shares(bed.state.path()), Duration::ZERO);
     let read = async || match files.run(vec![(id("a"), Job::Check)]).await.pop() {
@@ -328,7 +329,7 @@ async fn a_file_whose_owners_take_too_long_to_find_is_named_and_not_searched_aga
 }
 
 #[tokio::test]
-async fn a_share_whose_files_are_in_use_is_left_out_and_the_others_are_read() {
+async fn only_shares_with_busy_files_are_left_out() {
     let bed = Bed::new().await;
     bed.shares.hold("b", &share_of(1000, 0)).await.expect("made");
     let files = ShareFiles::new(shares(bed.state.path()));
@@ -376,7 +377,7 @@ async fn the_owners_of_slots_are_found_with_any_pattern_of_locks() {
 
 /// A program could otherwise hide the slots of the others.
 #[tokio::test]
-async fn a_file_that_hides_slots_is_a_changed_file_until_it_is_repaired() {
+async fn a_file_that_hides_slots_counts_as_changed_until_repaired() {
     let bed = Bed::new().await;
     let [first, last] = [0, 200].map(|slot| bed.process(slot, 7 + slot as u64, 100));
     assert_eq!(bed.read().await.slots.expect("readable").bytes, 200 * MEBIBYTE);
@@ -390,8 +391,9 @@ async fn a_file_that_hides_slots_is_a_changed_file_until_it_is_repaired() {
     assert_eq!(bed.change().await, None);
 }
 
+/// What the pod says about its version does not count.
 #[tokio::test]
-async fn files_of_a_later_agent_stay_as_they_are_and_what_the_pod_says_about_its_version_does_not_count() {
+async fn files_of_a_later_agent_stay_as_they_are() {
     let mut bed = Bed::new().await;
     let mut later = fs::read(bed.path(LIMITS)).expect("read");
     for copy in [0, limits::SIZE / 2] {
@@ -420,7 +422,7 @@ async fn files_of_a_later_agent_stay_as_they_are_and_what_the_pod_says_about_its
 }
 
 #[tokio::test]
-async fn a_damaged_file_of_limits_is_written_again_when_a_container_starts() {
+async fn a_container_start_repairs_a_damaged_file_of_limits() {
     let mut bed = Bed::new().await;
     fs::write(bed.path(LIMITS), [7; limits::SIZE]).expect("damaged");
     bed.restart(false).await;
@@ -434,8 +436,9 @@ async fn a_damaged_file_of_limits_is_written_again_when_a_container_starts() {
     assert_eq!(bed.limits("a").bytes, 500 * MEBIBYTE);
 }
 
+/// An agent that does not stop pods lets them go on.
 #[tokio::test]
-async fn an_agent_that_stops_pods_writes_it_and_one_that_does_not_lets_them_go_on() {
+async fn only_an_agent_that_stops_pods_marks_them_as_stopped() {
     let mut bed = Bed::new().await;
     bed.restart(true).await;
     bed.shares.hold("a", &share_of(1000, 0)).await.expect("made");
@@ -485,8 +488,9 @@ async fn a_measurement_wakes_what_waits_for_it() {
     }
 }
 
+/// An agent that starts finds the others.
 #[tokio::test]
-async fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_finds_the_others() {
+async fn only_the_files_of_a_gone_pod_are_removed() {
     let mut bed = Bed::new().await;
     bed.shares.hold("b", &share_of(10, 0)).await.expect("made");
     bed.restart(false).await;
@@ -496,8 +500,9 @@ async fn the_files_of_a_pod_that_is_gone_are_removed_and_an_agent_that_starts_fi
     assert_eq!(files::names(&shares(bed.state.path())).expect("listed"), ["b"]);
 }
 
+/// Escaped processes are those without a slot, and all of a pod that changed its file.
 #[test]
-fn processes_without_a_slot_are_meant_and_all_of_a_pod_that_changed_its_file_and_none_of_others() {
+fn only_escaped_processes_are_killed() {
     let uuid = || GPU.to_owned();
     let mut gpu = listed(&[(7, 300), (8, 300)]);
     gpu.processes[1].pod = Some("b".to_owned());
@@ -529,8 +534,9 @@ fn processes_without_a_slot_are_meant_and_all_of_a_pod_that_changed_its_file_and
     assert_eq!(killed(Escape::Crowded { uuid: uuid() }), []);
 }
 
+/// Earlier copies stay.
 #[test]
-fn the_libraries_are_copied_to_a_directory_of_their_version_and_earlier_copies_stay() {
+fn each_version_of_the_libraries_has_its_copy() {
     let state = tempfile::tempdir().expect("temp dir");
     let libraries = tempfile::tempdir().expect("temp dir");
     let write = |name: &str, content: &[u8]| std::fs::write(libraries.path().join(name), content).expect("written");

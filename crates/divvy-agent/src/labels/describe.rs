@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_labels_are_those_of_the_strategy_by_which_mig_devices_are_offered() {
+    fn labels_follow_the_strategy_for_mig_devices() {
         let device = |index| MigDevice {
             index,
             uuid: format!("MIG-{index}"),

@@ -598,8 +598,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
+        /// In the end, each of them has exactly the limit of its pod.
         #[test]
-        fn each_container_of_a_limited_pod_ends_with_exactly_the_pods_limit_and_nothing_else_has_one(
+        fn only_containers_of_limited_pods_have_a_limit(
             steps in steps(), nest in any::<bool>()
         ) {
             run(play(steps, nest));
@@ -704,7 +705,7 @@ mod tests {
     }
 
     #[test]
-    fn cgroups_without_end_cost_a_bounded_number_of_calls_and_delay_no_other_pod() {
+    fn endless_cgroups_cost_few_calls_and_delay_no_pod() {
         run(async {
             let driver = Fake::new(true);
             for i in 0..MOST + 50 {

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn new_directories_are_reported_and_a_directory_that_is_gone_leaves_nothing() {
+    async fn new_directories_are_reported_and_gone_ones_forgotten() {
         let root = tempfile::tempdir().expect("a directory");
         check(root.path()).await;
         if let Some(root) = cgroup() {

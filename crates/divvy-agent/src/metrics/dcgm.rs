@@ -360,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_in_mig_mode_has_its_own_index_and_name_and_not_those_of_a_mig_device() {
+    fn a_gpu_in_mig_mode_keeps_index_and_name() {
         let gpu = |uuid: &str, index: u32, model: &str, partition: serde_json::Value| {
             json!({"vendor": "nvidia", "uuid": uuid, "index": index, "nodes": ["nvidia1"], "pci": "0000:0a:00.0", "model": model, "cc": "8.0", "totalMiB": 4864,
                 "reserveMiB": 0, "units": 4, "heldMiB": 0, "numa": null, "health": "ok", "reason": null, "links": [], "partition": partition})
@@ -381,8 +381,9 @@ mod tests {
         assert_eq!(labels("n", &inventory, "GPU-c"), None);
     }
 
+    /// What is measured of the whole GPU has a series of its own.
     #[test]
-    fn a_divided_gpu_has_a_series_for_each_gpu_instance_and_its_own_for_what_is_measured_of_the_whole_gpu() {
+    fn a_divided_gpu_has_a_series_for_each_gpu_instance() {
         let gpu = |uuid: &str, index: u32, profile: &str| {
             json!({"vendor": "nvidia", "uuid": uuid, "index": index, "nodes": ["nvidia0"], "pci": "0000:0a:00.0", "model": format!("NVIDIA H100 MIG {profile}"),
                 "cc": "9.0", "totalMiB": 4864, "reserveMiB": 0, "units": 4, "heldMiB": 0, "numa": null, "health": "ok", "reason": null, "links": [],

@@ -187,8 +187,9 @@ mod tests {
         machine.gpus.into_iter().map(|gpu| gpu.uuid).collect()
     }
 
+    /// A GPU keeps its UUID if it was read before it was lost.
     #[test]
-    fn a_gpu_that_was_read_before_it_was_lost_keeps_its_uuid_and_another_one_gets_a_name() {
+    fn a_lost_gpu_keeps_its_uuid_or_gets_a_name() {
         let mut facts = Facts::default();
         facts.snapshot(snapshot(&[("GPU-a", 0)], &[1]));
         assert_eq!(uuids(&facts), ["GPU-a", "GPU-unreadable-1"]);
@@ -239,8 +240,9 @@ mod tests {
         }
     }
 
+    /// An unknown one is not reported.
     #[test]
-    fn a_change_names_the_gpu_or_the_mig_device_and_nothing_is_told_of_an_unknown_one() {
+    fn a_change_names_the_gpu_or_mig_device() {
         let mut found = snapshot(&[("GPU-a", 3)], &[]);
         (found.gpus[0].model, found.gpus[0].total) = ("NVIDIA A100".to_owned(), MiB(40960));
         found.gpus[0].mig_devices[0].parts = Some(MigParts {

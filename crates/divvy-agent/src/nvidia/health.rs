@@ -203,8 +203,9 @@ mod tests {
         }
     }
 
+    /// Without a named MIG device it hits the whole GPU, and both recover.
     #[test]
-    fn an_xid_hits_the_mig_device_that_the_driver_names_or_the_whole_gpu_and_both_recover() {
+    fn an_xid_hits_its_mig_device_or_the_gpu() {
         let mut health = health();
         health.snapshot(0, &snapshot());
         assert_eq!(health.fault(1, &xid(Vendor::Nvidia, "GPU-a", 79), Some("MIG-1")), ["MIG-1"]);
@@ -225,8 +226,9 @@ mod tests {
         assert_eq!((health.reason("MIG-1"), health.reason("GPU-b")), (None, None));
     }
 
+    /// The GPU's MIG devices fail too, and nothing fails if no XID matters.
     #[test]
-    fn a_gpu_and_its_mig_devices_fail_when_xids_have_not_arrived_for_a_minute_unless_no_xid_matters() {
+    fn a_gpu_fails_when_xids_cannot_arrive_for_a_minute() {
         let mut without_events = snapshot();
         for gpu in &mut without_events.gpus {
             gpu.no_events = Some(NoEvents {
@@ -245,8 +247,9 @@ mod tests {
         }
     }
 
+    /// A destroyed MIG device has not failed.
     #[test]
-    fn a_destroyed_mig_device_has_not_failed_and_one_of_a_lost_gpu_changes_with_it() {
+    fn a_mig_device_is_lost_with_its_gpu() {
         let mut health = health();
         health.snapshot(0, &snapshot());
         let mut divided = snapshot();
@@ -264,8 +267,9 @@ mod tests {
         );
     }
 
+    /// The driver is silent if it has not answered for a minute.
     #[test]
-    fn no_gpu_is_healthy_after_the_driver_was_silent_for_a_minute_until_it_answers() {
+    fn a_silent_driver_fails_all_gpus_until_it_answers() {
         let mut health = health();
         health.snapshot(0, &snapshot());
         assert!(!health.unavailable(5_000) && !health.unavailable(64_000));

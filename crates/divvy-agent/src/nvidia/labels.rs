@@ -198,8 +198,9 @@ impl Output {
 mod tests {
     use super::*;
 
+    /// The interval of the labels does not matter.
     #[test]
-    fn labels_that_could_not_be_written_are_tried_again_within_a_minute_whatever_the_interval() {
+    fn unwritten_labels_are_tried_again_within_a_minute() {
         let (short, long) = (Duration::from_secs(5), Duration::from_secs(3600));
         for (interval, after_success, after_failure) in [
             (SleepInterval::Every(short), Some(short), Some(short)),

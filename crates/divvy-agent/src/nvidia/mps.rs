@@ -498,8 +498,9 @@ mod tests {
         }
     }
 
+    /// A node on which nothing is shared is ready.
     #[tokio::test]
-    async fn a_node_is_ready_if_nothing_is_shared_and_not_if_nothing_can_be_shared() {
+    async fn a_node_that_should_share_and_cannot_is_unready() {
         let shared = "sharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}";
         for (config, expected) in [(config(&[], ""), true), (config(&["--mig-strategy=single"], shared), false)] {
             let directory = tempfile::tempdir().expect("a directory");

@@ -173,8 +173,9 @@ mod tests {
 
     use super::*;
 
+    /// An unusable file is refused at once.
     #[test]
-    fn what_is_no_usable_file_is_refused_at_once_and_an_empty_device_is_read() {
+    fn unusable_files_are_refused_and_dev_null_is_read() {
         let directory = tempfile::tempdir().expect("a directory");
         let at = |name: &str| directory.path().join(name);
         mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");

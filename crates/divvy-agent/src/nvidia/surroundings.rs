@@ -244,8 +244,9 @@ fn events(variable: impl Fn(&str) -> Option<String>, has_token: bool) -> Option<
 mod tests {
     use super::*;
 
+    /// A wrong one is named.
     #[test]
-    fn the_pace_is_that_of_the_agents_variables_and_a_wrong_one_is_named() {
+    fn the_agents_variables_set_the_pace() {
         assert_eq!(Pace::of(|_| None).expect("the default"), Pace::default());
         let given = Pace::of(|name| (name == "DIVVY_HEALTH_RECOVERY").then(|| "2s".to_owned())).expect("a duration");
         let expected = Pace {

@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gpus_that_vfio_has_are_found_and_named_and_no_other_device() {
+    fn only_gpus_that_vfio_has_are_found_and_named() {
         let root = tempfile::tempdir().expect("a directory");
         let root = root.path();
         assert_eq!(gpus(root, &[root]), []);

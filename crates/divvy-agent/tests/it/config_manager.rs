@@ -205,8 +205,9 @@ impl Bed {
     }
 }
 
+/// Every process of the given name hears of each change.
 #[tokio::test]
-async fn the_label_chooses_the_file_and_every_process_of_the_name_hears_of_each_change() {
+async fn the_label_chooses_the_file_and_all_processes_hear() {
     let mut bed = Bed::new(&["default", "fast"]).await;
     let (first, second) = (bed.receiver("first").await, bed.receiver("second").await);
     let name = &bed.options.signal.as_ref().expect("a signal").process;
@@ -237,8 +238,9 @@ async fn the_label_chooses_the_file_and_every_process_of_the_name_hears_of_each_
     assert_eq!(bed.notes(), Vec::<String>::new());
 }
 
+/// The name is reported on the node.
 #[tokio::test]
-async fn an_unknown_name_is_reported_on_the_node_and_the_previous_configuration_stays() {
+async fn an_unknown_name_keeps_the_previous_configuration() {
     let mut bed = Bed::new(&["default", "fast"]).await;
     bed.label(json!("fast"));
     bed.start();
@@ -263,7 +265,7 @@ async fn an_unknown_name_is_reported_on_the_node_and_the_previous_configuration_
 }
 
 #[tokio::test]
-async fn an_unknown_name_at_the_start_gives_what_a_node_without_label_gets() {
+async fn an_unknown_name_at_the_start_counts_like_no_label() {
     let bed = Bed::new(&["default", "fast"]).await;
     bed.label(json!("wrong"));
     bed.once().await.expect("the default is used");
@@ -278,7 +280,7 @@ async fn an_unknown_name_at_the_start_gives_what_a_node_without_label_gets() {
 }
 
 #[tokio::test]
-async fn an_edit_under_the_same_key_is_signalled_and_one_of_another_key_is_not() {
+async fn only_an_edit_of_the_key_in_use_is_signalled() {
     let mut bed = Bed::new(&["default", "fast"]).await;
     bed.once().await.expect("linked");
     let receiver = bed.receiver("signals").await;
@@ -307,8 +309,9 @@ async fn an_edit_under_the_same_key_is_signalled_and_one_of_another_key_is_not()
     assert_eq!(bed.target(), Some(bed.file("fast")));
 }
 
+/// The program does not run during the edit.
 #[tokio::test]
-async fn an_edit_while_the_program_does_not_run_is_signalled_when_it_returns() {
+async fn an_edit_in_an_absence_is_signalled_on_return() {
     let mut bed = Bed::new(&["default", "fast"]).await;
     bed.once().await.expect("linked");
     let receiver = bed.receiver("signals").await;
@@ -351,8 +354,9 @@ async fn the_signal_waits_for_the_process() {
     bed.stop().await;
 }
 
+/// The program writes it as soon as the API server answers.
 #[tokio::test]
-async fn once_writes_the_link_of_the_label_without_a_signal_as_soon_as_the_api_server_answers() {
+async fn once_writes_the_labels_link_without_a_signal() {
     let bed = Bed::new(&["default", "fast"]).await;
     bed.label(json!("fast"));
     let receiver = bed.receiver("signals").await;
@@ -454,7 +458,7 @@ fn program(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn wrong_settings_end_the_program_with_status_1_and_nvidias_text() {
+fn wrong_settings_end_with_status_1_and_nvidias_text() {
     let required = ["--node-name=n", "--config-file-srcdir=/s", "--config-file-dst=/d"];
     for (arguments, text) in [
         (&[][..], "invalid <node-name>: must not be empty string"),

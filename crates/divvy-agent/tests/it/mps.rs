@@ -220,8 +220,9 @@ fn smi(gpu: u32, mode: &str) -> String {
     format!("nvidia-smi -i {} -c {mode}", uuid(gpu))
 }
 
+/// The daemon's marker says in which pod it runs.
 #[tokio::test]
-async fn the_daemon_for_shares_serves_every_gpu_without_limits_and_says_in_which_pod_it_runs() {
+async fn the_daemon_for_shares_serves_every_gpu_without_limits() {
     let mut bed = Bed::new(&[A100; 2]);
     bed.surroundings.mps.for_shares = true;
     bed.surroundings.mps.pod = "6b8e5a3c-0000-4000-8000-000000000001".to_owned();
@@ -247,8 +248,9 @@ async fn the_daemon_for_shares_serves_every_gpu_without_limits_and_says_in_which
     assert_eq!(bed.count("DEFAULT"), 2);
 }
 
+/// The container does not have the driver's programs.
 #[tokio::test]
-async fn the_drivers_programs_run_in_the_drivers_root_directory_if_the_container_does_not_have_them() {
+async fn missing_programs_run_in_the_drivers_root_directory() {
     if !divvy_skip::root("change the root directory of a process") {
         return;
     }
@@ -342,7 +344,7 @@ async fn on_a_node_with_selinux_containers_may_use_the_connections() {
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_is_withdrawn_and_started_again_with_its_limits() {
+async fn a_dead_daemon_is_withdrawn_and_restarted_with_its_limits() {
     let bed = Bed::new(&[A100]);
     bed.configure(&replicas(2));
     let running = bed.start();
@@ -383,7 +385,7 @@ async fn a_daemon_whose_limits_are_not_what_was_set_never_serves() {
 }
 
 #[tokio::test]
-async fn a_failed_start_is_tried_again_and_programs_that_hang_are_killed() {
+async fn failed_starts_are_repeated_and_hanging_programs_killed() {
     let mut bed = Bed::new(&[A100]);
     bed.surroundings.mps.deadline = Duration::from_secs(1);
     bed.configure(&replicas(2));
@@ -413,7 +415,7 @@ async fn a_failed_start_is_tried_again_and_programs_that_hang_are_killed() {
 }
 
 #[tokio::test]
-async fn a_changed_configuration_restarts_only_the_daemons_that_it_concerns() {
+async fn a_new_configuration_restarts_only_the_daemons_it_concerns() {
     let bed = Bed::new(&[A100, "NVIDIA H100 80GB HBM3"]);
     let configure = |a100: u32, h100: &str| {
         let patterns = "resources: {gpus: [{pattern: '*A100*', name: a100}, {pattern: '*', name: h100}]}\n";
@@ -445,7 +447,7 @@ async fn a_changed_configuration_restarts_only_the_daemons_that_it_concerns() {
 }
 
 #[tokio::test]
-async fn what_a_killed_run_left_behind_is_cleared_before_anything_is_served() {
+async fn leftovers_of_a_killed_run_are_cleared_before_serving() {
     let bed = Bed::new(&[A100]);
     bed.configure(&replicas(2).replace("sharing", "flags: {failOnInitError: false}\nsharing"));
     std::fs::write(bed.at("control.state"), r#"{"initError":9}"#).expect("written");
@@ -498,7 +500,7 @@ async fn a_gpu_that_could_not_be_opened_is_opened_by_the_next_run() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_does_not_suit_the_node_is_refused_with_nvidias_texts() {
+async fn an_unsuitable_configuration_is_refused_with_nvidias_texts() {
     let bed = Bed::new(&[A100]);
     bed.configure(&replicas(49));
     let error = ended(bed.start()).await.expect_err("too many").to_string();
@@ -613,7 +615,7 @@ async fn the_plugin_serves_only_while_the_daemon_serves() {
 }
 
 #[tokio::test]
-async fn a_container_that_starts_while_the_daemon_restarts_waits_for_it() {
+async fn a_container_waits_for_a_daemon_that_restarts() {
     let mut bed = Bed::new(&[A100]);
     bed.surroundings.mps.intervals.grace = 600_000;
     bed.configure(&replicas(2));
@@ -656,7 +658,7 @@ async fn a_container_that_starts_while_the_daemon_restarts_waits_for_it() {
 }
 
 #[tokio::test]
-async fn without_the_control_program_the_marker_alone_counts_for_the_plugin() {
+async fn without_the_control_program_only_the_marker_counts() {
     let bed = Bed::new(&[A100]);
     bed.configure(&replicas(2));
     std::fs::remove_file(bed.at("bin").join(CONTROL)).expect("removed");
@@ -723,8 +725,9 @@ impl std::io::Write for OfThread {
     }
 }
 
+/// The memory of a container's processes counts together.
 #[tokio::test]
-async fn a_container_whose_processes_together_use_more_than_its_share_is_named() {
+async fn a_container_is_named_if_its_processes_exceed_its_share() {
     let log = Log::default();
     let _guard = log.record();
     let bed = Bed::new(&[A100]);

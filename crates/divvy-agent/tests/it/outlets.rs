@@ -69,7 +69,7 @@ async fn event(api: &ApiServer, reason: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_gpu_that_fails_and_recovers_is_shown_in_metrics_and_by_events() {
+async fn metrics_and_events_show_a_gpus_failure_and_recovery() {
     let (bed, address) = bed(2);
     let plugin = PluginBed::new(&bed, &[]).await;
     page_is(address, "/readyz", "200", "ok").await;
@@ -119,8 +119,9 @@ async fn a_gpu_that_fails_and_recovers_is_shown_in_metrics_and_by_events() {
     );
 }
 
+/// The plugin is ready after a new configuration, too.
 #[tokio::test]
-async fn a_plugin_is_ready_when_the_kubelet_watches_its_devices_also_after_a_new_configuration() {
+async fn a_plugin_is_ready_when_the_kubelet_watches_its_devices() {
     let (bed, address) = bed(1);
     std::fs::write(bed.at("control.state"), r#"{"initError":9}"#).expect("written");
     let plugin = PluginBed::new(&bed, &["--fail-on-init-error=false"]).await;
@@ -146,8 +147,9 @@ async fn a_plugin_whose_mps_daemon_does_not_serve_is_not_ready() {
     stop(plugin.running).await;
 }
 
+/// The attempts end then.
 #[tokio::test]
-async fn a_missing_right_to_create_events_is_logged_once_and_ends_the_attempts() {
+async fn a_missing_right_to_events_is_logged_once() {
     let log = Log::default();
     let _guard = log.record();
     let (bed, address) = bed(2);
@@ -193,7 +195,7 @@ async fn an_api_server_that_hangs_does_not_delay_the_devices() {
 }
 
 #[tokio::test]
-async fn a_driver_that_stops_answering_and_answers_again_is_reported_by_events() {
+async fn events_report_a_silent_driver_and_its_return() {
     let (mut bed, address) = bed(1);
     bed.surroundings.pace.silence = Duration::from_millis(500);
     let plugin = PluginBed::new(&bed, &[]).await;

@@ -38,7 +38,7 @@ use crate::exchange::{exchange, serves_both_formats};
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[tokio::test]
-async fn a_pod_starts_on_the_gpu_of_its_allocation_and_outlives_the_agent() {
+async fn a_pod_starts_on_its_gpu_and_outlives_the_agent() {
     let mut bed = Bed::new(&[16384, 15109]).await;
     bed.memory_is(30, 30).await;
     bed.inventory(|inventory| inventory.total_units() == 30).await;
@@ -71,8 +71,9 @@ async fn a_pod_starts_on_the_gpu_of_its_allocation_and_outlives_the_agent() {
     bed.stop_agent().await;
 }
 
+/// A node is ready with the resources that it offers.
 #[tokio::test]
-async fn a_node_is_ready_with_the_resources_that_it_offers_and_offers_others_when_their_driver_comes() {
+async fn a_ready_node_offers_more_when_another_driver_comes() {
     let mut bed = Bed::new(&[]).await;
     bed.machine.send_modify(|machine| machine.amd = 2);
     let whole = Vendor::Amd.whole_resource();
@@ -315,7 +316,7 @@ fn libcudas(spec: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grants_follow() {
+async fn a_driver_upgrade_renews_the_spec_and_the_grants() {
     let mut bed = Bed::with(&[16384], |spec| {
         let root = spec.paths().sys_root;
         install_driver(&root, None, "550.54.15");
@@ -405,8 +406,9 @@ async fn after_an_upgrade_of_the_driver_the_agent_makes_the_spec_again_and_grant
     bed.stop_agent().await;
 }
 
+/// The spec follows a new division.
 #[tokio::test]
-async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_new_division() {
+async fn the_agents_spec_names_mig_devices_like_the_driver() {
     let divide = |root: &Path, instance: u32| {
         let directory = root.join(format!("proc/driver/nvidia/capabilities/gpu1/mig/gi{instance}/ci0"));
         std::fs::create_dir_all(directory).expect("made");
@@ -479,8 +481,9 @@ async fn the_agents_own_spec_names_mig_devices_as_the_driver_does_and_follows_a_
     bed.stop_agent().await;
 }
 
+/// The agent cannot make the spec again.
 #[tokio::test]
-async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted() {
+async fn a_stale_spec_is_reported_once_and_counted() {
     let mut bed = Bed::with(&[4096], |spec| {
         let root = spec.paths().sys_root;
         std::fs::create_dir_all(root.join("etc/cdi")).expect("made");
@@ -525,8 +528,9 @@ async fn a_stale_spec_that_the_agent_cannot_make_again_is_said_once_and_counted(
     bed.stop_agent().await;
 }
 
+/// All three report it until the driver is installed.
 #[tokio::test]
-async fn where_no_driver_is_installed_node_pod_and_inventory_say_so_until_it_is() {
+async fn node_pod_and_inventory_report_a_missing_driver() {
     let mut bed = Bed::new(&[4096]).await;
     bed.memory_is(4, 4).await;
     let first = |kind: &'static str| {
@@ -563,7 +567,7 @@ async fn where_no_driver_is_installed_node_pod_and_inventory_say_so_until_it_is(
 
 /// The kubelet permanently rejects a pod that arrives while it has no devices. A successful registration does not mean that it has them.
 #[tokio::test]
-async fn a_node_is_unschedulable_whenever_its_kubelet_does_not_have_the_devices() {
+async fn a_node_is_unschedulable_while_its_kubelet_lacks_devices() {
     let mut bed = Bed::with(&[4096], |spec| spec.timings.dial = Duration::from_millis(200)).await;
     for round in 0..3 {
         bed.inventory(|inventory| !inventory.unschedulable).await;
@@ -586,8 +590,9 @@ async fn a_node_is_unschedulable_whenever_its_kubelet_does_not_have_the_devices(
 }
 
 /// The kubelet permanently rejects a pod that arrives while no plugin is registered.
+/// The agent says first that it stops.
 #[tokio::test]
-async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_their_way() {
+async fn a_stopping_agent_serves_pods_on_their_way() {
     let mut bed = Bed::new(&[4096]).await;
     bed.memory_is(4, 4).await;
     // The pod's start is delayed, and the agent does not hear of the pod, as if it was bound at the very last moment.
@@ -606,7 +611,7 @@ async fn an_agent_that_is_stopped_says_so_first_and_serves_the_pods_that_are_on_
 
 /// The agent's watch lags behind, and the kubelet is about to call it for a pod that was bound at the last moment.
 #[tokio::test]
-async fn an_agent_that_is_stopped_asks_for_the_pods_that_its_watch_did_not_tell_of() {
+async fn a_stopping_agent_asks_for_pods_its_watch_missed() {
     let mut bed = Bed::with(&[4096], |spec| spec.timings.allocate = Duration::from_millis(600)).await;
     bed.memory_is(4, 4).await;
     bed.stop_agent().await;
@@ -624,7 +629,7 @@ async fn an_agent_that_is_stopped_asks_for_the_pods_that_its_watch_did_not_tell_
 
 /// Otherwise the kubelet's ids name another GPU, and a plugin that comes after the agent gives the pod's GPU to another pod.
 #[tokio::test]
-async fn a_pod_of_which_the_watch_did_not_tell_yet_gets_ids_of_its_gpu() {
+async fn a_pod_the_watch_missed_gets_ids_of_its_gpu() {
     let mut bed = Bed::new(&[4096, 4096]).await;
     bed.memory_is(8, 8).await;
     bed.stop_agent().await;
@@ -644,8 +649,9 @@ async fn a_pod_of_which_the_watch_did_not_tell_yet_gets_ids_of_its_gpu() {
 }
 
 /// With a role without `list` (kube-rs lists before it watches), the inventory is written, but the agent would not notice its removal.
+/// The agent says why it is not ready.
 #[tokio::test]
-async fn an_agent_that_may_not_watch_its_node_is_not_ready_and_says_so() {
+async fn an_agent_that_may_not_watch_its_node_is_unready() {
     let mut bed = Bed::new(&[4096]).await;
     bed.stop_agent().await;
     let forbidden = Effect::Refuse(403);
@@ -699,7 +705,7 @@ async fn without_a_probe_the_agent_waits_and_says_so() {
 }
 
 #[tokio::test]
-async fn half_requests_and_large_headers_do_not_block_the_kubelets_probes() {
+async fn half_requests_and_large_headers_block_no_kubelet_probe() {
     let mut bed = Bed::new(&[4096]).await;
     bed.ready_is(200, "ok").await;
     let address = bed.config.metrics.expect("served");

@@ -69,8 +69,9 @@ async fn a_tegra_is_found_when_its_nvml_answers_later() {
     stop(plugin.running).await;
 }
 
+/// The error says what to use instead.
 #[tokio::test]
-async fn what_a_tegra_cannot_do_ends_the_plugin_with_what_to_use_instead() {
+async fn what_a_tegra_cannot_do_ends_the_plugin_with_advice() {
     let mps = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}\n";
     for (config, arguments, part) in [
         (

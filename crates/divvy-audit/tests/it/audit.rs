@@ -147,8 +147,9 @@ fn a_sound_history_has_no_findings() {
     assert_eq!((summary.containers, summary.most), (3, MiB(32 * 1024)));
 }
 
+/// The finding says whether containers of the pods ran at the same time.
 #[test]
-fn a_gpu_that_was_given_twice_is_found_and_whether_containers_ran() {
+fn a_gpu_given_twice_is_found() {
     let on_paper = check(
         "on paper",
         vec![
@@ -281,8 +282,9 @@ fn each_fault_of_an_allocation_is_found() {
     }
 }
 
+/// It counts with what it was bound with and with what it says now.
 #[test]
-fn an_allocation_that_was_changed_holds_what_it_was_bound_with_as_well() {
+fn a_changed_allocation_still_holds_its_bound_memory() {
     check(
         "shrunk by hand, and given again",
         vec![
@@ -347,8 +349,9 @@ fn each_fault_of_a_container_is_found() {
     check("another node", facts, &["ran-elsewhere"]);
 }
 
+/// The container must also run on the GPU of its allocation.
 #[test]
-fn a_container_with_a_whole_gpu_runs_on_it_and_without_variables_about_shares() {
+fn a_whole_gpu_container_has_no_share_variables() {
     let placed = |uuid: String| {
         let mut pod = running(bound("a", "n1", 0, 16));
         pod.request = whole_request(Vendor::Nvidia, &[(ContainerKind::App, 1)]);
@@ -411,7 +414,7 @@ fn containers_beyond_a_gpu_are_found_by_their_own_reports_alone() {
 }
 
 #[test]
-fn a_report_that_was_written_down_before_its_binding_waits_for_it() {
+fn an_early_report_waits_for_its_binding() {
     check(
         "early",
         vec![
@@ -441,8 +444,9 @@ fn a_report_that_was_written_down_before_its_binding_waits_for_it() {
     );
 }
 
+/// The doubt about a pod that vanished while it ran lasts until its end is seen.
 #[test]
-fn memory_of_a_pod_that_vanished_while_it_ran_is_in_doubt_until_its_end_is_seen() {
+fn a_vanished_pods_memory_stays_in_doubt() {
     let vanish = |then: Vec<(i64, Fact)>| {
         let mut facts = vec![
             (1, there(running(bound("a", "n1", 0, 10)))),
@@ -656,7 +660,7 @@ fn where_all_nodes_were_listed_an_unknown_node_does_not_exist() {
 }
 
 #[test]
-fn a_history_without_gpu_memory_is_empty_and_one_with_any_is_not() {
+fn only_a_history_without_gpu_memory_is_empty() {
     let cpu = || Node {
         inventory: None,
         capacity_units: 0,
@@ -827,8 +831,9 @@ fn on_whole_gpus(pods: &[Pod]) -> Vec<&'static str> {
     audit.finish(None).findings.iter().map(|finding| finding.what.id()).collect()
 }
 
+/// GPUs that the kubelet has chosen are no finding.
 #[test]
-fn a_whole_gpu_has_one_pod_and_gpus_of_the_kubelets_choice_are_no_finding() {
+fn a_whole_gpu_has_one_pod() {
     let unnamed = Pod {
         node: Some("n1".to_owned()),
         ..amd_pending("unnamed", 1)

@@ -94,8 +94,9 @@ fn requests() -> impl Strategy<Value = Vec<u64>> {
 }
 
 proptest! {
+    /// It is so in a look and in the history, while the node names that unit.
     #[test]
-    fn a_pod_of_a_former_unit_is_sound_in_a_look_and_in_the_history_while_its_node_names_that_unit(
+    fn a_pod_of_a_former_unit_is_sound(
         before in a_unit(), now in a_unit(), units in requests(),
     ) {
         let pod = bound("a", &units, before);
@@ -106,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn an_allocation_that_is_right_in_no_unit_of_its_node_is_a_fault(
+    fn an_allocation_right_in_no_unit_is_faulty(
         before in a_unit(), now in a_unit(), units in requests(), at in any::<prop::sample::Index>(), memory in 0_u64..60_000, of_container: bool,
     ) {
         let mut pod = bound("a", &units, before);
@@ -123,8 +124,9 @@ proptest! {
         prop_assert_eq!(found.contains(&"allocation-not-as-asked"), !right, "{:?}", found);
     }
 
+    /// A pod that holds memory no more needs no excuse.
     #[test]
-    fn a_unit_that_its_node_does_not_name_excuses_nobody_who_still_holds_memory(before in a_unit(), now in a_unit(), units in requests()) {
+    fn an_unnamed_unit_excuses_no_memory_holder(before in a_unit(), now in a_unit(), units in requests()) {
         let pod = bound("a", &units, before);
         let found = look(&node(400_000, now, &[]), &pod);
         prop_assert_eq!(found.contains(&"allocation-not-as-asked"), before != now);
@@ -147,7 +149,7 @@ proptest! {
 }
 
 #[test]
-fn less_than_what_a_pod_asks_for_frees_nothing_where_no_unit_explains_it() {
+fn an_unexplained_small_allocation_frees_nothing() {
     let pod = bound("a", &[4], unit(256));
     for (others, used) in [(vec![], 4096), (vec![unit(512)], 4096), (vec![unit(256)], 1024)] {
         let mut ledger = Ledger::new(GIB);
@@ -160,7 +162,7 @@ fn less_than_what_a_pod_asks_for_frees_nothing_where_no_unit_explains_it() {
 /// The agent publishes its inventory before the kubelet has received the devices. For a moment, the node's capacity is in the
 /// former unit.
 #[test]
-fn no_memory_is_called_promised_twice_while_the_kubelet_has_not_caught_up_with_the_unit() {
+fn a_lagging_kubelet_causes_no_double_promise_finding() {
     let (before, now) = (GIB, unit(256));
     let mut node = node(16384, now, &[before]);
     node.capacity_units = 16;
@@ -178,7 +180,7 @@ fn no_memory_is_called_promised_twice_while_the_kubelet_has_not_caught_up_with_t
 
 /// 15109 MiB are 59 units of 256 MiB, or 14 units of 1 GiB.
 #[test]
-fn memory_that_the_present_unit_rounds_off_is_kept_for_pods_that_have_it() {
+fn rounded_off_memory_stays_with_its_pods() {
     let pods = [bound("a", &[32], unit(256)), bound("b", &[27], unit(256))];
     let node = node(15109, GIB, &[unit(256)]);
     let mut ledger = Ledger::new(GIB);

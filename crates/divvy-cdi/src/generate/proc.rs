@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn case_34_minors_of_capabilities_are_read_and_other_lines_skipped() {
+    fn case_34_only_capability_minors_are_read() {
         let found = mig_minors(
             "config 1\nmonitor 2\ninvalidLine\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\nx y z 5\ngpu1/gi0/access -1\n 7",
         );

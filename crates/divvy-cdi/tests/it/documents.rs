@@ -153,7 +153,7 @@ fn case_30_a_bad_documents_are_refused_with_field_and_rule() {
 }
 
 #[test]
-fn what_readers_let_pass_though_the_standard_does_not_is_a_warning() {
+fn a_tolerated_violation_is_only_a_warning() {
     let long = "c".repeat(64);
     for (text, part) in [
         (with("0.3.0", &format!("v/{long}"), DEVICE, ""), "kind: a vendor has at most"),

@@ -55,7 +55,7 @@ fn a_debian_host_with_two_gpus() {
 }
 
 #[test]
-fn links_of_debians_alternatives_lead_to_the_libraries_of_a_branch() {
+fn debian_alternatives_lead_to_the_branchs_libraries() {
     let generated = of_nvidia(&kinds::debian_alternatives());
     assert_eq!(driver_version(&generated.spec), Some("470.256.02"));
     for (name, file) in [("libcuda.so.1", "libcuda.so"), ("libnvidia-ml.so.1", "libnvidia-ml.so")] {
@@ -183,7 +183,7 @@ fn a_machine_without_gpus_gets_no_spec_and_is_told_what_to_do() {
 /// On the machine of NVIDIA's own tests, a spec has everything that NVIDIA's generator writes: the same device nodes and variables, and the same
 /// files at the same paths. NVIDIA's five hooks are missing; mounts under additional names do the work of the first one.
 #[test]
-fn case_33_a_all_that_nvidias_generator_mounts_is_there_without_its_hooks() {
+fn case_33_a_nvidias_mounts_are_there_without_its_hooks() {
     let lib = "/lib/x86_64-linux-gnu";
     let mut machine = Machine::default();
     machine
@@ -502,8 +502,9 @@ fn wrong_vendors_and_classes_are_refused() {
     }
 }
 
+/// Libraries of 32 bits are not taken.
 #[test]
-fn libraries_elsewhere_are_found_by_the_cache_alone_and_those_of_32_bits_are_not_taken() {
+fn only_the_cache_finds_libraries_elsewhere() {
     let mut machine = Machine::default();
     machine
         .driver("", "/var/lib/nvidia/lib64", "550.54.15")
@@ -622,7 +623,7 @@ fn a_mig_device_without_its_capabilities_is_left_out_and_named() {
 }
 
 #[test]
-fn a_spec_is_stale_when_a_device_has_another_number_than_in_the_kernel() {
+fn a_device_number_unlike_the_kernels_is_stale() {
     let mut machine = kinds::debian();
     machine.file(
         "/proc/devices",

@@ -28,8 +28,9 @@ fn moved(from: &str, to: &str, side: Side) -> (Value, usize) {
     (serde_json::to_value(&spec).expect("JSON"), changed)
 }
 
+/// Arguments of hooks stay as they are.
 #[test]
-fn case_32_a_the_machines_paths_move_by_whole_components_and_arguments_of_hooks_stay() {
+fn case_32_a_host_paths_move_by_whole_components() {
     let mut expected = spec();
     expected["cdiVersion"] = json!("0.5.0");
     expected["devices"][0]["containerEdits"]["deviceNodes"][0] =
@@ -69,7 +70,7 @@ fn what_is_moved_there_and_back_is_what_it_was() {
 
 /// A redundant `hostPath` in the original spec stays if the path does not move.
 #[test]
-fn a_path_of_the_machines_that_is_the_containers_stays_written_where_nothing_moves() {
+fn a_redundant_host_path_stays_if_nothing_moves() {
     let mut original = spec();
     original["cdiVersion"] = json!("0.5.0");
     original["devices"][0]["containerEdits"]["deviceNodes"][1] = json!({"path": "/dev/x", "hostPath": "/dev/x"});

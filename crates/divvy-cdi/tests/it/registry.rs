@@ -24,8 +24,9 @@ fn env(registry: &Registry, devices: &[&str]) -> Result<Vec<String>, Unresolved>
     Ok(edits.into_iter().flat_map(|edits| edits.env.clone()).collect())
 }
 
+/// The edits of a spec itself come once, before those of its first device.
 #[test]
-fn edits_come_in_the_order_of_the_request_and_a_specs_own_once_before_its_first_device() {
+fn edits_come_in_the_order_of_the_request() {
     let registry = Registry::new(vec![file("/b", 0, &["x"]), file("/a", 0, &["y", "z"])]);
     assert_eq!(
         env(&registry, &["v/c=z", "v/c=x", "v/c=y"]),
@@ -62,8 +63,9 @@ fn case_29_b_the_directory_of_the_higher_priority_wins() {
     );
 }
 
+/// The files are in one directory, and both are named.
 #[test]
-fn case_29_a_a_device_in_two_files_of_one_directory_is_nobodys_and_both_files_are_named() {
+fn case_29_a_a_device_in_two_files_is_nobodys() {
     for higher in [None, Some(file("/var/run/cdi/c.yaml", 1, &["a"]))] {
         let mut files = vec![file("/etc/cdi/a.yaml", 0, &["a"]), file("/etc/cdi/b.yaml", 0, &["a", "b"])];
         files.extend(higher);

@@ -114,7 +114,7 @@ fn what_is_generated_holds_the_standards_schema() {
 }
 
 #[test]
-fn the_standards_good_documents_are_taken_and_its_bad_ones_refused() {
+fn only_the_standards_good_documents_are_accepted() {
     let Some(directory) = directory() else { return };
     let schema = schema(&directory);
     let errors = |path: &Path| {

@@ -60,7 +60,7 @@ fn taint(key: &str) -> Vec<Taint> {
 }
 
 #[test]
-fn an_amount_of_bytes_is_answered_by_the_number_of_units_to_write() {
+fn an_amount_of_bytes_is_answered_in_units() {
     for (unit, amount, write) in [
         (Some(1024), "3Gi", "write 3 (one unit is 1 GiB in this cluster)"),
         (Some(256), "3Gi", "write 12 (one unit is 256MiB in this cluster)"),
@@ -108,8 +108,9 @@ fn a_number_that_the_api_server_shortened_is_no_amount_of_bytes() {
     assert_eq!(line.status, Status::Pass, "{line:?}");
 }
 
+/// Only a pod that still waits for the resource counts.
 #[test]
-fn a_pod_that_waits_for_a_resource_of_no_node_does_not_ask_with_effect() {
+fn a_resource_of_no_node_is_a_warning() {
     let line = said("K13", |cluster| cluster.pods.push(waiting("tutorial", "nvidia.com/gpu", "1")));
     assert_eq!(line.status, Status::Warn);
     assert_eq!(line.found, "ml/tutorial requests nvidia.com/gpu, which no node offers");
@@ -172,7 +173,7 @@ fn pods_that_are_not_judged_are_named_with_the_reason() {
 
 /// A grant replaces the variable only in the containers that request GPU memory.
 #[test]
-fn a_container_beside_one_with_a_grant_has_the_variable_as_it_set_it() {
+fn a_container_without_a_grant_keeps_its_variable() {
     let line = said("K14", |cluster| {
         let mut two = granted(asking("two", "aliyun.com/gpu-mem", "3"));
         two.spec
@@ -185,7 +186,7 @@ fn a_container_beside_one_with_a_grant_has_the_variable_as_it_set_it() {
 }
 
 #[test]
-fn only_the_pods_that_failed_at_their_admission_are_to_be_deleted() {
+fn only_pods_that_failed_admission_should_be_deleted() {
     let line = said("K16", |cluster| {
         for (namespace, name, reason) in [
             ("ml", "a", "UnexpectedAdmissionError"),
@@ -208,7 +209,7 @@ fn only_the_pods_that_failed_at_their_admission_are_to_be_deleted() {
 }
 
 #[test]
-fn a_pod_that_waits_names_the_taint_that_it_does_not_tolerate_of_a_node() {
+fn a_waiting_pod_names_its_untolerated_taint() {
     // The other node has no taint, but also no free memory.
     let line = said("K09", |cluster| {
         cluster.daemon_sets[0].spec.template.spec.tolerations = vec![Toleration {
@@ -230,8 +231,9 @@ fn a_pod_that_waits_names_the_taint_that_it_does_not_tolerate_of_a_node() {
     );
 }
 
+/// The pod would not run on the node without the taint either.
 #[test]
-fn a_taint_of_a_node_that_a_pod_would_not_run_on_anyway_is_not_in_its_way() {
+fn an_unsuitable_nodes_taint_blocks_no_pod() {
     let tolerant = Toleration {
         operator: "Exists".to_owned(),
         ..Toleration::default()
@@ -254,7 +256,7 @@ fn a_taint_of_a_node_that_a_pod_would_not_run_on_anyway_is_not_in_its_way() {
 /// After `kubeadm init`, a control plane is the only node of its cluster. Its taint also keeps off an agent that is intended to
 /// run there.
 #[test]
-fn the_taint_of_a_control_plane_counts_where_the_agent_is_meant_to_run() {
+fn a_control_plane_taint_counts_for_intended_agents() {
     let control_plane = |cluster: &mut Cluster| cluster.nodes[1].spec.taints = taint("node-role.kubernetes.io/control-plane");
     let line = said("K09", control_plane);
     assert_eq!(line.status, Status::Fail, "{line:?}");
@@ -270,7 +272,7 @@ fn the_taint_of_a_control_plane_counts_where_the_agent_is_meant_to_run() {
 }
 
 #[test]
-fn a_node_that_has_lost_the_label_of_the_agent_is_named_with_the_command() {
+fn a_lost_agent_label_names_node_and_command() {
     type Sign = fn(&mut Cluster);
     let signs: [(Sign, &str); 3] = [
         (
@@ -366,7 +368,7 @@ fn a_node_whose_gpus_divvy_offers_in_both_ways_has_one_plugin() {
 
 /// The agent shares a GPU and a MIG device, and offers them as a whole in one way. What it does not offer is of another plugin.
 #[test]
-fn whole_mig_devices_that_divvy_does_not_offer_are_of_another_plugin() {
+fn unoffered_mig_devices_belong_to_another_plugin() {
     let found = |whole: [Option<&str>; 2], profile: Option<&str>, resource: &'static str| {
         let line = said("K04", |cluster| {
             let node = &mut cluster.nodes[1];
@@ -404,8 +406,9 @@ fn whole_mig_devices_that_divvy_does_not_offer_are_of_another_plugin() {
     assert_eq!(found([None; 2], None, gpu), of_another(gpu));
 }
 
+/// Other nodes still offer the resource.
 #[test]
-fn a_node_that_offers_nothing_any_more_is_named_though_others_do() {
+fn a_node_that_offers_nothing_now_is_named() {
     let line = said("K03", |cluster| {
         let status = &mut cluster.nodes[1].status;
         (status.capacity, status.allocatable) = (map(&[("aliyun.com/gpu-mem", "0")]), map(&[("aliyun.com/gpu-mem", "0")]));
@@ -418,7 +421,7 @@ fn a_node_that_offers_nothing_any_more_is_named_though_others_do() {
 
 /// A check cannot run without the lists that it needs, and does not depend on the other lists.
 #[test]
-fn a_list_that_was_refused_keeps_those_checks_alone_from_looking_that_need_it() {
+fn a_refused_list_blocks_only_its_checks() {
     for (plural, ids) in [
         (
             "nodes",
@@ -443,8 +446,9 @@ fn a_list_that_was_refused_keeps_those_checks_alone_from_looking_that_need_it() 
     }
 }
 
+/// The finding repeats what the agent of each such node says.
 #[test]
-fn each_node_without_the_drivers_libraries_is_named_with_what_its_agent_says() {
+fn a_node_without_driver_libraries_is_named() {
     let line = said("K19", |cluster| {
         publish(cluster, 0, 1024);
         let text =

@@ -29,7 +29,7 @@ fn pod(command: &str, mounts: &str, volumes: &str) -> String {
 }
 
 #[test]
-fn the_configuration_is_found_however_a_distribution_starts_kube_scheduler() {
+fn every_distributions_scheduler_configuration_is_found() {
     let file = "/etc/kubernetes/divvy.yaml";
     let all = (
         "[{name: k, mountPath: /etc/kubernetes/}]",
@@ -191,7 +191,7 @@ fn a_kubeconfig_that_kube_scheduler_cannot_read_is_named() {
 }
 
 #[test]
-fn what_scheduler_config_refuses_keeps_kube_scheduler_from_starting() {
+fn what_scheduler_config_refuses_stops_kube_scheduler() {
     let host = debian();
     let mut facts = facts(&host);
     facts.scheduler_file = Asked::Answer(SchedulerFile {

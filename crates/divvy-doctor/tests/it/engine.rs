@@ -50,7 +50,7 @@ fn containerd_1_without_a_configuration_does_none() {
 
 /// Both containerd 1 and containerd 2 read files of version 2. In containerd 2, CDI is enabled even if the file does not set it.
 #[test]
-fn a_file_that_says_nothing_of_cdi_means_what_the_containerd_that_reads_it_does() {
+fn a_file_silent_on_cdi_means_containerds_default() {
     let mut host = without_configuration();
     host.files.file("/etc/containerd/config.toml", "version = 2\n");
     let newer = with_package(host.clone(), "2.0.5-1");
@@ -60,7 +60,7 @@ fn a_file_that_says_nothing_of_cdi_means_what_the_containerd_that_reads_it_does(
 }
 
 #[test]
-fn where_the_version_of_containerd_is_not_known_nobody_claims_that_it_does_no_cdi() {
+fn nobody_claims_that_an_unknown_containerd_lacks_cdi() {
     let host = without_configuration();
     for id in ["R09", "R10", "R15"] {
         let line = said(id, &host, |_| {});
@@ -85,7 +85,7 @@ fn where_the_version_of_containerd_is_not_known_nobody_claims_that_it_does_no_cd
 }
 
 #[test]
-fn runtime_classes_that_may_not_be_listed_are_not_taken_for_none() {
+fn unlistable_runtime_classes_do_not_count_as_none() {
     let mut host = debian();
     host.containerd("enable_cdi = true", "enable_cdi = false");
     let line = said("R10", &host, |facts| {
@@ -155,8 +155,9 @@ fn with_files(main: &str, imported: &str) -> Host {
 
 const RUNTIME: &str = ".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/nvidia-container-runtime\"\n";
 
+/// They must suit each other, too.
 #[test]
-fn versions_of_files_are_compared_with_each_other_and_with_what_the_installed_containerd_reads() {
+fn file_versions_must_suit_the_installed_containerd() {
     let old = format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"{RUNTIME}");
     let new = |version: u32| format!("version = {version}\n[plugins.\"io.containerd.cri.v1.runtime\"{RUNTIME}");
     let unknown = "";
@@ -220,7 +221,7 @@ fn versions_of_files_are_compared_with_each_other_and_with_what_the_installed_co
 }
 
 #[test]
-fn the_version_of_containerd_is_known_from_the_package_of_each_distribution() {
+fn each_distributions_package_tells_containerds_version() {
     let new = format!("version = 2\n[plugins.\"io.containerd.cri.v1.runtime\"{RUNTIME}");
     for name in ["containerd.io", "containerd", "moby-containerd", "containerd2"] {
         let mut host = with_files("version = 2\n", &new);
@@ -268,8 +269,9 @@ fn with_processes(kubelet: &str, processes: &[(u32, &str, &str)], files: &[(&str
 
 const SOCKET: &str = "unix:///run/containerd/containerd.sock";
 
+/// It is the process there, and its configuration is the one that it was started with.
 #[test]
-fn the_engine_is_the_process_at_the_kubelets_endpoint_and_its_configuration_is_what_it_was_started_with() {
+fn the_engine_is_behind_the_kubelets_endpoint() {
     let (cri, host) = ("/etc/cri/containerd.toml", "/etc/containerd/config.toml");
     let file = "version = 3\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n";
     let both = [(cri, file), (host, file)];
@@ -370,8 +372,9 @@ fn the_engine_is_the_process_at_the_kubelets_endpoint_and_its_configuration_is_w
     }
 }
 
+/// The file is unknown, or people are not meant to edit it.
 #[test]
-fn no_command_that_edits_is_printed_where_the_file_is_unknown_or_not_for_people() {
+fn an_unsuitable_file_gets_no_edit_command() {
     let file = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\"]\nenable_cdi = false\n";
     let usr = "/usr/share/containerd/config.toml";
     for (processes, files, word) in [
@@ -478,8 +481,9 @@ fn a_file_with_the_runtime_that_nothing_reads_is_named() {
     }
 }
 
+/// What it disables is seen before k0s has merged it.
 #[test]
-fn what_a_drop_in_of_k0s_disables_is_seen_before_k0s_has_merged_it() {
+fn an_unmerged_k0s_drop_in_disables_plugins() {
     let files = [
         ("/run/k0s/containerd-cri.toml", "version = 3\n"),
         (
@@ -495,8 +499,9 @@ fn what_a_drop_in_of_k0s_disables_is_seen_before_k0s_has_merged_it() {
     );
 }
 
+/// All its devices come from another directory.
 #[test]
-fn a_stale_spec_whose_devices_all_come_from_another_directory_is_named_and_harmless() {
+fn an_overridden_stale_spec_is_named_and_harmless() {
     let spec = |name: &str, major: u32| {
         format!(
             "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- {{name: {name:?}, containerEdits: {{deviceNodes: [{{path: /dev/nvidia-uvm, type: c, major: {major}}}]}}}}\n"

@@ -36,7 +36,7 @@ fn every_example_gets_its_own_entry_and_no_other_one() {
 }
 
 #[test]
-fn every_entry_is_complete_and_every_pattern_reaches_its_own_entry() {
+fn every_pattern_reaches_its_own_complete_entry() {
     let mut wrong = Vec::new();
     for (index, entry) in KNOWLEDGE.entries().iter().enumerate() {
         let mut complain = |what: &str| wrong.push(format!("{}: {what}", entry.id));
@@ -211,7 +211,7 @@ fn a_directory_is_not_an_error() {
 
 /// An explanation names all usual causes, starting with the most likely one.
 #[test]
-fn an_error_with_two_usual_causes_names_both_and_the_likelier_first() {
+fn the_likelier_of_two_usual_causes_comes_first() {
     for (text, first, second) in [
         (
             "libcuda.so.1: cannot open shared object file: No such file or directory",

@@ -108,7 +108,7 @@ fn cases() -> impl Iterator<Item = &'static Case> {
 }
 
 #[test]
-fn every_check_passes_where_all_is_well_and_fires_where_it_is_not() {
+fn every_check_passes_or_fires_as_it_should() {
     let mut shown = BTreeSet::new();
     let mut fixes = BTreeSet::new();
     for case in cases() {

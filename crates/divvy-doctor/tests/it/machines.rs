@@ -21,8 +21,9 @@ fn printed(host: &Host, style: Style) -> String {
     Report::of(&facts, checks::ALL).print(style)
 }
 
+/// With `--verbose`, the report says everything.
 #[test]
-fn of_a_machine_without_a_gpu_little_is_said_and_all_of_it_with_verbose() {
+fn a_machine_without_gpus_gets_a_short_report() {
     let short = printed(&none(), Style::default());
     assert!(short.lines().count() < 12, "{short}");
     insta::assert_snapshot!("without_a_gpu", short);

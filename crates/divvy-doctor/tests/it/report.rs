@@ -19,7 +19,7 @@ fn the_exit_status_is_that_of_the_worst_finding() {
 }
 
 #[test]
-fn a_finding_has_its_three_lines_and_colour_only_where_it_is_wanted() {
+fn a_finding_has_three_lines_and_optional_colour() {
     let host = debian();
     let mut facts = facts(&host);
     facts.probe = Asked::Failed("it hangs".to_owned());
@@ -35,8 +35,9 @@ fn a_finding_has_its_three_lines_and_colour_only_where_it_is_wanted() {
 }
 
 /// Files, programs, and API objects may contain any text, and the reader of the report is often root.
+/// It looks like no line of the report.
 #[test]
-fn what_others_say_moves_no_cursor_and_looks_like_no_line_of_the_report() {
+fn foreign_text_moves_no_cursor_and_forges_nothing() {
     let mut host = debian();
     let version = "550.54.15\u{1b}[2J\u{202e}\r\n\nPASS D05 all is well";
     host.files.file(
@@ -76,7 +77,7 @@ fn a_boot_at_the_end_of_time_is_none() {
 
 /// With only `--cluster`, the files of the machine on which the command runs say nothing about the cluster.
 #[test]
-fn a_cluster_that_could_not_be_read_is_not_replaced_by_this_machine() {
+fn this_machine_does_not_replace_an_unreadable_cluster() {
     let host = debian();
     let mut facts = facts(&host);
     facts.node = false;
@@ -93,7 +94,7 @@ fn a_cluster_that_could_not_be_read_is_not_replaced_by_this_machine() {
 
 /// A reason that several checks share is printed once.
 #[test]
-fn what_could_not_be_looked_at_is_listed_below_with_each_reason_once() {
+fn each_reason_for_not_looking_is_listed_once() {
     let host = debian();
     let mut facts = facts(&host);
     facts.node = false;
@@ -108,8 +109,9 @@ fn what_could_not_be_looked_at_is_listed_below_with_each_reason_once() {
 }
 
 /// A program that reads the JSON report can tell the two kinds of SKIP apart.
+/// A check does not apply, or it could not look.
 #[test]
-fn json_tells_what_does_not_apply_from_what_could_not_be_looked_at() {
+fn json_tells_the_two_kinds_of_skip_apart() {
     let host = none();
     let mut facts = facts(&host);
     facts.cluster = Asked::Failed("no answer".to_owned());
@@ -156,7 +158,7 @@ fn long_findings_keep_their_indentation_on_a_terminal() {
 
 /// The extender counts calls since its own start. Pods with an allocation prove that it was called before that.
 #[test]
-fn an_extender_that_was_just_started_was_called_if_it_has_placed_the_pods() {
+fn placed_pods_prove_calls_of_a_fresh_extender() {
     let host = debian();
     for (placed, status) in [(true, Status::Pass), (false, Status::Warn)] {
         let mut facts = facts(&host);

@@ -157,8 +157,9 @@ fn case_02_docker_keeps_every_key_that_was_there() {
     insta::assert_snapshot!(shown(&after));
 }
 
+/// The runtime gets another program.
 #[test]
-fn case_03_docker_s_runtime_gets_another_program_and_keeps_its_arguments() {
+fn case_03_docker_s_runtime_keeps_its_arguments() {
     let text = "{\n\t\"runtimes\": {\n\t\t\"nvidia\": {\n\t\t\t\"path\": \"/opt/x\",\n\t\t\t\"runtimeArgs\": [\"--debug\"]\n\t\t}\n\t},\n\t\"zzz\": 1.50,\n\t\"aaa\": null\n}";
     let (after, _) = there_and_back(&tree([(DOCKER, text)]), &docker_target(), &settings());
     assert_eq!(after[DOCKER], text.replace("/opt/x", "/usr/bin/nvidia-container-runtime"));
@@ -179,8 +180,9 @@ fn docker_s_runtime_is_a_program_or_a_shim_and_never_both() {
     );
 }
 
+/// A broken file is refused.
 #[test]
-fn case_04_docker_s_empty_file_is_an_empty_object_and_a_broken_one_is_refused() {
+fn case_04_docker_s_empty_file_is_an_empty_object() {
     let (after, _) = there_and_back(&tree([(DOCKER, "")]), &docker_target(), &settings());
     assert!(docker::read(&after, DOCKER).expect("read").runtimes.contains_key("nvidia"));
     for text in ["{not json", "{\n  // c\n  \"debug\": true\n}\n", "{\"a\": 1,}", "[]"] {
@@ -190,7 +192,7 @@ fn case_04_docker_s_empty_file_is_an_empty_object_and_a_broken_one_is_refused() 
 }
 
 #[test]
-fn docker_s_file_is_refused_where_an_edit_of_it_would_take_for_ever() {
+fn an_endless_edit_for_docker_is_refused() {
     let lines = |count: usize| format!("{{\"a\": [{}0]}}", "1,\n".repeat(count));
     let edited = |text: &str| configure(&tree([(DOCKER, text)]), &docker_target(), &settings(), None);
     let said = edited(&lines(10_000)).expect_err("too many").to_string();
@@ -216,7 +218,7 @@ fn docker_s_file_is_refused_where_an_edit_of_it_would_take_for_ever() {
 }
 
 #[test]
-fn case_05_docker_s_default_becomes_runc_where_nobody_knows_what_it_was() {
+fn case_05_docker_s_unknown_former_default_becomes_runc() {
     let text = r#"{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}, "debug": true}"#;
     let mut files = tree([(DOCKER, text)]);
     let plan = undo(&files, &docker_target(), "nvidia", None).expect("undone");
@@ -293,8 +295,9 @@ fn case_07_containerd_s_runtime_inherits_the_cgroup_driver() {
     }
 }
 
+/// It has what is ours and nothing else.
 #[test]
-fn a_drop_in_for_containerd_2_1_has_what_is_ours_and_nothing_else() {
+fn containerd_2_1_gets_a_minimal_drop_in() {
     let (after, _) = there_and_back(
         &tree([(CONTAINERD, V2)]),
         &containerd_target(Some(DROP_IN), Some(Merge::Keys)),
@@ -303,8 +306,9 @@ fn a_drop_in_for_containerd_2_1_has_what_is_ours_and_nothing_else() {
     insta::assert_snapshot!(after[DROP_IN]);
 }
 
+/// The drop-in says so.
 #[test]
-fn a_drop_in_for_older_containerds_repeats_the_section_and_says_so() {
+fn an_older_containerds_drop_in_repeats_the_section() {
     let (after, _) = there_and_back(
         &tree([(CONTAINERD, V2)]),
         &containerd_target(Some(DROP_IN), Some(Merge::Sections)),
@@ -314,7 +318,7 @@ fn a_drop_in_for_older_containerds_repeats_the_section_and_says_so() {
 }
 
 #[test]
-fn a_drop_in_that_repeats_the_section_follows_it_at_the_next_run() {
+fn the_next_run_updates_the_repeated_section() {
     let target = containerd_target(Some(DROP_IN), Some(Merge::Sections));
     let (mut files, record) = there_and_back(&tree([(CONTAINERD, V2)]), &target, &default_and_cdi());
     let edited = files[CONTAINERD].replace("pause:3.9", "pause:3.10");
@@ -335,8 +339,9 @@ fn annotations(text: &str, name: &str) -> Option<Vec<String>> {
     Some(list.iter().filter_map(|text| text.as_str().map(str::to_owned)).collect())
 }
 
+/// NVIDIA's tool adds none for its runtime.
 #[test]
-fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_is_not() {
+fn with_cdi_a_containerd_runtime_gets_its_annotations() {
     let cdi = RuntimeSettings {
         cdi: Some(true),
         ..settings()
@@ -387,7 +392,7 @@ fn with_cdi_containerd_s_runtime_is_handed_its_annotations_and_nvidia_s_tool_s_i
 }
 
 #[test]
-fn case_08_containerd_s_imports_are_added_to_and_not_touched_where_they_match() {
+fn case_08_containerd_s_imports_grow_unless_one_matches() {
     let v3 = "version = 3\nimports = [\"/etc/containerd/extra/*.toml\"] # site\n";
     let (after, _) = there_and_back(
         &tree([(CONTAINERD, v3)]),
@@ -433,7 +438,7 @@ fn an_import_does_not_bring_other_files_to_life() {
 }
 
 #[test]
-fn an_import_that_matches_a_directory_that_is_not_there_yet_is_enough() {
+fn an_import_of_a_future_directory_is_enough() {
     let text = "version = 3\nimports = [\"/etc/containerd/*/*.toml\"]\n";
     let (after, _) = there_and_back(
         &tree([(CONTAINERD, text)]),
@@ -548,8 +553,9 @@ fn case_10_containerd_s_version_1_is_written_where_it_is_read() {
     insta::assert_snapshot!(after[CONTAINERD]);
 }
 
+/// It is written where it is read.
 #[test]
-fn version_1_is_written_as_nvidia_s_tool_writes_it_where_that_is_read() {
+fn version_1_is_written_as_nvidia_writes_it() {
     let v1 = "[plugins.cri.containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v1\"\n";
     let overwrite = RuntimeSettings {
         overwrite: true,
@@ -597,8 +603,9 @@ fn case_12_containerd_s_version_is_a_number_and_4_is_as_3() {
     assert!(after[DROP_IN].contains("version = 4\n") && after[DROP_IN].contains("io.containerd.cri.v1.runtime"));
 }
 
+/// NVIDIA's tool does not keep them.
 #[test]
-fn case_13_a_second_run_keeps_what_the_first_was_told_and_nvidia_s_tool_does_not() {
+fn case_13_a_second_run_keeps_the_first_ones_settings() {
     for merge in [Merge::Sections, Merge::Keys] {
         let target = containerd_target(Some(DROP_IN), Some(merge));
         let (after, record) = there_and_back(&tree([(CONTAINERD, V2)]), &target, &default_and_cdi());
@@ -632,8 +639,9 @@ fn case_14_crio_without_a_file() {
     insta::assert_snapshot!(shown(&after));
 }
 
+/// Foreign keys stay.
 #[test]
-fn case_15_crio_s_runtime_inherits_from_drop_ins_too_and_foreign_keys_stay() {
+fn case_15_crio_s_runtime_inherits_from_drop_ins_too() {
     let crun = "[crio.runtime]\ndefault_runtime = \"crun\"\n[crio.runtime.runtimes.crun]\nruntime_path = \"/usr/bin/crun\"\n\
                 runtime_root = \"/run/crun\"\nallowed_annotations = [\"io.containers.trace-syscall\"]\nmonitor_path = \"/usr/libexec/crio/conmon\"\n";
     for at in [CRIO, "/etc/crio/crio.conf.d/10-crio.conf"] {
@@ -661,8 +669,9 @@ fn crio_s_runtime_is_one_of_oci_whatever_it_is_copied_from() {
     assert!(after[CRIO].contains("runtime_type = \"oci\""), "{}", after[CRIO]);
 }
 
+/// The note says who reads the drop-in.
 #[test]
-fn a_drop_in_for_crio_in_another_directory_is_written_and_it_is_told_who_reads_it() {
+fn a_crio_drop_in_elsewhere_has_a_note() {
     let target = crio_target(Some("/etc/other.d/gpu.toml"));
     let files = tree([(CRIO, "[crio.runtime]\n")]);
     let (after, _) = there_and_back(&files, &target, &default_and_cdi());
@@ -748,7 +757,7 @@ fn dockers_containerd_without_cri_is_told() {
 }
 
 #[test]
-fn a_file_that_was_edited_since_loses_what_is_ours_and_nothing_else() {
+fn an_edited_file_loses_only_what_is_ours() {
     let (mut docker, record) = there_and_back(
         &tree([(DOCKER, "{\n  \"debug\": false,\n  \"features\": {\"cdi\": false}\n}\n")]),
         &docker_target(),

@@ -12,7 +12,7 @@ fn target(engine: Engine, files: &Tree) -> Target {
 const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd";
 
 #[test]
-fn k3s_gets_a_drop_in_where_it_imports_one_and_a_template_elsewhere() {
+fn k3s_gets_an_imported_drop_in_or_template() {
     let generated = format!("{K3S}/config.toml");
     let base = "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n\
                 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\nSystemdCgroup = true\n";

@@ -171,7 +171,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_person_adds_later_is_all_that_undo_leaves_in_docker_s_file(text in daemon_json(), settings in settings()) {
+    fn undo_leaves_only_later_additions_for_docker(text in daemon_json(), settings in settings()) {
         let target = docker_target();
         let (mut files, record) = there_and_back(&tree([(DOCKER, &text)]), &target, &settings);
         let by_hand = files[DOCKER].replacen('{', "{ \"by-hand\": 1,", 1);
@@ -187,7 +187,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_person_adds_later_is_all_that_undo_leaves_in_containerd_s_file(text in config_toml(), settings in settings(), target in containerds()) {
+    fn undo_leaves_only_later_additions_for_containerd(text in config_toml(), settings in settings(), target in containerds()) {
         let (mut files, record) = there_and_back(&tree([(CONTAINERD, &text)]), &target, &settings);
         prop_assume!(record.files.contains_key(CONTAINERD));
         let by_hand = format!("# by hand\nby-hand = 1\n{}", files[CONTAINERD]);

@@ -13,8 +13,9 @@ fn of_containerd(files: &Tree, merge: Merge) -> Configuration {
 
 const DROP_IN: &str = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\nBinaryName = \"/usr/bin/x\"\n";
 
+/// From containerd 2.1 on, it adds to the section.
 #[test]
-fn before_2_1_a_later_file_replaces_the_section_and_from_then_on_adds_to_it() {
+fn before_2_1_a_later_file_replaces_sections() {
     let main = format!("imports = [\"conf.d/*.toml\"]\n{V2}");
     let drop_in = format!("version = 2\n{DROP_IN}");
     let files = tree([(CONTAINERD, &main), ("/etc/containerd/conf.d/a.toml", &drop_in)]);
@@ -57,8 +58,9 @@ fn the_version_says_which_section_counts() {
     }
 }
 
+/// A relative import counts from the directory of the file that has it.
 #[test]
-fn imports_are_read_once_each_in_containerds_order_and_from_the_directory_of_the_file_that_has_them() {
+fn imports_are_read_once_in_containerds_order() {
     let files = tree([
         (
             CONTAINERD,
@@ -158,8 +160,9 @@ fn crio_takes_a_runtime_from_the_last_file_that_has_it() {
     assert_eq!(read.cgroup_driver.as_deref(), Some("systemd"));
 }
 
+/// What cannot be read is not taken for a missing file.
 #[test]
-fn a_machine_s_tree_is_read_through_its_links_and_what_cannot_be_read_is_no_missing_file() {
+fn a_machine_s_tree_is_read_through_links() {
     let mut machine = Machine::default();
     machine
         .file("/opt/etc/daemon.json", "{\"default-runtime\": \"nvidia\"}")

@@ -154,8 +154,9 @@ async fn asked(explainer: &Explainer, path: &str, token: &str) -> (u16, Value) {
     ask_with(&mut asks, path, Some(bearer.as_str()).filter(|_| !token.is_empty())).await
 }
 
+/// Only a user who may get the pod is answered.
 #[tokio::test]
-async fn a_user_who_may_get_the_pod_is_answered_with_the_names_that_the_user_may_list() {
+async fn answers_have_only_names_the_user_may_list() {
     let explainer = explainer().await;
     explainer.api.rights().revoke_token("viewer-gone");
     let own = "Pods of other namespaces are shown without their names";
@@ -239,8 +240,9 @@ async fn a_question_that_cannot_be_answered_is_refused_in_words() {
     assert!(text.starts_with("HTTP/1.1 404") && !text.contains("neighbor"), "{text}");
 }
 
+/// The answer says that the cluster cannot be read.
 #[tokio::test]
-async fn a_cluster_that_cannot_be_read_is_said_to_be_so_and_is_not_read_again_for_every_question() {
+async fn an_unreadable_cluster_is_not_read_per_question() {
     let explainer = explainer().await;
     let api = &explainer.api;
     let refused = Effect::Refuse(500);
@@ -308,8 +310,9 @@ async fn questions_that_nobody_waits_for_any_more_still_count() {
     );
 }
 
+/// Its labels count, too, and the answer says so.
 #[tokio::test]
-async fn a_pod_with_very_many_labels_and_rules_is_not_kept_whole_and_the_answer_says_so() {
+async fn a_pod_with_many_rules_is_kept_partly() {
     let explainer = explainer().await;
     let term =
         |number: u32| json!({"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": format!("a-name-{number}")}}});
@@ -325,8 +328,9 @@ async fn a_pod_with_very_many_labels_and_rules_is_not_kept_whole_and_the_answer_
     );
 }
 
+/// The rest of the ConfigMap stays, and the explainer is ready then.
 #[tokio::test]
-async fn the_certificate_is_written_beside_what_the_configmap_holds_and_makes_it_ready() {
+async fn the_certificate_joins_the_configmap() {
     let explainer = explainer().await;
     let map = explainer.api.get("configmaps", "kube-public", "divvy").expect("there");
     assert_eq!(map["data"]["service"], "a/b:c", "the rest stays");
@@ -352,8 +356,9 @@ async fn the_certificate_is_written_beside_what_the_configmap_holds_and_makes_it
     }
 }
 
+/// There are only a few tunnels.
 #[tokio::test]
-async fn within_a_tunnel_several_questions_are_answered_and_there_are_few_tunnels() {
+async fn a_tunnel_answers_several_questions() {
     let explainer = explainer().await;
     let mut tunnels = Vec::new();
     for _ in 0..16 {

@@ -115,8 +115,9 @@ fn content_types_are_those_that_prometheus_3_knows() {
 }
 
 proptest! {
+    /// Elements of other types change nothing.
     #[test]
-    fn any_header_gets_a_format_and_elements_of_other_types_change_nothing(
+    fn any_accept_header_gets_a_format(
         noise in "[ -~]{0,40}",
         weights in (0..=1000u16, 0..=1000u16),
     ) {

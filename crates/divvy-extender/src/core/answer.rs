@@ -146,8 +146,9 @@ mod tests {
         }
     }
 
+    /// A foreign answer is one that no API server sends.
     #[test]
-    fn what_no_api_server_sends_leaves_the_outcome_of_a_binding_unknown() {
+    fn a_foreign_answer_leaves_a_binding_unknown() {
         let ok = r#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}"#;
         assert_eq!(posted(201, ok.as_bytes(), &pod()), Posted::Created);
         for (code, body) in [

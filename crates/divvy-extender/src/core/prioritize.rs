@@ -78,8 +78,9 @@ mod tests {
         assert_eq!(scores(&Ranking { costs, best }), expected);
     }
 
+    /// The others score five or less, by their cost.
     #[test]
-    fn the_best_is_alone_at_ten_and_the_others_are_five_or_less_by_their_cost() {
+    fn only_the_best_node_scores_ten() {
         check(&[], None, &[]);
         check(&[Some(7)], Some(0), &[10]);
         check(&[Some(7), Some(7), Some(7)], Some(1), &[5, 10, 5]);

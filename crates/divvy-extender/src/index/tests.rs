@@ -72,7 +72,7 @@ proptest! {
 
     /// While the watch is cut, changes are lost; the list that ends the cut corrects everything.
     #[test]
-    fn any_interleaving_equals_the_state_built_from_the_final_objects(steps in steps()) {
+    fn any_interleaving_ends_in_the_final_objects_state(steps in steps()) {
         let mut pods: BTreeMap<String, PodObject> = BTreeMap::new();
         let mut nodes: BTreeMap<String, NodeObject> = BTreeMap::new();
         let mut index = Index::new(MemoryUnit::GIB);
@@ -170,7 +170,7 @@ fn a_pod_whose_requests_cannot_be_read_still_holds_its_memory() {
 }
 
 #[test]
-fn of_pods_whose_requests_cannot_be_read_a_bounded_number_is_remembered() {
+fn remembered_unreadable_pod_requests_are_bounded() {
     let mut index = Index::new(MemoryUnit::GIB);
     let unreadable = |number: usize| {
         let mut object = pod_object(0, 0, None, 0, 10, "Pending");

@@ -137,8 +137,9 @@ mod tests {
         }
     }
 
+    /// The names of the replicas stay.
     #[test]
-    fn names_that_are_given_replace_the_schedulers_and_not_the_replicas() {
+    fn given_names_replace_only_the_schedulers_names() {
         let names = Names::new(&["system:kube-scheduler".to_owned()], "x.svc");
         assert_eq!(names.check(&certificate(Some("system:kube-scheduler"), &[])), Ok(()));
         assert_eq!(names.check(&certificate(None, &[dns("x.svc")])), Ok(()));
@@ -154,8 +155,9 @@ mod tests {
         );
     }
 
+    /// It repeats a line at most, and no control characters.
     #[test]
-    fn a_message_repeats_no_more_than_a_line_of_a_certificate_and_no_control_characters() {
+    fn a_message_repeats_little_of_a_certificate() {
         let names = Names::new(&[], "x.svc");
         let why = names
             .check(&certificate(Some(&format!("\u{1b}[31m{}", "a".repeat(5_000))), &[]))

@@ -21,8 +21,9 @@ fn tried_again(core: &mut Core, large: &Pod, ms: u64) -> bool {
     }
 }
 
+/// This lasts until the watch goes on and has caught up, however long that takes.
 #[test]
-fn no_refusal_is_final_until_a_broken_watch_has_gone_on_and_caught_up_however_long_that_takes() {
+fn no_refusal_is_final_while_watches_are_broken() {
     let (large, small) = (pod("large", 16), pod("small", 2));
     for pods in [true, false] {
         let mut core = synced(&[node("n1", &[8])], &[]);

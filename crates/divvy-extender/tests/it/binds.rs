@@ -70,8 +70,9 @@ fn a_node_with_an_inventory_gets_both_forms_of_the_allocation() {
     assert_eq!(binding.annotations.len(), 6);
 }
 
+/// The Binding also has the form that inspect reads.
 #[test]
-fn a_pod_on_several_gpus_gets_all_of_them_in_one_binding_and_in_the_form_that_inspect_reads() {
+fn several_gpus_come_in_one_binding() {
     let mut q = pod("q", 12);
     let rules = GpuRules {
         gpus: Some(2),
@@ -103,8 +104,9 @@ fn a_pod_on_several_gpus_gets_all_of_them_in_one_binding_and_in_the_form_that_in
     assert_eq!(free(&core, "n"), [16, 10, 10], "counted once");
 }
 
+/// It is sent again with the same GPUs while all of them are well.
 #[test]
-fn a_bind_of_several_gpus_without_an_answer_is_sent_again_with_the_same_gpus_while_all_are_well() {
+fn an_unanswered_bind_repeats_its_several_gpus() {
     let mut q = pod("q", 12);
     let rules = GpuRules {
         gpus: Some(2),
@@ -227,8 +229,9 @@ fn equal_binds_at_once_are_one_write_and_equal_answers() {
     }
 }
 
+/// The next bind sees the outcome of the one before.
 #[test]
-fn one_bind_at_a_time_writes_for_a_node_and_the_next_sees_its_outcome() {
+fn binds_of_one_node_write_in_turn() {
     // R10
     let (q, r, s) = (pod("q", 16), pod("r", 16), pod("s", 2));
     let nodes = [node("n1", &[16]), node("n2", &[16])];
@@ -267,7 +270,7 @@ fn seen(uid: &str) -> ReadPod {
 }
 
 #[test]
-fn a_pod_that_was_called_gone_and_is_seen_again_counts_as_soon_as_the_api_server_shows_it() {
+fn a_pod_called_gone_counts_when_shown_again() {
     let q = pod("q", 8);
     let buried = || {
         let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
@@ -308,7 +311,7 @@ fn a_pod_that_was_called_gone_and_is_seen_again_counts_as_soon_as_the_api_server
 }
 
 #[test]
-fn a_pod_that_the_watch_has_shown_bound_is_looked_up_when_it_is_called_gone() {
+fn a_bound_pod_called_gone_is_looked_up() {
     let q = pod("q", 8);
     let shown = || seen(&q.uid).pod().clone();
     let called_gone = || {
@@ -329,8 +332,9 @@ fn a_pod_that_the_watch_has_shown_bound_is_looked_up_when_it_is_called_gone() {
     assert_eq!((free(&core, "n1"), core.sweep(at(5))), (vec![16], Vec::new()));
 }
 
+/// The pod was called gone, and the answer is older than what the watch showed of it.
 #[test]
-fn an_answer_older_than_what_the_watch_showed_of_a_pod_called_gone_takes_no_binding_back() {
+fn an_outdated_answer_takes_no_binding_back() {
     let q = pod("q", 8);
     let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
     // The API server carries the Binding out, but a proxy answers that there is no such pod.
@@ -352,8 +356,9 @@ fn an_answer_older_than_what_the_watch_showed_of_a_pod_called_gone_takes_no_bind
     assert_eq!(core.sweep(at(5)), Vec::new(), "it is known that the pod is there");
 }
 
+/// It is looked after like any other pod.
 #[test]
-fn a_pod_that_was_called_gone_and_is_bound_again_is_looked_after_like_any_other() {
+fn a_rebound_pod_called_gone_is_no_exception() {
     let q = pod("q", 8);
     let unbound = || Got::Found(Box::new(q.clone()));
     let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
@@ -440,8 +445,9 @@ fn a_lost_answer_is_found_out_by_looking() {
     assert_eq!(free(&core, "n1"), [8]);
 }
 
+/// It is looked at until the scheduler stops waiting.
 #[test]
-fn a_bind_without_an_answer_is_looked_at_until_the_scheduler_stops_waiting() {
+fn an_unanswered_bind_is_checked_for_a_while() {
     let q = pod("q", 8);
     let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
@@ -467,7 +473,7 @@ fn a_bind_without_an_answer_is_looked_at_until_the_scheduler_stops_waiting() {
 }
 
 #[test]
-fn a_bind_tried_again_after_no_answer_writes_the_same_allocation() {
+fn a_retried_unanswered_bind_repeats_its_allocation() {
     // The first may be carried out late: then it does not matter which of the two was.
     let (q, r) = (pod("q", 8), pod("r", 1));
     let mut core = synced(&[node("n1", &[16, 8])], &[q.clone(), r.clone()]);
@@ -491,7 +497,7 @@ fn a_bind_tried_again_after_no_answer_writes_the_same_allocation() {
 }
 
 #[test]
-fn a_bind_tried_on_another_node_frees_the_first_when_it_succeeds() {
+fn a_successful_bind_elsewhere_frees_the_first_node() {
     let q = pod("q", 8);
     let mut core = synced(&[node("n1", &[16]), node("n2", &[16])], std::slice::from_ref(&q));
     let (op, _) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
@@ -542,8 +548,9 @@ fn a_pod_deleted_in_the_middle_leaves_nothing_behind() {
     }
 }
 
+/// It ends with the pod's event, or when the API server cannot carry the Binding out any more.
 #[test]
-fn a_doubt_ends_with_the_pods_event_or_when_the_api_server_cannot_carry_it_out_any_more() {
+fn a_doubt_about_a_binding_ends() {
     let q = pod("q", 8);
     let doubtful = || {
         let mut core = synced(&[node("n1", &[16])], std::slice::from_ref(&q));
@@ -671,7 +678,7 @@ proptest! {
 
 /// kube-scheduler binds a pod whose victim has ended, before the extender has seen that the victim has ended.
 #[test]
-fn a_pod_that_waited_for_its_victims_is_not_refused_a_moment_before_their_end_is_heard() {
+fn a_victims_unseen_end_refuses_no_preemptor() {
     let urgent = Pod {
         priority: 1000,
         nominated: Some("n1".into()),

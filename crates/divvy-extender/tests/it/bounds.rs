@@ -96,7 +96,7 @@ fn no_answer_of_filter_grows_with_nodes_times_the_text_of_a_pod() {
 
 /// Work is measured in memory allocations, because each comparison with a product makes some.
 #[test]
-fn rules_are_held_against_each_product_once_and_not_against_each_gpu() {
+fn rules_are_compared_per_product_not_per_gpu() {
     let pod = convert::pod(&object("p", 4, json!({"divvy.dev/gpu-model": worst_rule()}))).expect("readable");
     let asked = |products: usize, nodes: usize| {
         let mut core = cluster(nodes, |node, gpu| {
@@ -143,8 +143,9 @@ fn kept(core: &mut Core, pods: impl Iterator<Item = PodObject>) -> i64 {
 
 const PODS: i64 = 1_000;
 
+/// A foreign pod asks for nothing of ours.
 #[test]
-fn a_pod_that_asks_for_nothing_of_ours_costs_a_few_hundred_bytes() {
+fn a_foreign_pod_costs_a_few_hundred_bytes() {
     let mut core = cluster(1, |_, _| String::new());
     let mut hostile = hostile_rules();
     hostile.push(json!({"divvy.dev/gpu-model": "A100*", "divvy.dev/gpu-uuid": "GPU-1"}));

@@ -68,8 +68,9 @@ fn ways() -> [(&'static str, Way); 4] {
     ]
 }
 
+/// The pod vanished while its container ran, and its memory is given again after the limit and no sooner.
 #[test]
-fn memory_of_a_pod_that_vanished_while_its_container_ran_is_given_again_after_the_limit_and_no_sooner() {
+fn a_vanished_pods_memory_waits_for_the_limit() {
     assert_eq!(Timing::default().departed_ns, LIMIT_MS * MS);
     for (way, vanish) in ways() {
         for shared in [node("n1", &[8]), gpushare_node("n1", 8, 1)] {
@@ -115,8 +116,9 @@ fn a_bind_alone_sees_that_the_limit_is_over() {
     assert_eq!(one_answer(core.posted(op, Posted::Created, at(LIMIT_MS + 1))), Ok(()));
 }
 
+/// Its containers had ended or never ran, and the memory goes with the pod's object.
 #[test]
-fn a_pod_whose_containers_had_ended_or_never_ran_frees_its_memory_with_its_object() {
+fn a_pod_without_running_containers_frees_its_memory() {
     let ended = Pod {
         deleting: true,
         ..gpushare_pod("old", "n1", 0, 8)
@@ -137,8 +139,9 @@ fn a_pod_whose_containers_had_ended_or_never_ran_frees_its_memory_with_its_objec
     }
 }
 
+/// The agent's word takes over whenever it comes.
 #[test]
-fn the_agents_word_takes_over_whenever_it_comes_and_is_not_counted_twice() {
+fn what_the_agent_says_is_held_counts_once() {
     let q = pod("q", 8);
     let start = || {
         synced(
@@ -185,7 +188,7 @@ fn nothing_is_kept_of_a_node_that_is_gone_or_is_another_one() {
 }
 
 #[test]
-fn a_node_that_says_its_memory_is_never_freed_keeps_pods_only_from_itself() {
+fn a_node_that_frees_nothing_affects_only_itself() {
     let q = pod("q", 8);
     for (held, passed) in [(0, &[0, 1][..]), (8, &[1]), (1 << 40, &[1])] {
         let mut core = synced(&[holding(&[8], &[held]), node("n2", &[8])], std::slice::from_ref(&q));
@@ -194,8 +197,9 @@ fn a_node_that_says_its_memory_is_never_freed_keeps_pods_only_from_itself() {
     }
 }
 
+/// It is an error only if nothing else has room.
 #[test]
-fn it_is_an_error_only_where_nothing_else_has_room_and_the_departed_are_what_is_in_the_way() {
+fn only_departed_pods_in_the_way_are_errors() {
     let q = pod("q", 8);
     let nodes = [node("n1", &[8]), node("n2", &[8])];
     let mut core = synced(&nodes, &[running("old", "n1", 8), running("other", "n2", 8), q.clone()]);

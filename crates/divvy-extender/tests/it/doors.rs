@@ -152,8 +152,9 @@ async fn a_certificate_with_another_name_is_treated_as_no_certificate() {
     }
 }
 
+/// This holds without the webhook.
 #[tokio::test]
-async fn without_the_webhook_no_large_body_is_read_from_a_caller_without_a_certificate() {
+async fn no_large_body_is_read_without_a_certificate() {
     let api = cluster();
     let (running, data) = extender(&api, false).await;
     for path in ["/mutate/divvy-scheduler", "/healthz", "/gpushare-scheduler/filter"] {
@@ -221,8 +222,9 @@ async fn stalled_reviews_do_not_block_the_api_servers_review() {
     }
 }
 
+/// Half requests do not block them either.
 #[tokio::test]
-async fn half_requests_and_idle_connections_do_not_block_probes_or_kube_scheduler() {
+async fn idle_connections_block_no_probe_or_scheduler() {
     let api = cluster();
     let (running, data) = extender(&api, false).await;
     let pod = create_pod(&api, "p", 4);

@@ -70,7 +70,7 @@ fn a_bind_tried_again_is_not_sent_to_a_gpu_that_is_good_no_more() {
 }
 
 #[test]
-fn the_first_try_may_come_through_after_the_second_was_sent_elsewhere() {
+fn the_first_try_may_succeed_after_the_second() {
     for (what, now) in spoiled() {
         let (mut core, q, r, first) = in_doubt();
         core.index_mut().apply_node(&now);
@@ -97,7 +97,7 @@ fn the_first_try_may_come_through_after_the_second_was_sent_elsewhere() {
 }
 
 #[test]
-fn the_first_try_may_have_come_through_before_the_second_is_sent() {
+fn the_first_try_may_succeed_before_the_second() {
     for (what, now) in spoiled() {
         let (mut core, q, _, first) = in_doubt();
         core.index_mut().apply_node(&now);
@@ -145,8 +145,9 @@ fn a_second_try_that_is_refused_leaves_the_first_in_doubt() {
     }
 }
 
+/// They pile up no further than the GPUs of the node.
 #[test]
-fn tries_without_an_answer_pile_up_no_further_than_the_nodes_gpus() {
+fn unanswered_tries_count_once_per_gpu() {
     // GPU 1 fails, comes back, and fails again: the allocation moves back and forth, and is never counted twice on one GPU.
     let (mut core, q, ..) = in_doubt();
     for round in 1..6u64 {
@@ -169,8 +170,9 @@ fn tries_without_an_answer_pile_up_no_further_than_the_nodes_gpus() {
     assert_eq!(free(&core, "n1"), [16, 8]);
 }
 
+/// The GPUs of the node are good no more.
 #[test]
-fn a_node_whose_gpus_are_good_no_more_is_not_offered_to_the_pod_in_doubt() {
+fn a_pod_in_doubt_gets_no_failed_node() {
     let (mut core, q, ..) = in_doubt();
     core.index_mut().apply_node(&with(node("n1", &[16, 8]), |gpus| {
         for gpu in gpus {

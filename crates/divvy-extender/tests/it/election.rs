@@ -101,7 +101,7 @@ fn a_holder_that_says_more_is_believed_up_to_a_minute() {
 }
 
 #[test]
-fn a_renewal_changes_the_lease_even_if_the_wall_clock_shows_the_same_time_again() {
+fn a_renewal_changes_the_lease_despite_stuck_clocks() {
     let mut election = Election::new("a".to_owned(), Rules::default());
     let at = held_by("a", 7_000);
     for unix_us in [7_000, 7_001, 6_000] {

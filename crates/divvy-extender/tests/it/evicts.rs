@@ -77,8 +77,9 @@ fn a_node_has_only_its_own_pods_with_gpus_evicted() {
     assert_eq!(evicted(listed), named(&["a"]));
 }
 
+/// This goes on as long as the node names the pod.
 #[test]
-fn an_eviction_is_asked_for_again_after_a_while_as_long_as_the_node_names_the_pod() {
+fn an_eviction_is_requested_again_after_a_while() {
     let mut core = synced(&[naming("n1", &[])], &[placed("a", "n1"), placed("b", "n1")]);
     assert_eq!(apply(&mut core, naming("n1", &["a"]), 1), named(&["a"]));
     assert_eq!(core.evicted("u-a", lost()), []);
@@ -119,8 +120,9 @@ fn only_the_leader_evicts() {
     assert_eq!(evicted(core.sweep(at(4))), named(&["a"]));
 }
 
+/// The owner hears why it was refused.
 #[test]
-fn the_owner_of_a_pod_whose_eviction_is_refused_is_told_once_and_why() {
+fn an_owner_hears_of_a_refused_eviction_once() {
     let mut core = synced(&[naming("n1", &[])], &[placed("a", "n1")]);
     apply(&mut core, naming("n1", &["a"]), 1);
     let refused = |text: &str| Posted::Refused(text.to_owned());

@@ -21,7 +21,7 @@ fn uid(cluster: &Cluster, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn victims_are_corrected_and_nodes_where_none_helps_are_left_out() {
+async fn victims_are_corrected_and_useless_nodes_left_out() {
     let cluster = Cluster::fixture().await;
     let [a, b, c] = ["a", "b", "c"].map(|name| uid(&cluster, name));
     let meta = |uids: &[&String], violations: u64| {

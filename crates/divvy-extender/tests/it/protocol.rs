@@ -22,8 +22,9 @@ fn failed(nodes: &[(&str, &str)]) -> Value {
 
 const INSUFFICIENT: &str = "Insufficient GPU Memory in one device";
 
+/// The pod asks whether the extender is called.
 #[tokio::test]
-async fn a_pod_that_asks_whether_the_extender_is_called_is_told_so_and_fits_nowhere() {
+async fn a_check_pod_is_answered_and_fits_nowhere() {
     let cluster = Cluster::fixture().await;
     let asking = |word: &str| {
         let mut pod = pod_manifest("q", 1);
@@ -39,8 +40,9 @@ async fn a_pod_that_asks_whether_the_extender_is_called_is_told_so_and_fits_nowh
     assert_eq!(answer["NodeNames"], json!(["n1"]), "{answer}");
 }
 
+/// The answer says how to turn it on.
 #[tokio::test]
-async fn an_extender_that_was_not_told_to_does_not_answer_the_webhook_and_says_how_it_would() {
+async fn the_webhook_is_off_unless_asked_for() {
     let cluster = Cluster::fixture().await;
     let (status, text) = cluster.ask("POST", "/mutate/divvy-scheduler", "{}".to_owned()).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
@@ -108,8 +110,9 @@ async fn a_config_map_takes_gpus_out_and_its_end_gives_them_back() {
     }
 }
 
+/// It takes keys in any case.
 #[tokio::test]
-async fn filter_answers_objects_with_objects_as_they_came_and_takes_any_case() {
+async fn filter_returns_node_objects_as_they_came() {
     // Case 5
     let cluster = Cluster::fixture().await;
     let node = |name: &str| format!(r#"{{"metadata":{{"name":"{name}","unknown":1.50}},"spec":{{}},"status":{{"x":[ 1 ]}}}}"#);

@@ -55,8 +55,9 @@ async fn the_best_node_gets_ten_and_no_other_more_than_five() {
     }
 }
 
+/// Node objects are as good as names.
 #[tokio::test]
-async fn scores_come_as_go_reads_them_and_objects_are_as_good_as_names() {
+async fn scores_come_as_go_reads_them() {
     let cluster = fixture(Placement::default()).await;
     let node = |name: &str| json!({"metadata": {"name": name}});
     let body = json!({"pod": pod_manifest("q", 6), "nodes": {"items": [node("n1"), node("n4")]}});
@@ -83,8 +84,9 @@ async fn what_cannot_be_ranked_is_an_error_of_the_call() {
     assert_eq!(cluster.ask("GET", PRIORITIZE, "").await.0, StatusCode::METHOD_NOT_ALLOWED);
 }
 
+/// It blames no other node that fits.
 #[tokio::test]
-async fn a_filter_that_decides_lets_the_best_node_through_and_blames_no_other_that_fits() {
+async fn a_deciding_filter_passes_only_the_best_node() {
     let decide_in = DecideIn::Filter;
     for (policy, best) in [(Policy::Divvy, "n1"), (Policy::Spread, "n4")] {
         let cluster = fixture(Placement { policy, decide_in }).await;

@@ -29,8 +29,9 @@ fn who_does_not_lead_binds_nothing_and_says_so() {
     assert_eq!(core.filter(&q, ["n1"]).expect("it filters").passed, [0]);
 }
 
+/// The list must begin after the election.
 #[test]
-fn a_new_leader_binds_after_a_list_that_was_begun_after_its_election() {
+fn a_new_leader_lists_again_before_it_binds() {
     let (q, r) = (pod("q", 8), pod("r", 8));
     let mut core = Core::new(MemoryUnit::GIB, Timing::default());
     core.index_mut().reset_nodes(&[gpushare_node("n1", 8, 1)]);
@@ -55,8 +56,9 @@ fn a_new_leader_binds_after_a_list_that_was_begun_after_its_election() {
     assert!(error.contains("0 of 8192 MiB free"), "{error}");
 }
 
+/// The replica finds out what became of what it had sent.
 #[test]
-fn who_loses_the_lease_sends_nothing_more_and_finds_out_what_became_of_what_it_sent() {
+fn losing_the_lease_ends_sending() {
     let (q, r, s) = (pod("q", 4), pod("r", 4), pod("s", 4));
     let mut core = synced(&[gpushare_node("n1", 16, 1)], &[q.clone(), r.clone(), s.clone()]);
     let (posting, binding) = one_post(core.begin_bind(args(&q, "n1"), at(0)).1);
@@ -171,8 +173,9 @@ fn bound_pods(api: &ApiServer) -> usize {
     pods.iter().filter(|pod| pod["spec"]["nodeName"] == "n1").count()
 }
 
+/// The other takes over when the lease is released.
 #[tokio::test]
-async fn one_of_two_binds_the_other_hands_on_and_takes_over_when_it_is_released() {
+async fn one_replica_binds_and_the_other_hands_on() {
     let api = cluster();
     let (a, b) = (replica(&api, "a").await, replica(&api, "b").await);
     let first = leader(&api, &[&a, &b]).await;
@@ -230,7 +233,7 @@ async fn one_of_two_binds_the_other_hands_on_and_takes_over_when_it_is_released(
 }
 
 #[tokio::test]
-async fn a_replica_whose_watch_is_broken_learns_at_its_election_what_was_bound() {
+async fn an_elected_replica_learns_what_its_watch_missed() {
     let api = cluster();
     let a = replica(&api, "a").await;
     assert_eq!(leader(&api, &[&a]).await, 0);
@@ -271,7 +274,7 @@ async fn a_replica_whose_watch_is_broken_learns_at_its_election_what_was_bound()
 }
 
 #[tokio::test]
-async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it() {
+async fn a_leader_stops_before_losing_its_lease() {
     let api = cluster();
     let a = replica(&api, "a").await;
     assert_eq!(leader(&api, &[&a]).await, 0);
@@ -302,8 +305,9 @@ async fn a_leader_that_cannot_renew_its_lease_stops_before_another_can_take_it()
     assert!(!a.leads(&api).await && b.leads(&api).await);
 }
 
+/// It says why.
 #[tokio::test]
-async fn a_replica_that_may_not_have_the_lease_is_not_ready_and_says_why() {
+async fn a_replica_denied_the_lease_is_not_ready() {
     let api = cluster();
     let rule = Rule::new(Match::any().resource("leases.coordination.k8s.io"), Effect::Refuse(403));
     let rule = api.faults().add(rule);

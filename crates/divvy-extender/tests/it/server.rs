@@ -356,8 +356,9 @@ async fn a_bind_is_answered_in_time_while_the_api_server_is_away() {
     cluster.used_becomes("n1", &[10, 12]).await;
 }
 
+/// A request to delete the pod does not free its memory.
 #[tokio::test]
-async fn memory_comes_back_when_the_pod_has_ended_and_not_when_its_deletion_is_asked_for() {
+async fn memory_comes_back_only_after_a_pods_end() {
     // R5, R6's API side, R7
     let cluster = Cluster::new().await;
     create_node(&cluster.api, "n", 16, 1);
@@ -419,7 +420,7 @@ async fn what_happens_while_the_watch_is_cut_is_not_missed() {
 
 /// kube-scheduler retries after an error on its own, but after a refusal only when an event arrives. The extender may have missed that event.
 #[tokio::test]
-async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
+async fn a_broken_watch_turns_refusals_into_errors() {
     let cluster = Cluster::fixture().await;
     let pod = create_pod(&cluster.api, "big", 20);
     let question = json!({"Pod": pod, "NodeNames": ["n1", "n2"]});
@@ -465,8 +466,9 @@ async fn while_a_watch_is_broken_a_refusal_is_an_error_that_is_tried_again() {
 }
 
 /// No event of the pod ever arrives, and nothing else happens that would make kube-scheduler try the waiting pod again.
+/// The pod came and went while the watch was broken.
 #[tokio::test]
-async fn a_pod_that_came_and_went_while_the_watch_was_broken_gives_its_memory_back_with_the_next_list() {
+async fn the_next_list_frees_an_unseen_pods_memory() {
     let cluster = Cluster::fixture().await;
     let broken = cluster.break_watch_of_pods().await;
     let pod = create_pod(&cluster.api, "brief", 16);
@@ -499,8 +501,9 @@ async fn a_restart_changes_nothing() {
     assert_eq!(again.bind(&q, "n1").await, "", "it is bound there already");
 }
 
+/// Until then, it answers with the reason.
 #[tokio::test]
-async fn it_is_not_ready_and_answers_with_the_reason_until_the_cluster_was_listed() {
+async fn it_is_unready_until_the_cluster_is_listed() {
     let api = ApiServer::new(Options::default());
     create_node(&api, "n", 16, 1);
     let q = create_pod(&api, "q", 1);

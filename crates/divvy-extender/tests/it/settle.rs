@@ -32,7 +32,7 @@ fn running(mut pod: Pod) -> Pod {
 }
 
 #[test]
-fn what_was_on_its_way_when_the_pods_were_listed_is_seen_before_anything_is_promised() {
+fn bindings_on_their_way_are_awaited_before_promises() {
     let (q, r) = (pod("q", 8), pod("r", 8));
     let mut core = listed(&[gpushare_node("n1", 8, 1)], &[q.clone(), r.clone()], 100);
     assert_eq!(core.filter(&r, ["n1"]).expect("answered at once").passed, [0]);
@@ -86,8 +86,9 @@ fn a_bind_waits_only_after_a_list_and_is_answered_in_time() {
     one_answer(core.got(op, Got::NotFound, at(1_000))).expect_err("gone");
 }
 
+/// The error speaks of no bind that was never sent.
 #[test]
-fn who_cannot_be_read_after_a_list_is_not_bound_and_no_bind_is_spoken_of_that_was_never_sent() {
+fn after_a_list_unreadable_pods_are_not_bound() {
     let q = pod("q", 2);
     let mut core = listed(&[gpushare_node("n1", 8, 1)], std::slice::from_ref(&q), 0);
     let (op, ..) = one_get(core.begin_bind(args(&q, "n1"), at(1)).1);
@@ -125,7 +126,7 @@ fn told(actions: Vec<Action>) -> Vec<String> {
 }
 
 #[test]
-fn of_two_pods_that_were_promised_the_same_memory_the_last_ones_owner_is_told_once() {
+fn a_double_promise_warns_the_last_owner_once() {
     let (a, b) = (placed(&pod("a", 5), "n1", 0), placed(&pod("b", 5), "n1", 0));
     let mut core = synced(&[gpushare_node("n1", 16, 2)], std::slice::from_ref(&a));
     assert_eq!(told(core.promised_twice()), [""; 0]);
@@ -233,7 +234,7 @@ fn one_gpu() -> (ApiServer, Value, Value) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_binding_that_lands_after_the_new_extender_has_listed_is_not_promised_over() {
+async fn a_late_bindings_memory_is_not_promised_again() {
     let (api, q, r) = one_gpu();
     let began = tokio::time::Instant::now();
     let mut settings = settings();
@@ -258,7 +259,7 @@ async fn a_binding_that_lands_after_the_new_extender_has_listed_is_not_promised_
 }
 
 #[tokio::test]
-async fn the_owner_of_a_pod_whose_gpu_was_promised_twice_hears_of_it_once() {
+async fn a_double_promise_makes_one_event() {
     let (api, q, r) = one_gpu();
     let cluster = Cluster::on(api.clone()).await;
     assert_eq!(cluster.bind(&q, "n").await, "");

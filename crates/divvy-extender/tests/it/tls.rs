@@ -335,7 +335,7 @@ pub(crate) fn filter_request(pod: &Value) -> String {
 }
 
 #[tokio::test]
-async fn only_who_shows_a_certificate_of_the_authority_has_pods_placed() {
+async fn placing_pods_needs_a_certificate_of_the_authority() {
     let api = cluster();
     let running = start(&api, secret_source(3_600)).await;
     let data = until_made(&api).await;
@@ -411,8 +411,9 @@ async fn only_who_shows_a_certificate_of_the_authority_has_pods_placed() {
     assert!(metrics.contains("divvy_extender_certificate_expiry_timestamp_seconds 1") || metrics.contains("_seconds 2"));
 }
 
+/// The caller is the API server, which has a pod given to a scheduler.
 #[tokio::test]
-async fn the_api_server_needs_no_certificate_to_have_a_pod_given_to_a_scheduler() {
+async fn the_webhook_needs_no_certificate_of_its_caller() {
     let api = cluster();
     let surroundings = Surroundings {
         tls: Some(secret_source(3_600)),
@@ -551,8 +552,9 @@ async fn replicas_that_start_at_once_end_with_one_authority() {
     assert_eq!(written, 1, "nobody's authority was overwritten, not for a moment either");
 }
 
+/// Nonsense is not taken.
 #[tokio::test]
-async fn certificates_in_files_are_read_again_and_nonsense_is_not_taken() {
+async fn certificate_files_are_read_again() {
     let api = cluster();
     let directory = tempfile::tempdir().expect("a directory");
     let path = |name: &str| directory.path().join(name);

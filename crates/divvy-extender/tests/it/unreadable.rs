@@ -47,7 +47,7 @@ async fn answer(request: Request, nodes: Vec<Value>, pods: Vec<Value>) -> Respon
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_read_does_not_keep_the_extender_from_ever_being_ready() {
+async fn an_unreadable_object_does_not_prevent_readiness() {
     type Change = fn(&mut Value);
     let cases: [(&str, Change); 6] = [
         ("no spec", |object| {

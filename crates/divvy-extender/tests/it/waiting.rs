@@ -70,8 +70,9 @@ fn a_pod_waits_for_what_may_change_soonest_on_any_node() {
     }
 }
 
+/// It finds out itself why pods wait.
 #[test]
-fn a_replica_that_is_not_asked_finds_out_itself_for_some_requests_at_a_time() {
+fn an_unasked_replica_checks_some_requests_per_sweep() {
     // Two pods for each request.
     let pods: Vec<Pod> = (0..20).map(|number| pod(&format!("p{number:02}"), number / 2 + 1)).collect();
     let mut core = synced(&[node("full", &[16])], &pods);
@@ -120,8 +121,9 @@ fn a_pod_does_not_wait_once_it_is_bound_deleted_or_gone() {
     }
 }
 
+/// The time begins with the creation of the pod.
 #[test]
-fn the_time_from_creation_to_the_bind_is_counted_once_for_each_pod() {
+fn each_pods_time_to_bind_counts_once() {
     let created = |name: &str, units: u64, seconds_ago: u64| Pod {
         created_s: u32::try_from(at(0).unix_ns / 1_000_000_000 - seconds_ago)
             .ok()

@@ -22,8 +22,9 @@ fn passed(core: &Core, pod: &Pod, nodes: &[&str]) -> (Vec<usize>, Vec<String>) {
     (answer.passed, texts.collect())
 }
 
+/// It has none of gpushare's annotations.
 #[test]
-fn a_pod_is_bound_with_the_gpus_of_each_container_and_without_gpushares_annotations() {
+fn a_binding_names_the_gpus_of_each_container() {
     let mut pod = amd_pending("train", 0);
     pod.request = amd_request(&[(ContainerKind::Init, 2), (ContainerKind::App, 1)]);
     let nodes = [
@@ -75,7 +76,7 @@ fn a_bind_without_an_answer_is_sent_again_with_the_same_gpus() {
 
 /// The default scheduler binds one pod without the extender, after the extender's filter has passed another pod.
 #[test]
-fn a_pod_that_was_bound_without_the_extender_takes_gpus_that_are_not_promised_again() {
+fn a_bypassing_pods_gpus_are_not_promised_again() {
     let pod = amd_pending("p", 2);
     let mut core = synced(&[amd_node("a", 2)], std::slice::from_ref(&pod));
     assert_eq!(passed(&core, &pod, &["a"]).0, [0]);
@@ -162,7 +163,7 @@ struct FirstGpu {
 
 /// If agents are upgraded first, an older extender still reads nodes that have only NVIDIA GPUs.
 #[test]
-fn an_extender_of_the_first_release_reads_nodes_whose_agents_were_upgraded() {
+fn the_first_releases_extender_reads_upgraded_nodes() {
     let Some(Ok(inventory)) = divvy_node("n", &[16, 24]).inventory else {
         panic!("it has one")
     };

@@ -52,7 +52,7 @@ fn dlmopen_of_an_absolute_path_is_not_seen() {
 }
 
 #[test]
-fn the_guard_in_the_place_of_the_drivers_own_library_has_the_drivers_behind_it() {
+fn a_guard_over_the_drivers_library_reaches_it() {
     let sandbox = Sandbox::new();
     sandbox.program("program", &[]);
     let ways: [Way<'_>; 4] = [
@@ -82,7 +82,7 @@ fn the_guard_in_the_place_of_the_drivers_own_library_has_the_drivers_behind_it()
 }
 
 #[test]
-fn a_copy_with_which_a_program_or_its_library_is_linked_is_behind_the_guard() {
+fn a_linked_copy_is_behind_the_guard() {
     let sandbox = Sandbox::new();
     let linked = ["-DLINKED", "DIR/copy/libcuda.so.1"];
     for path in [

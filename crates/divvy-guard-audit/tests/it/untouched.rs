@@ -15,8 +15,9 @@ fn both(sandbox: &Sandbox, program: &str, arguments: &[&str]) -> [Output; 2] {
     [with, without].map(Result::unwrap)
 }
 
+/// It finds its functions where it did.
 #[test]
-fn a_program_without_cuda_has_nothing_of_the_guard_and_finds_its_functions_where_it_did() {
+fn a_program_without_cuda_has_no_guard() {
     let sandbox = Sandbox::new();
     compile(
         "#include <stdio.h>\nint main(void) { FILE *maps = fopen(\"/proc/self/maps\", \"r\"); for (int c; (c = getc(maps)) != EOF;) putchar(c); }",
@@ -62,7 +63,7 @@ fn a_program_without_cuda_has_nothing_of_the_guard_and_finds_its_functions_where
 }
 
 #[test]
-fn a_program_that_the_loader_of_glibc_does_not_load_is_as_without_the_library() {
+fn a_program_without_glibcs_loader_is_unaffected() {
     const SOURCE: &str = "#include <stdio.h>\nint main(void) { puts(\"runs\"); return 3; }";
     let sandbox = Sandbox::new();
     compile(SOURCE, &sandbox.path("static"), &["-static"]);

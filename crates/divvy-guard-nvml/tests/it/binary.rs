@@ -30,8 +30,9 @@ fn it_needs_no_function_but_dlsym_and_has_no_code_that_panics() {
     assert_eq!(Elf::of(shadow()).imports(), ["dlsym"]);
 }
 
+/// It needs only the real library, by its path.
 #[test]
-fn it_is_named_as_the_drivers_library_and_needs_only_the_real_one_by_its_path() {
+fn it_has_the_name_of_the_drivers_library() {
     assert_eq!(Elf::of(shadow()).names(), ["libnvidia-ml.so.1"]);
     assert_eq!(Elf::of(shadow()).needed(), ["/run/divvy/guard/libnvidia-ml.so.real"]);
 }

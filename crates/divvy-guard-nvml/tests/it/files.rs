@@ -74,7 +74,7 @@ fn a_gpu_of_which_the_pod_has_no_share_is_the_drivers() {
 
 /// The limits are root's and still known: the total is the share. CUDA shows the same.
 #[test]
-fn usage_that_somebody_broke_leaves_the_share_and_the_drivers_processes() {
+fn broken_usage_leaves_share_and_driver_processes() {
     let cases: [(&str, Break); 7] = [
         ("truncated", |sandbox| {
             fs::write(sandbox.file(0, "usage"), &usage::file()[..4096]).unwrap()

@@ -47,7 +47,7 @@ fn a_process_that_has_ended_is_not_listed() {
 
 /// `shareProcessNamespace`: the PIDs of the other container are PIDs here.
 #[test]
-fn the_processes_of_a_container_with_the_same_pid_namespace_are_listed() {
+fn processes_in_the_same_pid_namespace_are_listed() {
     let sandbox = Sandbox::with_share(GPU, SHARE);
     let mut user = sandbox.user(98 * MIB);
     let mut other = sandbox.start();
@@ -72,8 +72,9 @@ fn the_processes_of_a_container_with_the_same_pid_namespace_are_listed() {
     );
 }
 
+/// Their memory counts as used.
 #[test]
-fn the_processes_of_other_containers_are_not_listed_but_their_memory_is_used() {
+fn other_containers_processes_are_not_listed() {
     let sandbox = Sandbox::with_share(GPU, SHARE);
     let mut user = sandbox.user(98 * MIB);
     // The same process id in another container.

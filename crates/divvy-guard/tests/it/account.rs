@@ -34,8 +34,9 @@ fn what_is_charged_is_what_the_driver_gave() {
 }
 
 /// The heap and the buffer of printf of kernels, and a stack for each of the 108 x 2048 threads that can run at the same time.
+/// A limit that takes too much is refused.
 #[test]
-fn what_limits_of_a_context_take_is_charged_and_refused_until_the_context_ends() {
+fn a_contexts_limits_are_charged_until_it_ends() {
     const THREADS: u64 = 108 * 2048;
     let sandbox = Sandbox::with_share(64 << 30, 4096 * MIB);
     let mut program = sandbox.ready();
@@ -268,7 +269,7 @@ fn a_context_that_does_not_fit_is_refused_and_can_come_later() {
 
 /// The agent learns what a context takes while the pod runs. The first process here makes no call meanwhile.
 #[test]
-fn what_a_context_is_charged_with_changes_for_all_processes_at_once() {
+fn a_contexts_charge_changes_for_all_processes_together() {
     const SHARE: u64 = 4096 * MIB;
     let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
     let idle = sandbox.ready();

@@ -58,8 +58,9 @@ fn it_needs_no_function_but_dlsym_and_has_no_code_that_panics() {
     assert_eq!(Elf::of(guard()).imports(), ["dlsym"]);
 }
 
+/// It needs only the real library, by its path.
 #[test]
-fn it_is_named_as_the_driver_and_needs_only_the_real_one_by_its_path() {
+fn it_has_the_name_of_the_driver() {
     assert_eq!(Elf::of(guard()).names(), ["libcuda.so.1"]);
     assert_eq!(Elf::of(guard()).needed(), ["/run/divvy/guard/libcuda.so.real"]);
 }

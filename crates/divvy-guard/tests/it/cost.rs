@@ -77,8 +77,9 @@ fn assert_costs(what: &str, steps: &Steps, most: &Most) {
 
 /// The limits and the clock are read before every 17th launch, and if there are several GPUs, the driver is asked then for the current one. The limits of
 /// other GPUs are read if the process has contexts there.
+/// Most launches ask the driver nothing.
 #[test]
-fn a_launch_that_was_allowed_takes_few_instructions_and_no_question_to_the_driver() {
+fn an_allowed_launch_takes_few_instructions() {
     for (gpus, used, instructions, locked, driver_calls) in [(1, 1, 890, 4, 1), (2, 1, 1000, 6, 2), (2, 2, 1800, 6, 2)] {
         let mut bed = Bed::new(gpus);
         for gpu in (0..used).rev() {
@@ -171,7 +172,7 @@ fn a_question_how_much_memory_is_free_takes_no_system_call() {
 
 /// A program of CUDA's runtime library asks for hundreds of functions when it starts.
 #[test]
-fn the_address_of_a_function_is_compared_with_those_of_its_own_forms_only() {
+fn functions_are_compared_only_with_their_own_forms() {
     let mut bed = Bed::new(1);
     // It finds cuGetProcAddress itself.
     bed.count("address cuMemAlloc 12000 0 0");
@@ -220,7 +221,7 @@ fn the_first_context_takes_16_system_calls() {
 }
 /// In each of them the driver is asked what pools and graphs have, if there are any.
 #[test]
-fn a_synchronization_looks_at_pools_and_graphs_and_not_at_allocations() {
+fn a_synchronization_looks_only_at_pools_and_graphs() {
     let mut bed = Bed::new(1);
     let most = |instructions, locked, driver_calls| Most {
         instructions,

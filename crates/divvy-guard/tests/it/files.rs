@@ -87,8 +87,9 @@ fn a_lease_on_a_file_of_the_share_frees_no_program() {
     }
 }
 
+/// Somebody else in the pod has written the numbers.
 #[test]
-fn numbers_of_others_that_cannot_be_true_only_make_the_share_smaller() {
+fn impossible_numbers_only_shrink_the_share() {
     let sandbox = Sandbox::with_share(8192 * MIB, SHARE);
     let mut first = sandbox.ready();
     // Somebody in the pod writes into the slot of a living process.

@@ -207,7 +207,7 @@ fn on_two_gpus(sandbox: &Sandbox) -> (Program, [u64; 2]) {
 
 /// While a GPU has balance, launches pass on it without a question which one is meant. They must not pass on the other one.
 #[test]
-fn launches_wait_on_the_gpu_without_balance_and_pass_on_the_other() {
+fn launches_wait_only_on_the_gpu_without_balance() {
     let sandbox = pod(-1);
     sandbox.give(1, &balance(SLOW, i64::MAX));
     let (mut program, [first, second]) = on_two_gpus(&sandbox);
@@ -235,7 +235,7 @@ fn launches_wait_on_the_gpu_without_balance_and_pass_on_the_other() {
 
 /// Each GPU's count is a sample: what is counted is right in total, and right for each GPU on average.
 #[test]
-fn launches_on_several_gpus_count_for_the_gpus_on_which_they_are() {
+fn launches_count_for_the_gpu_they_run_on() {
     let sandbox = pod(i64::MAX);
     sandbox.give(1, &balance(SLOW, i64::MAX));
     let (mut program, kernels) = on_two_gpus(&sandbox);
@@ -417,7 +417,7 @@ fn assert_held(shares: &[(f64, i64)], rates: &[f64]) {
 
 /// The hole of controllers that compare before they subtract: each launch finds a positive balance after a synchronization.
 #[test]
-fn a_huge_kernel_and_a_synchronization_in_a_loop_have_their_share() {
+fn huge_kernels_with_synchronizations_keep_their_share() {
     let workers = vec![Worker::start(Sandbox::new(MEMORY), 30, 1, "gemm_150000000ns", 1)];
     let shares = shares(workers, Duration::from_secs(5));
     assert_held(&shares, &[30.0]);

@@ -10,7 +10,7 @@ fn check(sandbox: &Sandbox, program: &Program, pages: u64) {
 }
 
 #[test]
-fn memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
+fn memory_lives_until_its_last_handle_and_mapping() {
     let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
     let mut program = sandbox.ready();
     let space = ok(&mut program, &format!("reserve {}", 16 * PAGE));

@@ -42,7 +42,7 @@ fn addresses_are_the_drivers_but_for_the_replaced_functions() {
 }
 
 #[test]
-fn with_a_limit_of_compute_time_functions_that_launch_are_replaced_too() {
+fn a_compute_limit_replaces_launch_functions_too() {
     for version in ["11.4", "12.9"] {
         addresses(version, WHOLE / 4);
     }
@@ -152,8 +152,9 @@ fn errors_are_the_drivers() {
 }
 
 /// A driver of CUDA 11.0 has no pools and no `cuGetProcAddress`.
+/// What the driver lacks is not found.
 #[test]
-fn with_an_old_driver_what_it_has_is_held_and_what_it_lacks_is_not_found() {
+fn an_old_drivers_functions_are_held() {
     const NOT_FOUND: u64 = 500;
     let sandbox = Sandbox::with_share(8192 * MIB, 1024 * MIB).with_driver("11.0");
     let mut program = sandbox.ready();

@@ -6,7 +6,7 @@ const PROCESSES: u64 = 6;
 
 /// The GPU is as large as the share, so the driver refuses whatever the guard should have refused.
 #[test]
-fn processes_at_once_never_ask_the_driver_for_more_than_the_share() {
+fn parallel_processes_never_exceed_the_share() {
     let share = PROCESSES * CONTEXT + 400 * MIB;
     let sandbox = Sandbox::with_share(share, share);
     let mut programs: Vec<_> = (0..PROCESSES).map(|_| sandbox.ready()).collect();
@@ -41,7 +41,7 @@ fn threads_of_a_process_are_charged_together() {
 
 /// The driver keeps a page until it has freed everything in the page.
 #[test]
-fn a_shared_page_is_charged_while_another_thread_still_frees_memory_in_it() {
+fn a_shared_page_is_charged_until_entirely_freed() {
     let sandbox = Sandbox::with_share(8192 * MIB, 4096 * MIB);
     let mut program = sandbox.start_with(&[("DIVVY_CUDA_SIM_HANG", "cuMemFree_v2:1")]);
     assert_eq!((program.code("init"), program.code("retain 0")), (0, 0));
@@ -56,7 +56,7 @@ fn a_shared_page_is_charged_while_another_thread_still_frees_memory_in_it() {
 
 /// What is free in a pool can go to another thread before this one comes, so that the pool grows.
 #[test]
-fn threads_that_take_from_a_pool_together_do_not_exceed_the_share() {
+fn threads_on_one_pool_never_exceed_the_share() {
     let share = CONTEXT + 64 * MIB;
     let sandbox = Sandbox::with_share(share, share);
     let mut program = sandbox.ready();
@@ -67,8 +67,9 @@ fn threads_that_take_from_a_pool_together_do_not_exceed_the_share() {
     assert!(sandbox.slots()[0].denied > 0, "the share was too large for this test");
 }
 
+/// Otherwise, they are refused together.
 #[test]
-fn threads_that_make_the_context_together_are_charged_once_or_refused_together() {
+fn threads_making_one_context_are_charged_once() {
     let sandbox = Sandbox::with_share(8192 * MIB, CONTEXT - 1);
     let mut program = sandbox.start();
     assert_eq!(program.code("init"), 0);

@@ -60,8 +60,9 @@ fn a_failed_export_changes_nothing() {
 }
 
 /// A descriptor does not tell its size, so imported memory is charged as far as it was mapped at once, and as long as this process has it.
+/// This holds after its maker has ended, too.
 #[test]
-fn imported_memory_is_charged_where_it_is_mapped_also_after_its_maker_has_ended() {
+fn imported_memory_is_charged_where_it_is_mapped() {
     let sandbox = Sandbox::with_share(64 * SHARE, SHARE);
     let (mut owner, mut guest) = (sandbox.ready(), sandbox.ready());
     let handle = ok(&mut owner, &format!("create {SIZE} 0"));

@@ -110,7 +110,7 @@ fn the_recorded_machines_are_found_completely() {
 }
 
 #[test]
-fn gpus_are_in_the_order_of_the_bus_and_partitions_follow_their_gpu() {
+fn gpus_are_in_bus_order_and_partitions_follow_their_gpu() {
     let seen = look(&write(Machine::Mi210));
     let places: Vec<&str> = seen.gpus.iter().map(|gpu| gpu.pci.as_str()).collect();
     assert_eq!(
@@ -130,7 +130,7 @@ fn gpus_are_in_the_order_of_the_bus_and_partitions_follow_their_gpu() {
 }
 
 #[test]
-fn the_gpus_of_a_hive_are_connected_by_xgmi_and_the_partitions_of_a_gpu_are_on_one_board() {
+fn hives_have_xgmi_links_and_partitions_share_boards() {
     let seen = look(&write(Machine::Mi210));
     for at in 0..8 {
         let hive: Vec<u32> = if at < 4 { (0..4).collect() } else { (4..8).collect() };
@@ -158,8 +158,9 @@ fn the_gpus_of_a_hive_are_connected_by_xgmi_and_the_partitions_of_a_gpu_are_on_o
     );
 }
 
+/// A whole GPU has the memory of the card.
 #[test]
-fn a_partition_has_the_memory_of_its_share_and_a_whole_gpu_that_of_the_card() {
+fn a_partition_has_its_share_of_the_memory() {
     let root = write(Machine::Mi308Cpx);
     let seen = look(&root);
     assert!(
@@ -180,8 +181,9 @@ fn a_partition_has_the_memory_of_its_share_and_a_whole_gpu_that_of_the_card() {
     assert_eq!(look(&root).gpus[0].total, MiB(65_520), "KFD says it as well");
 }
 
+/// An error is one of the GPU with the missing or wrong fact.
 #[test]
-fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
+fn missing_or_wrong_facts_are_errors_or_defaults() {
     type Change = fn(&Path, &Path);
     /// A check of the GPU's facts, or a part of the error.
     type Expected = Result<fn(&GpuFacts) -> bool, &'static str>;
@@ -333,7 +335,7 @@ fn gpus_without_an_id_of_their_own_are_named_by_their_place() {
 }
 
 #[test]
-fn partitions_are_found_under_both_names_that_the_kernel_gives_them() {
+fn partitions_are_found_under_both_of_the_kernels_names() {
     let root = write(Machine::Mi308Cpx);
     let before = look(&root);
     let platform = root.path().join("sys/devices/platform");
@@ -344,8 +346,9 @@ fn partitions_are_found_under_both_names_that_the_kernel_gives_them() {
     assert_eq!(look(&root), before);
 }
 
+/// The GPU is lost under its name.
 #[test]
-fn a_gpu_that_kfd_no_longer_lists_is_lost_under_its_name_and_comes_back() {
+fn a_gpu_gone_from_kfd_is_lost_and_comes_back() {
     let root = write(Machine::Mi210);
     let mut amd = open(&root);
     let before = snapshot(&mut amd);
@@ -399,7 +402,7 @@ fn a_gpu_that_disappears_is_lost_for_the_tracker() {
 }
 
 #[test]
-fn a_machine_whose_module_is_not_loaded_has_no_driver_and_says_how_to_load_it() {
+fn without_the_module_the_error_says_how_to_load_it() {
     let empty = tempfile::tempdir().expect("directory");
     let calls = Calls::new(Duration::from_secs(60));
     let failure = Amd::open(empty.path(), &calls).expect_err("no module");
@@ -419,7 +422,7 @@ fn listen(amd: &mut Amd) -> Receiver<Event> {
 }
 
 #[test]
-fn a_gpu_fails_when_its_uncorrectable_errors_increase_and_only_then() {
+fn a_gpu_fails_only_when_its_uncorrectable_errors_increase() {
     let root = write(Machine::Vega10);
     let mut amd = open(&root);
     let events = listen(&mut amd);
@@ -536,8 +539,9 @@ fn named(gpu: &GpuFacts, all: &[(String, Result<GpuFacts, Unreadable>)]) -> BTre
     links.map(|link| (name(&link.peer), link.kind.as_str().to_owned())).collect()
 }
 
+/// The file is cut off or missing.
 #[test]
-fn a_file_that_is_cut_off_or_missing_gives_no_gpu_a_value_that_is_not_its_own() {
+fn a_damaged_file_gives_no_gpu_a_foreign_value() {
     for (machine, every) in [(Machine::Vega10, 1), (Machine::Mi210, 199)] {
         let whole = recorded::tree(machine);
         let before = read_copy(&whole);
@@ -760,8 +764,9 @@ fn a_machine_may_have_pci_domains_of_more_than_four_digits() {
     assert_eq!(text, format!("drm/10000:19:00.0/vram {GIB}\n"));
 }
 
+/// The kernel refuses it or does not have it afterwards, and the failure has its words.
 #[test]
-fn a_limit_that_the_kernel_refuses_or_does_not_have_afterwards_is_a_failure_with_its_words() {
+fn a_limit_that_the_kernel_does_not_take_fails() {
     let region = "drm/0000:03:00.0/vram";
     let of = |file: &dyn Fn(&Path)| {
         let root = write(Machine::Mi210);
@@ -798,7 +803,7 @@ fn a_limit_that_the_kernel_refuses_or_does_not_have_afterwards_is_a_failure_with
 }
 
 #[test]
-fn a_container_has_the_limit_of_its_pod_and_a_partition_has_none() {
+fn containers_have_the_pods_limit_and_partitions_none() {
     let root = write(Machine::Mi210);
     let pod = pod_cgroup(&root, &["drm/0000:03:00.0/vram"]);
     let directory = pod.directory.join("0f".repeat(32));

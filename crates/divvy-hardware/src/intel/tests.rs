@@ -63,8 +63,9 @@ fn uuids(snapshot: &Snapshot) -> Vec<&str> {
     snapshot.gpus.iter().map(|gpu| gpu.uuid.as_str()).collect()
 }
 
+/// The memory is what the kernel gives out.
 #[test]
-fn each_gpu_has_its_own_nodes_and_the_memory_that_the_kernel_gives_out() {
+fn each_gpu_has_its_nodes_and_the_kernels_memory() {
     let root = machine();
     let seen = look(&root);
     assert_eq!((seen.driver(Vendor::Intel), seen.unreadable.len()), ("", 0));
@@ -88,8 +89,9 @@ fn each_gpu_has_its_own_nodes_and_the_memory_that_the_kernel_gives_out() {
     assert!(!two_tiles.memory_limit, "a limit for each tile is none for a share");
 }
 
+/// A GPU without any memory is left out.
 #[test]
-fn the_memory_is_that_of_dmem_or_else_that_of_the_tiles_and_a_gpu_without_any_is_left_out() {
+fn memory_comes_from_dmem_or_else_the_tiles() {
     /// The lines of `dmem.capacity` and of `dmem.current`, what the tiles' files say, and the GPU: its memory in MiB, what is used of it, and
     /// whether it can be limited.
     type Case = (&'static str, &'static str, &'static [&'static str], Option<(u64, u64, bool)>);
@@ -193,8 +195,9 @@ fn the_memory_is_that_of_dmem_or_else_that_of_the_tiles_and_a_gpu_without_any_is
     }
 }
 
+/// GPUs that are left out have no number.
 #[test]
-fn gpus_are_in_the_order_of_the_bus_and_numbered_without_those_that_are_left_out() {
+fn gpus_are_numbered_in_bus_order() {
     let root = tempfile::tempdir().expect("directory");
     let gpus: Vec<MachineIntel> = (0..5).map(|_| gpu("0x56c0", 1024, 1)).collect();
     divvy_intel_sim::describe(root.path(), &gpus).expect("written");
@@ -219,7 +222,7 @@ fn gpus_are_in_the_order_of_the_bus_and_numbered_without_those_that_are_left_out
 }
 
 #[test]
-fn a_function_that_has_made_virtual_functions_does_not_count_and_they_do() {
+fn virtual_functions_count_instead_of_their_physical_function() {
     let root = tempfile::tempdir().expect("directory");
     let gpus: Vec<MachineIntel> = (0..3).map(|_| gpu("0x56c0", 1024, 1)).collect();
     divvy_intel_sim::describe(root.path(), &gpus).expect("written");
@@ -235,8 +238,9 @@ fn a_function_that_has_made_virtual_functions_does_not_count_and_they_do() {
     assert_eq!(uuids(&look(&root)), all[1..]);
 }
 
+/// An error is one of the GPU with the missing or wrong fact.
 #[test]
-fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
+fn missing_or_wrong_facts_are_errors_or_defaults() {
     type Change = fn(&Path);
     /// A check of the GPU's facts, a part of its error, or a part of the reason why it is unreadable.
     enum Expected {
@@ -332,7 +336,7 @@ fn what_is_missing_or_nonsense_is_an_error_of_that_gpu_or_has_a_default() {
 }
 
 #[test]
-fn a_gpu_that_was_known_keeps_its_name_and_its_memory_while_it_cannot_be_read() {
+fn a_known_unreadable_gpu_keeps_its_name_and_memory() {
     let root = machine();
     let mut intel = open(&root);
     let before = snapshot(&mut intel);
@@ -382,7 +386,7 @@ fn a_gpu_that_disappears_is_lost_for_the_tracker() {
 }
 
 #[test]
-fn a_machine_whose_module_is_not_loaded_has_no_driver_and_says_how_to_load_it() {
+fn without_the_module_the_error_says_how_to_load_it() {
     let empty = tempfile::tempdir().expect("directory");
     let failure = Intel::open(empty.path(), &Calls::new(Duration::from_secs(60))).expect_err("no module");
     assert_eq!(failure.code, Code::DriverNotLoaded);
@@ -412,8 +416,9 @@ fn copy(root: &Path) -> Copy {
     to
 }
 
+/// The file is cut off or missing.
 #[test]
-fn a_file_that_is_cut_off_or_missing_gives_no_gpu_a_value_that_is_not_its_own() {
+fn a_damaged_file_gives_no_gpu_a_foreign_value() {
     let root = machine();
     let whole = copy(root.path());
     let before = super::snapshot(&whole).expect("a snapshot");
@@ -499,8 +504,9 @@ fn pod_cgroup(root: &TempDir, regions: &[String]) -> Cgroup {
     Cgroup { directory, pod: None }
 }
 
+/// For others, the limit is refused with the reason.
 #[test]
-fn a_limit_is_set_for_a_gpu_with_one_region_and_refused_for_others_with_the_reason() {
+fn only_a_gpu_with_one_region_is_limited() {
     let root = machine();
     let region = divvy_intel_sim::region(0, 0);
     let cgroup = pod_cgroup(&root, std::slice::from_ref(&region));
@@ -573,7 +579,7 @@ fn processes(intel: &mut Intel) -> Vec<(String, Vec<(u32, u64)>)> {
 }
 
 #[test]
-fn processes_are_those_that_have_memory_of_the_gpu_and_each_client_counts_once() {
+fn processes_with_gpu_memory_count_each_client_once() {
     let root = machine();
     let client = |pid, fd, gpu, client, mib: u64| {
         divvy_intel_sim::set_client(root.path(), pid, fd, gpu, client, mib << 10).expect("written");
@@ -595,7 +601,7 @@ fn processes_are_those_that_have_memory_of_the_gpu_and_each_client_counts_once()
 }
 
 #[test]
-fn the_kernels_text_about_a_client_is_read_whatever_its_units_and_keys_are() {
+fn a_clients_text_is_read_in_any_units_and_keys() {
     let text = |lines: &str| format!("pos:\t0\ndrm-driver:\txe\ndrm-client-id:\t7\ndrm-pdev:\t0000:4d:00.0\n{lines}");
     // The text, and what the process uses in MiB if it is listed.
     for (text, expected) in [
@@ -639,8 +645,9 @@ fn the_kernels_text_about_a_client_is_read_whatever_its_units_and_keys_are() {
     }
 }
 
+/// Processes may end meanwhile.
 #[test]
-fn only_open_files_that_are_nodes_of_gpus_are_read_and_processes_may_end_meanwhile() {
+fn of_open_files_only_gpu_nodes_are_read() {
     let root = machine();
     let text = "drm-driver:\txe\ndrm-client-id:\t7\ndrm-pdev:\t0000:4d:00.0\ndrm-total-vram0:\t3 MiB\n";
     let file = |pid, fd, target: &str| divvy_intel_sim::set_open_file(root.path(), pid, fd, target, text).expect("written");
@@ -674,7 +681,7 @@ fn only_open_files_that_are_nodes_of_gpus_are_read_and_processes_may_end_meanwhi
 }
 
 #[test]
-fn a_process_with_many_open_files_does_not_keep_the_others_from_being_listed() {
+fn many_open_files_hide_no_other_process() {
     let mut tree = copy(machine().path());
     let open = |tree: &mut Copy, pid: u32, fd: u32, client: u32| {
         tree.link(&format!("/proc/{pid}/fd/{fd}"), "/dev/dri/renderD160").file(

@@ -223,8 +223,9 @@ mod tests {
         assert_eq!((rest(WAIT), rest(WAIT * 3)), (Duration::ZERO, Duration::ZERO));
     }
 
+    /// Other events are dropped.
     #[test]
-    fn an_xid_without_a_known_device_is_for_every_gpu_and_other_events_are_dropped() {
+    fn an_xid_of_an_unknown_device_is_for_every_gpu() {
         let names = BTreeMap::from([(1, "GPU-a".to_owned())]);
         let event = |device, kind| RawEvent {
             device,

@@ -538,8 +538,9 @@ mod tests {
         assert_eq!(read.ok(), Some((0..13).collect()));
     }
 
+    /// What is not UTF-8 is replaced.
     #[test]
-    fn a_name_ends_at_the_first_zero_and_what_is_not_utf8_is_replaced() {
+    fn a_name_ends_at_the_first_zero() {
         assert_eq!(text(b"NVIDIA A100\0rest"), "NVIDIA A100");
         assert_eq!(text(b"NVIDIA \xff\xfeA100\0"), "NVIDIA \u{fffd}\u{fffd}A100");
         assert_eq!(text(b"no end"), "no end");

@@ -143,8 +143,9 @@ mod tests {
         assert_eq!(candidates(&options), [real]);
     }
 
+    /// The driver container of the root is searched, too.
     #[test]
-    fn another_root_than_the_hosts_is_searched_alone_and_its_driver_container_too() {
+    fn a_root_other_than_the_hosts_is_searched_alone() {
         let root = tempfile::tempdir().expect("directory");
         let files = [
             root.path().join("usr/lib64").join(SONAME),

@@ -109,8 +109,9 @@ impl Limits {
 mod tests {
     use super::*;
 
+    /// The kernel's file must have the limit of this GPU.
     #[test]
-    fn limits_nest_only_if_the_kernels_file_has_the_limit_of_this_gpu() {
+    fn limits_nest_only_if_the_kernel_has_this_limit() {
         let cgroup = tempfile::tempdir().expect("a directory");
         assert!(!nest(cgroup.path(), "00000000:AF:00.0", 3 << 30), "no file");
         for (text, expected) in [

@@ -75,8 +75,9 @@ mod tests {
 
     use super::*;
 
+    /// The time without events begins with the first error.
     #[test]
-    fn the_time_without_events_begins_with_the_first_error_and_ends_when_an_event_set_works() {
+    fn time_without_events_ends_when_an_event_set_works() {
         let reception = Reception::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);

@@ -123,8 +123,9 @@ mod tests {
         (theirs, Arc::new(Lines::new(ours)))
     }
 
+    /// The other clients hear everything.
     #[test]
-    fn a_client_that_does_not_read_is_disconnected_and_the_others_hear_everything() {
+    fn a_client_that_does_not_read_is_disconnected() {
         let hub = Hub::new();
         let (mut slow_end, slow) = connection();
         // Fill the socket's buffer.

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn each_cgroup_above_the_pods_passes_the_controller_on_if_the_kernel_has_it() {
+    fn each_cgroup_above_the_pods_passes_on_the_kernels_controller() {
         let root = tempfile::tempdir().expect("a directory");
         let at = |path: &str| root.path().join(path);
         let pod = at("kubepods/burstable/pod1");

@@ -86,8 +86,9 @@ mod tests {
 
     use super::*;
 
+    /// The events arrive during the answer, and a flood of them is refused.
     #[test]
-    fn events_that_arrive_during_an_answer_follow_it_in_order_and_a_flood_is_refused() {
+    fn events_follow_an_answer_in_order() {
         let (ours, theirs) = UnixStream::pair().expect("pair");
         let lines = Lines::new(ours);
         // This answer does not fit the socket's buffer, so it is being written until the other end reads.

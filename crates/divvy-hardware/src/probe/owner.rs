@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_fails_is_opened_again_but_not_at_every_question() {
+    fn a_failed_driver_is_reopened_only_after_a_pause() {
         let pace = Pace {
             reopen: Duration::from_millis(200),
             ..Pace::default()
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpus_name_that_cannot_be_printed_is_made_printable_and_hides_no_other_gpu() {
+    fn an_unprintable_name_is_made_printable_and_hides_no_gpu() {
         let mut nvidia = of(Vendor::Nvidia, false);
         let gpu = nvidia.gpus.remove(0);
         for (index, model, error) in [
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_opened_again_while_a_gpu_is_lost_and_left_alone_otherwise() {
+    fn a_driver_is_reopened_only_while_a_gpu_is_lost() {
         // Only a driver that keeps GPUs lost is opened again.
         for (vendor, lost, wait, opens) in [
             (Vendor::Nvidia, true, 0, 4),
@@ -412,8 +412,9 @@ mod tests {
         }
     }
 
+    /// A lost GPU reopens the driver of its own vendor alone.
     #[test]
-    fn the_gpus_and_processes_of_all_vendors_are_one_answer_and_a_lost_one_reopens_its_own_driver_alone() {
+    fn all_vendors_gpus_and_processes_are_one_answer() {
         let nvidia = Script::new(Vendor::Nvidia, vec![Ok(of(Vendor::Nvidia, true)); 2]);
         let amd = Script::new(Vendor::Amd, vec![Ok(of(Vendor::Amd, true)); 2]);
         let jobs = owner(AT_ONCE, &[&nvidia, &amd]);
@@ -444,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn measurements_of_all_vendors_are_one_answer_without_values_that_no_gpu_can_have() {
+    fn all_vendors_measurements_are_one_answer_of_possible_values() {
         let nvidia = Script::new(Vendor::Nvidia, Vec::new());
         let jobs = owner(AT_ONCE, &[&nvidia, &Script::new(Vendor::Amd, Vec::new())]);
         let answer = ask(&jobs, Question::Metrics).expect("measurements");
@@ -469,8 +470,9 @@ mod tests {
         assert_eq!(of, Vendor::ALL);
     }
 
+    /// An absent vendor is ignored while another vendor has GPUs.
     #[test]
-    fn a_vendor_that_is_absent_is_ignored_while_another_has_gpus_and_appears_when_its_driver_does() {
+    fn an_absent_vendor_is_ignored_until_its_driver_appears() {
         for (there, away) in [(Vendor::Nvidia, Vendor::Amd), (Vendor::Amd, Vendor::Nvidia)] {
             let present = Script::new(there, vec![Ok(of(there, false)); 4]);
             let late = Script::absent(away);

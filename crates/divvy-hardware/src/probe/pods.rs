@@ -90,8 +90,9 @@ fn owner(proc_root: &Path, pid: u32) -> Option<Owner> {
 mod tests {
     use super::*;
 
+    /// The bytes of the word do not matter.
     #[test]
-    fn the_program_is_the_end_of_the_first_word_whatever_its_bytes_are() {
+    fn a_program_is_the_end_of_the_first_word() {
         let root = tempfile::tempdir().expect("a directory");
         let dir = root.path().join("7");
         std::fs::create_dir(&dir).expect("created");

@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_the_greatest_length_passes_and_a_longer_one_does_not() {
+    fn only_a_line_above_the_greatest_length_is_refused() {
         for (length, fits) in [(MAX_LINE, true), (MAX_LINE + 1, false)] {
             let mut lines = LineBuffer::default();
             lines.push(&vec![b'x'; length]);

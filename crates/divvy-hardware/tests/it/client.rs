@@ -65,7 +65,7 @@ async fn the_first_update_is_what_the_machine_description_says() {
 }
 
 #[tokio::test]
-async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_files() {
+async fn the_probe_finds_and_describes_the_driver_below_the_root() {
     let machine = Machine::new(TWO);
     for container in [false, true] {
         let root = machine.path(if container { "root/run/nvidia/driver" } else { "root" });
@@ -125,7 +125,7 @@ async fn the_probe_finds_the_driver_below_the_machines_root_and_describes_its_fi
 }
 
 #[tokio::test]
-async fn a_process_belongs_to_the_pod_and_the_container_in_whose_cgroup_it_runs() {
+async fn a_process_belongs_to_its_cgroups_pod_and_container() {
     let machine = Machine::new(TWO);
     let proc = machine.path("root/proc/7");
     std::fs::create_dir_all(&proc).expect("directory");
@@ -176,8 +176,9 @@ async fn only_a_process_of_the_pod_is_killed() {
     client.handle().kill(no_process).await.expect_err("no PID");
 }
 
+/// The sample is one of utilization, and the cgroup of the process names the pod and the container.
 #[tokio::test]
-async fn a_sample_of_utilization_belongs_to_the_pod_and_the_container_in_whose_cgroup_the_process_runs() {
+async fn a_sample_belongs_to_the_container_of_its_process() {
     let machine = Machine::new(&TWO.replace("pid = 7,", "pid = 7, utilization = 30,"));
     let proc = machine.path("root/proc/7");
     std::fs::create_dir_all(&proc).expect("directory");
@@ -208,8 +209,9 @@ async fn a_sample_of_utilization_belongs_to_the_pod_and_the_container_in_whose_c
     assert_eq!(found, [(GPU1, vec![]), (GPU0, vec![(Some("aaaa-1"), Some("01ab"), 30)])]);
 }
 
+/// The XID arrives within a second.
 #[tokio::test]
-async fn an_xid_arrives_within_a_second_and_a_snapshot_follows_at_once() {
+async fn a_snapshot_follows_an_xid_at_once() {
     let machine = Machine::new(TWO);
     let timing = Timing {
         poll: Duration::from_secs(3600),
@@ -226,8 +228,9 @@ async fn an_xid_arrives_within_a_second_and_a_snapshot_follows_at_once() {
     }
 }
 
+/// The GPU's neighbor goes on.
 #[tokio::test]
-async fn a_lost_gpu_keeps_its_name_its_neighbour_goes_on_and_it_comes_back() {
+async fn a_lost_gpu_keeps_its_name_and_comes_back() {
     let machine = Machine::new(TWO);
     let mut client = machine.client(fast());
     snapshot(&mut client, "snapshot", any).await;
@@ -252,7 +255,7 @@ async fn a_lost_gpu_keeps_its_name_its_neighbour_goes_on_and_it_comes_back() {
 }
 
 #[tokio::test]
-async fn a_driver_that_cannot_be_initialised_is_reported_and_found_when_it_can() {
+async fn an_uninitialized_driver_is_reported_and_found_later() {
     let machine = Machine::new(TWO);
     std::fs::write(machine.path("control.state"), "{\"initError\":9}").expect("state");
     let mut client = machine.client(fast());
@@ -265,8 +268,9 @@ async fn a_driver_that_cannot_be_initialised_is_reported_and_found_when_it_can()
     snapshot(&mut client, "snapshot", any).await;
 }
 
+/// The probe ended itself because the driver hung.
 #[tokio::test]
-async fn a_probe_that_ended_itself_because_the_driver_hung_is_started_again() {
+async fn a_probe_that_ended_itself_is_restarted() {
     let machine = Machine::new(TWO);
     let mut client = ProbeClient::start(Probe::Spawn(machine.spawn(Duration::from_millis(300))), fast());
     snapshot(&mut client, "snapshot", any).await;
@@ -281,7 +285,7 @@ async fn a_probe_that_ended_itself_because_the_driver_hung_is_started_again() {
 }
 
 #[tokio::test]
-async fn a_probe_that_hangs_without_ending_is_killed_and_started_again() {
+async fn a_probe_that_hangs_is_killed_and_started_again() {
     let machine = Machine::new(TWO);
     let timing = Timing {
         answer: Duration::from_millis(300),
@@ -299,8 +303,9 @@ async fn a_probe_that_hangs_without_ending_is_killed_and_started_again() {
     assert_ne!(child(&machine), first);
 }
 
+/// The driver is reported as slow.
 #[tokio::test]
-async fn a_driver_that_takes_long_to_start_is_reported_as_such_and_waited_for() {
+async fn a_driver_slow_to_start_is_waited_for() {
     let mut machine = Machine::new(TWO);
     machine.extra.push(("DIVVY_NVML_SIM_HANG".to_owned(), "1".into()));
     let timing = Timing {
@@ -317,7 +322,7 @@ async fn a_driver_that_takes_long_to_start_is_reported_as_such_and_waited_for() 
 }
 
 #[tokio::test]
-async fn a_lost_gpu_stays_lost_when_the_probe_is_killed_and_started_again() {
+async fn a_lost_gpu_stays_lost_when_the_probe_is_restarted() {
     let machine = Machine::new(TWO);
     let mut client = machine.client(fast());
     snapshot(&mut client, "snapshot", any).await;
@@ -333,8 +338,9 @@ async fn a_lost_gpu_stays_lost_when_the_probe_is_killed_and_started_again() {
     assert_eq!((seen.unreadable[0].index, seen.unreadable[0].lost), (1, true));
 }
 
+/// The XID comes while the agent is away.
 #[tokio::test]
-async fn an_xid_that_comes_while_the_agent_is_away_is_told_when_it_is_back() {
+async fn an_xid_is_told_when_the_agent_is_back() {
     let machine = Machine::new(TWO);
     let _probe = machine.listening("s", &[]);
     let probe = Probe::Socket(machine.path("s"));

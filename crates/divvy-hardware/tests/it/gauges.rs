@@ -143,7 +143,7 @@ fn energy_grows_with_time() {
 }
 
 #[test]
-fn gpu_performance_monitoring_compares_two_samples_and_keeps_one() {
+fn performance_monitoring_compares_two_samples_and_keeps_one() {
     let mut bed = Bed::new(&described());
     assert_eq!(
         bed.ask()[0]["values"].get("gpm"),
@@ -235,7 +235,7 @@ fn a_function_that_the_driver_lacks_costs_only_its_own_values() {
 }
 
 #[test]
-fn without_the_second_version_of_the_call_the_memory_in_use_includes_what_is_reserved() {
+fn the_calls_first_version_counts_reserved_memory_as_used() {
     let machine = Machine::new(&described());
     let library = Library::new(&machine);
     library.hide("nvmlDeviceGetMemoryInfo_v2", true);
@@ -245,8 +245,9 @@ fn without_the_second_version_of_the_call_the_memory_in_use_includes_what_is_res
     assert_eq!(bed.values()["memory"], memory);
 }
 
+/// The loss of the GPU is said.
 #[test]
-fn a_refused_call_costs_only_its_own_values_and_the_loss_of_the_gpu_is_said() {
+fn a_refused_call_costs_only_its_own_values() {
     let mut bed = Bed::new(&described());
     let functions = [
         ("nvmlDeviceGetPowerUsage", &["powerMilliwatts"][..]),
@@ -362,7 +363,7 @@ fn gpus_that_are_divided_have_what_nvml_measures_of_them() {
 }
 
 #[test]
-fn a_mig_device_has_the_performance_of_its_gpu_instance_unless_it_shares_the_instance() {
+fn a_mig_device_has_its_gpu_instances_performance_if_unshared() {
     let gpu = |cc: &str| {
         format!(
             "[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 81920\ncc = \"{cc}\"\nutilization = 40\nmig = [{}]\n",
@@ -400,7 +401,7 @@ fn a_mig_device_has_the_performance_of_its_gpu_instance_unless_it_shares_the_ins
 }
 
 #[test]
-fn a_driver_that_does_not_sample_gpu_instances_costs_only_their_performance() {
+fn unsampled_gpu_instances_lack_only_their_performance() {
     let machine = Machine::new(
         "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"m\"\nmemory_mib = 81920\ncc = \"9.0\"\nutilization = 40\n\
          mig = [{ gpu_instance = 7, compute_instance = 0, profile = 0 }]\n",

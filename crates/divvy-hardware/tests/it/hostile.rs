@@ -36,8 +36,9 @@ fn good(id: u64, op: &str) -> Option<Vec<u8>> {
     Some(format!("{}\n", json!({"id": id, "ok": ok})).into_bytes())
 }
 
+/// The client hears the honest probe that takes the place of the hostile one.
 #[tokio::test]
-async fn a_hostile_probe_is_left_and_an_honest_one_in_its_place_is_heard() {
+async fn a_hostile_probe_is_left_for_an_honest_one() {
     type Answer = fn(u64, &str) -> Option<Vec<u8>>;
     let cases: [(&str, Answer, Code); 15] = [
         ("garbage", |_, _| Some(b"\0\x01 not json {{{\n".to_vec()), Code::Protocol),
@@ -191,8 +192,9 @@ async fn measurements_that_no_driver_takes_are_refused() {
     }
 }
 
+/// The other clients do not notice.
 #[test]
-fn a_hostile_client_is_told_why_and_disconnected_and_the_others_do_not_notice() {
+fn a_hostile_client_is_told_why_and_disconnected() {
     let machine = Machine::new(TWO);
     let _probe = machine.listening("s", &[]);
     let mut honest = Lines::new(connect(&machine.path("s")));

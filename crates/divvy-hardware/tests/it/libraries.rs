@@ -31,8 +31,9 @@ const NEEDED: [&str; 5] = [
     "nvmlDeviceGetHandleByIndex",
 ];
 
+/// The library lacks any one of its functions.
 #[test]
-fn whichever_function_a_library_lacks_the_probe_answers_or_says_what_is_missing() {
+fn a_probe_answers_or_names_the_missing_function() {
     let machine = Machine::new(&divided());
     let library = Library::new(&machine);
     assert!(library.names.len() > 50, "{:?}", library.names);
@@ -73,8 +74,9 @@ fn whichever_function_a_library_lacks_the_probe_answers_or_says_what_is_missing(
     }
 }
 
+/// An older name of a function is enough.
 #[test]
-fn what_an_older_driver_does_not_count_is_absent_and_an_older_name_is_enough() {
+fn what_an_older_driver_does_not_count_is_absent() {
     let health = "health = { ecc_errors = [0, 1], remapped_rows = {}, retired_pages_pending = true, clocks_event_reasons = 8 }";
     let machine = Machine::new(&TWO.replacen("processes = ", &format!("{health}\nprocesses = "), 1));
     let library = Library::new(&machine);
@@ -126,7 +128,7 @@ fn the_first_versions_of_calls_are_enough() {
 }
 
 #[test]
-fn an_xid_arrives_without_instances_if_the_library_does_not_know_mig() {
+fn a_library_without_mig_gives_xids_without_instances() {
     let machine = Machine::new(TWO);
     let library = Library::new(&machine);
     library.hide("nvmlEventSetWait_v2", true);
@@ -145,8 +147,9 @@ fn an_xid_arrives_without_instances_if_the_library_does_not_know_mig() {
     assert!(fault["partition"].is_null(), "{fault}");
 }
 
+/// The driver refuses the second version.
 #[test]
-fn memory_is_read_with_the_first_version_of_the_call_if_the_driver_refuses_the_second() {
+fn memory_falls_back_to_the_first_version_of_the_call() {
     for (errors, total, is_fit) in [
         (json!({"2": 3}), 40960, true),
         (json!({"2": 25}), 40960, true),

@@ -93,8 +93,9 @@ fn health_of(snapshot: &Value) -> Value {
     .into()
 }
 
+/// The driver's counts are printed once, and no polled snapshot has them.
 #[test]
-fn what_the_driver_counts_about_health_is_printed_once_and_is_in_no_polled_snapshot() {
+fn health_counts_are_printed_and_never_polled() {
     let machine = with_health();
     let output = once(&machine, &[]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -113,8 +114,9 @@ fn what_the_driver_counts_about_health_is_printed_once_and_is_in_no_polled_snaps
     assert_eq!(health_of(&polled), json!([nothing, nothing]));
 }
 
+/// The probe prints the state again when standard input closes.
 #[test]
-fn watch_prints_the_state_then_each_fault_and_the_state_again_when_standard_input_closes() {
+fn watch_prints_the_state_and_each_fault() {
     let machine = with_health();
     let mut probe = Running(
         machine
@@ -178,7 +180,7 @@ fn a_tegras_gpu_is_named_although_nvml_knows_little_more() {
 }
 
 #[test]
-fn cuda_describes_a_tegras_gpu_with_its_memory_and_compute_capability() {
+fn cuda_tells_a_tegras_memory_and_compute_capability() {
     let description = ORIN.replace("memory_mib = 0", "memory_mib = 30697\ncc = \"8.7\"");
     let mut machine = Machine::new(&description.replace("driver = \"\"", "driver = \"535.0\""));
     std::fs::create_dir(machine.path("lib")).expect("created");
@@ -223,7 +225,7 @@ fn a_missing_or_broken_cuda_library_is_reported_with_what_to_do() {
 }
 
 #[test]
-fn a_gpu_that_is_divided_has_its_mig_devices_with_uuid_and_instances() {
+fn a_divided_gpu_has_mig_devices_with_uuid_and_instances() {
     let machine = Machine::new(
         "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A100\"\nmemory_mib = 40960\n\
          mig = [{ gpu_instance = 1, compute_instance = 0 }, { gpu_instance = 2, compute_instance = 0 }]\n\
@@ -252,7 +254,7 @@ const DIVIDED: &str = "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A1
     mig = [{ gpu_instance = 1, compute_instance = 0, uuid = \"MIG-1\" }, { gpu_instance = 2, compute_instance = 0, uuid = \"MIG-2\" }]\n";
 
 #[test]
-fn a_mig_device_has_the_device_nodes_that_the_kernel_module_lists() {
+fn mig_devices_have_the_nodes_the_kernel_module_lists() {
     let machine = Machine::new(DIVIDED);
     let directory = machine.path("host/proc/driver/nvidia-caps");
     std::fs::create_dir_all(&directory).expect("made");
@@ -272,7 +274,7 @@ fn a_mig_device_has_the_device_nodes_that_the_kernel_module_lists() {
 }
 
 #[test]
-fn a_divided_gpu_stays_divided_while_its_mig_mode_cannot_be_read() {
+fn a_divided_gpu_stays_so_while_mig_mode_is_unreadable() {
     let (machine, _probe, mut client) = served(DIVIDED);
     let mut gpu = || client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}")["ok"]["gpus"][0].clone();
     let before = gpu();
@@ -295,7 +297,7 @@ fn a_divided_gpu_stays_divided_while_its_mig_mode_cannot_be_read() {
 
 /// The simulated driver gives the first MIG device of a GPU the same UUID in each division, as a driver may.
 #[test]
-fn a_mig_device_is_what_the_driver_says_now_although_its_uuid_belonged_to_another_one() {
+fn a_reused_uuid_shows_the_present_mig_device() {
     let (machine, _probe, mut client) = served(DIVIDED);
     let mut divide = |profiles: &[u32]| {
         let device = |(gi, profile): (u32, &u32)| json!({"gpu_instance": gi, "compute_instance": 0, "profile": profile});
@@ -332,7 +334,7 @@ const BUSY: &str = "v = 1\n[[node]]\nname = \"n\"\n[[node.gpu]]\nmodel = \"A100\
     [[node.gpu]]\nmodel = \"K80\"\nuuid = \"GPU-2\"\nmemory_mib = 11441\ncc = \"3.7\"\n";
 
 #[test]
-fn each_process_has_the_newest_sample_of_its_utilization_until_it_is_known() {
+fn a_process_has_its_newest_utilization_until_it_is_known() {
     let (_machine, _probe, mut client) = served(BUSY);
     client.ask("{\"v\":1,\"id\":1,\"op\":\"snapshot\"}");
     let mut ask = |uuids: &[&str], since: u64| {
@@ -420,7 +422,7 @@ fn processes_are_listed_with_what_they_use_the_gpu_for() {
 }
 
 #[test]
-fn a_gpu_belongs_to_a_fabric_only_when_its_registration_is_completed() {
+fn a_gpu_is_in_a_fabric_only_after_complete_registration() {
     let cluster = "0a0b0c0d-0102-4304-8506-1718191a1b1c";
     let gpu = |fabric: &str| format!("[[node.gpu]]\nmodel = \"GB200\"\nmemory_mib = 189440\n{fabric}\n");
     let gpus = [
@@ -542,8 +544,9 @@ fn what_changes_at_run_time_is_in_the_next_snapshot() {
     }
 }
 
+/// An XID reaches clients within a second, and one that was away finds it in hello.
 #[test]
-fn an_xid_reaches_every_client_within_a_second_and_one_that_was_away_finds_it_in_hello() {
+fn an_xid_reaches_every_client_or_waits_in_hello() {
     let machine = Machine::new(TWO);
     let _probe = machine.listening("s", &[]);
     let mut clients = [(); 2].map(|()| Lines::new(connect(&machine.path("s"))));
@@ -617,8 +620,9 @@ fn xids_arrive_again_after_event_sets_failed() {
     }
 }
 
+/// A GPU that has no events does not say so.
 #[test]
-fn a_gpu_that_cannot_be_registered_says_so_and_one_that_has_no_events_does_not() {
+fn a_gpu_that_cannot_be_registered_says_so() {
     let machine = Machine::new(TWO);
     let state = "{\"gpus\":{\"0\":{\"register\":999},\"1\":{\"register\":3}}}";
     std::fs::write(machine.path("control.state"), state).expect("state");
@@ -648,8 +652,9 @@ fn a_driver_that_comes_later_is_found_without_a_restart() {
     eventually("the driver is found", || ask()["ok"]["gpus"][0]["uuid"] == GPU0);
 }
 
+/// A second probe does not take the socket.
 #[test]
-fn the_socket_is_for_its_owner_alone_and_another_probe_does_not_take_it() {
+fn the_socket_is_for_its_owner_alone() {
     let machine = Machine::new(TWO);
     let mut first = machine.listening("s", &[]);
     let socket = machine.path("s");
@@ -680,8 +685,9 @@ fn the_socket_is_for_its_owner_alone_and_another_probe_does_not_take_it() {
     let _third = machine.listening("s", &[]);
 }
 
+/// The socket is removed, and the exit status is 0.
 #[test]
-fn sigterm_removes_the_socket_and_exits_0_even_while_the_driver_hangs() {
+fn sigterm_ends_the_probe_even_if_the_driver_hangs() {
     for hangs in [false, true] {
         let machine = Machine::new(TWO);
         if hangs {
@@ -787,8 +793,9 @@ mig = [{ gpu_instance = 1, compute_instance = 0 }]
 
 const POD: &str = "kubepods/besteffort/pod6b8e5a3c-0000-4000-8000-000000000001";
 
+/// The limit is set on the pod's cgroup, and what the driver refuses is reported.
 #[test]
-fn a_pods_limit_is_set_on_its_cgroup_and_read_back_and_what_the_driver_refuses_is_reported() {
+fn a_pods_limit_is_set_and_read_back() {
     let machine = Machine::new(LIMITING);
     let root = machine.path("root/sys/fs/cgroup");
     std::fs::create_dir_all(root.join(POD)).expect("created");
@@ -885,7 +892,7 @@ fn outcome(answer: &Value) -> String {
 }
 
 #[test]
-fn a_containers_limit_is_set_only_where_the_pods_limit_still_holds_for_the_sum() {
+fn a_containers_limit_needs_a_pod_limit_that_holds_the_sum() {
     let pod_limit = 3072;
     // (the driver's mode, what the pod's `dmem.max` is before, the pod's limit or none, whether the container is alone, what happens)
     for (mode, file, pod, alone, expected) in [
@@ -959,8 +966,9 @@ fn a_containers_limit_is_set_only_where_the_pods_limit_still_holds_for_the_sum()
     }
 }
 
+/// The process sees this limit as the total, and not the limit of its pod.
 #[test]
-fn a_process_sees_the_limit_of_its_own_cgroup_as_the_total_and_not_the_limit_of_its_pod() {
+fn a_process_sees_its_own_cgroups_limit() {
     let mut machine = Machine::new(LIMITING);
     let container = format!("{POD}/{}", "0f".repeat(32));
     let directory = machine.path("root/sys/fs/cgroup").join(&container);

@@ -247,8 +247,9 @@ fn only_names_of_pods_and_gpus_are_accepted() {
     assert!(!host.machine.path("state").exists(), "nothing was made");
 }
 
+/// The file system's files are open, and mounted elsewhere.
 #[test]
-fn a_file_system_is_unmounted_while_its_files_are_open_and_mounted_elsewhere() {
+fn a_file_system_in_use_elsewhere_is_unmounted() {
     if !divvy_skip::program("nsenter", "util-linux") {
         return;
     }
@@ -380,8 +381,9 @@ fn inside(mut command: Command) -> Running {
     process
 }
 
+/// The probe runs in a container.
 #[test]
-fn what_a_probe_in_a_container_mounts_is_on_the_machine_and_in_the_agents_container() {
+fn a_probes_mount_reaches_the_machine_and_the_agents_container() {
     let Some(node) = Node::start() else { return };
     let probe = node.probe(Volume::Bidirectional);
     assert_eq!(node.ask("mountShare"), done());

@@ -57,8 +57,9 @@ fn once_prints_the_gpus_of_all_vendors() {
     );
 }
 
+/// NVIDIA's GPUs are served when their driver comes.
 #[tokio::test]
-async fn amds_gpus_are_served_without_nvidias_driver_and_nvidias_when_it_comes() {
+async fn amd_gpus_are_served_without_nvidias_driver() {
     let machine = both();
     std::fs::write(machine.path("control.state"), "{\"initError\":9}").expect("state");
     let mut client = machine.client(fast());
@@ -105,7 +106,7 @@ async fn a_memory_error_and_the_pods_of_processes_reach_the_client() {
 }
 
 #[tokio::test]
-async fn three_vendors_are_served_over_one_socket_with_the_pods_and_the_limits_of_each() {
+async fn one_socket_serves_three_vendors_pods_and_limits() {
     let machine = all_three();
     let root = machine.path("root");
     amd::set_process(&root, 7, amd::gpu_id(2), 300 << 20).expect("written");

@@ -31,7 +31,7 @@ fn without_openat2_no_link_is_followed() {
 
 /// The test needs mounts in a mount namespace of its own, so this test program runs itself again in one, with only this test.
 #[test]
-fn without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses() {
+fn without_openat2_the_same_mounts_are_refused() {
     const ROOT: &str = "DIVVY_HOOK_TEST_ROOT";
     if let Some(at) = std::env::var_os(ROOT) {
         return the_same_mounts_are_refused(&Root::open(Path::new(&at)).expect("opened"));
@@ -46,10 +46,7 @@ fn without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses() 
     let output = std::process::Command::new("unshare")
         .args(["-m", "sh", "-c", mounts, "sh"])
         .arg(std::env::current_exe().expect("this program"))
-        .args([
-            "--exact",
-            "root::tests::without_openat2_the_mounts_that_are_refused_are_those_that_openat2_refuses",
-        ])
+        .args(["--exact", "root::tests::without_openat2_the_same_mounts_are_refused"])
         .env(ROOT, directory.path().join("root"))
         .current_dir(directory.path())
         .output()
@@ -155,7 +152,7 @@ impl Trap {
 /// CVE-2024-0132, CVE-2024-0134, CVE-2025-23267: between a check and a write, a directory is replaced with a link out of the
 /// root.
 #[test]
-fn case_37_a_rule_3_a_directory_that_becomes_a_link_out_of_the_root_leads_nowhere() {
+fn case_37_a_rule_3_a_directory_turned_link_leads_nowhere() {
     let trap = Trap::new();
     // Three kinds of links out of the root: absolute, through .., and through /proc.
     for target in ["outside", "../outside", "/proc/self/root"] {
@@ -183,8 +180,9 @@ fn case_37_a_rule_3_a_directory_that_becomes_a_link_out_of_the_root_leads_nowher
 }
 
 /// CVE-2024-0133: the file itself is replaced with a link out of the root.
+/// The link is not followed.
 #[test]
-fn case_37_b_rule_3_a_file_that_becomes_a_link_out_of_the_root_is_replaced_and_not_followed() {
+fn case_37_b_rule_3_a_file_turned_link_is_replaced() {
     let trap = Trap::new();
     let outside = trap.at("outside/ld.so.cache");
     symlink(&outside, trap.at("root/etc/swap")).expect("linked");
@@ -218,8 +216,9 @@ fn case_37_c_rule_3_without_openat2_neither_is_followed() {
     assert!(opened > 0 && refused > 0, "{opened} {refused}");
 }
 
+/// Links of /proc are not followed.
 #[test]
-fn case_37_d_rule_3_links_of_the_image_are_followed_within_it_and_those_of_proc_are_not() {
+fn case_37_d_rule_3_image_links_are_followed_within_it() {
     let trap = Trap::new();
     let root = Root::open(&trap.at("root")).expect("opened");
     symlink("/", trap.at("root/top")).expect("linked");

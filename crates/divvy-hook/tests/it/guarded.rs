@@ -55,8 +55,9 @@ fn found(image: &Image) -> String {
     found.map(|(_, path)| path).unwrap_or_default()
 }
 
+/// That libcuda is behind the guard.
 #[test]
-fn the_guard_is_over_the_libcuda_of_an_image_that_is_preferred_and_that_libcuda_is_behind_the_guard() {
+fn the_guard_covers_an_images_preferred_libcuda() {
     let preferred = ["compat", "guard", "guard", "guard"];
     let left = ["driver", "compat", "compat", "compat"];
     let update = "update-ldcache --folder=/usr/lib64 --host-driver-version=535.1";

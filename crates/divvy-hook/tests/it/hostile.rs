@@ -23,8 +23,9 @@ pub(crate) fn in_namespace(image: &Image, script: &str) -> Option<std::process::
     Some(output)
 }
 
+/// A flag decides which of the two.
 #[test]
-fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_one_likes() {
+fn case_42_rule_4_an_unwritable_image_warns_or_fails() {
     let image = Image::new(&[CUDA]);
     let hook = env!("CARGO_BIN_EXE_divvy-hook");
     let root = image.at("rootfs");
@@ -67,7 +68,7 @@ fn case_42_rule_4_an_image_that_cannot_be_written_is_a_warning_or_an_error_as_on
 
 /// A seccomp profile that does not know `openat2` makes it fail with EPERM, and a kernel before 5.6 with ENOSYS. strace injects both errors.
 #[test]
-fn rule_4_without_openat2_nothing_is_written_into_a_volume_that_is_mounted_over_etc() {
+fn rule_4_no_volume_over_etc_is_written_without_openat2() {
     if !divvy_skip::program("strace", "strace") {
         return;
     }
@@ -98,7 +99,7 @@ fn rule_4_without_openat2_nothing_is_written_into_a_volume_that_is_mounted_over_
 
 /// The hook runs in a mount namespace, as a container runtime runs it.
 #[test]
-fn case_39_the_drivers_libraries_are_told_to_make_no_device_nodes() {
+fn case_39_driver_libraries_are_told_to_make_no_nodes() {
     const PARAMS: &str = "/proc/driver/nvidia/params";
     let image = Image::new(&[]);
     let before = "ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n";
@@ -191,7 +192,7 @@ fn case_41_rule_5_ten_starts_leave_what_one_leaves() {
 
 /// CVE-2025-23266: the image controls the environment variables and the current directory.
 #[test]
-fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
+fn rule_9_no_variable_of_the_image_opens_its_files() {
     if !divvy_skip::program("strace", "strace") {
         return;
     }
@@ -277,7 +278,7 @@ fn rule_9_no_variable_of_the_image_makes_it_open_a_file_of_the_image() {
 
 /// A constructor in the image's library creates a file when a loader loads the library.
 #[test]
-fn case_38_rule_9_a_library_that_the_image_wants_preloaded_is_not() {
+fn case_38_rule_9_no_library_of_the_image_is_preloaded() {
     let Some(hook) = static_hook() else { return };
     if !divvy_skip::program("cc", "gcc") {
         return;

@@ -10,7 +10,7 @@ use super::image::{Image, elf, said};
 const CUDA: &str = "/usr/lib64/libcuda.so.550.54.15";
 
 #[test]
-fn libraries_that_are_mounted_are_in_the_cache_under_each_of_their_names() {
+fn mounted_libraries_are_cached_under_each_name() {
     let image = Image::new(&[
         CUDA,
         "/usr/lib64/libcuda.so.1",
@@ -43,7 +43,7 @@ fn libraries_that_are_mounted_are_in_the_cache_under_each_of_their_names() {
 
 /// The loader of a real libc finds the library, both without a cache and with an existing one.
 #[test]
-fn a_program_in_the_container_finds_the_library_where_no_loader_searches() {
+fn a_program_finds_libraries_where_no_loader_searches() {
     const LIBRARY: &str = "/opt/strange/libcuda.so.1";
     if !divvy_skip::program("cc", "gcc") {
         return;
@@ -169,8 +169,9 @@ fn case_36_a_links_are_made_with_their_directories_and_replaced() {
     );
 }
 
+/// What is wrong is an error.
 #[test]
-fn case_36_b_what_it_does_not_know_is_a_warning_and_what_is_wrong_an_error() {
+fn case_36_b_an_unknown_hook_is_only_a_warning() {
     let image = Image::new(&[]);
     let output = image.run(&["noop", "--flag=1"]);
     assert!(
@@ -262,7 +263,7 @@ fn libcuda(drivers: Option<&str>) -> Vec<u8> {
 }
 
 #[test]
-fn case_43_the_images_own_libcuda_goes_first_where_it_is_newer_and_made_for_the_driver() {
+fn case_43_a_newer_fitting_libcuda_of_the_image_goes_first() {
     let compat = "/usr/local/cuda/compat";
     for (host, own, note, enabled) in [
         ("535.129.03", "550.54.15", None, true),
@@ -316,8 +317,9 @@ fn case_43_the_images_own_libcuda_goes_first_where_it_is_newer_and_made_for_the_
     );
 }
 
+/// Nothing is said about it either.
 #[test]
-fn a_libcuda_that_is_cut_off_says_nothing_and_makes_nothing_fail() {
+fn a_cut_off_libcuda_makes_nothing_fail() {
     let whole = libcuda(Some("[535]"));
     for length in (0..whole.len()).step_by(7) {
         let image = Image::new(&[]);
@@ -328,7 +330,7 @@ fn a_libcuda_that_is_cut_off_says_nothing_and_makes_nothing_fail() {
 }
 
 #[test]
-fn case_40_the_application_profile_has_a_bit_for_each_gpu_of_the_container() {
+fn case_40_the_application_profile_has_a_bit_per_gpu() {
     const FILE: &str = "/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf";
     for (nodes, mask) in [
         (
@@ -389,7 +391,7 @@ fn musls_loader_is_told_of_the_directories() {
 
 /// NVIDIA's specs mount a library only under its long name, and rely on the link that ldconfig creates.
 #[test]
-fn a_library_that_is_mounted_by_its_long_name_alone_is_found_by_the_short_one() {
+fn a_short_name_finds_a_long_named_library() {
     if !divvy_skip::program("cc", "gcc") {
         return;
     }
@@ -413,7 +415,7 @@ fn a_library_that_is_mounted_by_its_long_name_alone_is_found_by_the_short_one() 
 
 /// NVIDIA's specs call two hooks for this, one after the other.
 #[test]
-fn an_images_own_libcuda_stays_in_front_when_the_cache_is_made_after_it() {
+fn a_later_cache_keeps_the_images_libcuda_first() {
     let image = Image::new(&[CUDA, "/usr/lib64/libcuda.so.1"]);
     image.put("/usr/local/cuda/compat/libcuda.so.560.1.1", &elf());
     symlink("libcuda.so.560.1.1", image.rootfs("/usr/local/cuda/compat/libcuda.so.1")).expect("linked");

@@ -36,8 +36,9 @@ async fn names(script: &Script) -> (Result<LeftOut, Error>, Vec<String>) {
     (all.expect("an end"), names)
 }
 
+/// What cannot be read is named.
 #[tokio::test]
-async fn a_long_list_is_handed_over_in_its_order_and_what_cannot_be_read_is_named() {
+async fn a_long_list_is_handed_over_in_order() {
     for part in [1000, 70_000, usize::MAX] {
         let script = Script::default()
             .then_in_parts(page(0..2500, "more"), part)
@@ -77,7 +78,7 @@ async fn a_long_list_is_handed_over_in_its_order_and_what_cannot_be_read_is_name
 }
 
 #[tokio::test]
-async fn a_long_list_that_is_wrong_or_ends_too_soon_is_an_error_at_once() {
+async fn a_wrong_or_cut_list_fails_at_once() {
     let whole = page(0..3000, "");
     let cut = whole.len() - 100;
     let cases = [
@@ -111,7 +112,7 @@ async fn a_long_list_that_is_wrong_or_ends_too_soon_is_an_error_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_right_to_list_is_checked_without_reading_a_list_to_its_end() {
+async fn the_right_to_list_needs_no_whole_list() {
     let beginning = &page(0..100, "")[..500];
     let client = Script::default()
         .then_stays_open(beginning)

@@ -510,8 +510,9 @@ mod tests {
         });
     }
 
+    /// They are remembered until they are readable or gone.
     #[test]
-    fn of_unreadable_objects_a_bounded_number_is_remembered_until_they_are_readable_or_gone() {
+    fn remembered_unreadable_objects_are_bounded() {
         let mut remembered = Remembered::new("node");
         remembered.list_begins();
         for number in 0..3 * REMEMBERED {

@@ -47,7 +47,7 @@ fn questions(script: &Script) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_of_pages_in_parts_and_the_changes_after_it_are_seen_in_their_order() {
+async fn a_paged_list_and_later_changes_keep_order() {
     let script = Script::default()
         .then_in_parts(list(&[pod("a", 1), pod("b", 2)], "9", "more"), 7)
         .then_in_parts(list(&[pod("c", 3)], "9", ""), 1)
@@ -75,8 +75,9 @@ async fn a_list_of_pages_in_parts_and_the_changes_after_it_are_seen_in_their_ord
     assert_eq!(script.requests()[2]["allowWatchBookmarks"], "true");
 }
 
+/// It does not matter how the API server says it.
 #[tokio::test(start_paused = true)]
-async fn a_watch_whose_version_is_too_old_is_listed_again_however_it_is_said() {
+async fn a_watch_with_an_expired_version_lists_again() {
     let expired = json!({"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"});
     for script in [
         Script::default().then(list(&[], "1", "")).then(event("ERROR", &expired)),
@@ -165,8 +166,9 @@ async fn a_watch_that_ends_goes_on_where_it_was() {
 }
 
 /// While its watch is broken, the extender answers with errors instead of refusals, so pods wait for the watch.
+/// It takes seconds after a long outage; a watch of one node is patient.
 #[tokio::test(start_paused = true)]
-async fn a_watch_of_the_whole_cluster_is_taken_up_within_seconds_of_a_long_outage_and_one_of_a_node_is_patient() {
+async fn a_cluster_watch_resumes_soon_after_an_outage() {
     for (fields, at_most_s, at_least_s) in [(None, 5.0, 0.8), (Some("spec.nodeName=n1"), 60.0, 20.0)] {
         let mut script = Script::default().then(list(&[], "1", ""));
         for _ in 0..12 {
@@ -206,7 +208,7 @@ fn unreadable() -> Vec<Value> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_that_cannot_be_read_stops_neither_a_list_nor_a_watch() {
+async fn an_unreadable_object_stops_no_list_or_watch() {
     for bad in unreadable() {
         let script = Script::default()
             .then(list(&[pod("a", 1), bad.clone(), pod("b", 2)], "9", ""))
@@ -222,7 +224,7 @@ async fn an_object_that_cannot_be_read_stops_neither_a_list_nor_a_watch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_an_object_is_gone_is_known_whether_it_can_be_read_or_not() {
+async fn an_unreadable_object_is_known_to_be_gone() {
     let bad = json!({"metadata": {"name": "a", "namespace": "ns", "uid": "u-a", "resourceVersion": "20"}});
     let script = Script::default()
         .then(list(&[pod("a", 1)], "9", ""))

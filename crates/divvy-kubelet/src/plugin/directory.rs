@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_inotify_the_directory_is_looked_at_every_now_and_then() -> std::io::Result<()> {
+    async fn without_inotify_the_directory_is_polled() -> std::io::Result<()> {
         let dir = tempfile::tempdir()?;
         let mut directory = Directory::new(dir.path(), dir.path().join(KUBELET_SOCKET), Duration::from_millis(20));
         directory.watcher = None;
@@ -193,8 +193,9 @@ mod tests {
         Ok(())
     }
 
+    /// A new name is noticed at once.
     #[tokio::test]
-    async fn a_new_name_is_noticed_at_once_and_a_replaced_directory_is_watched_again() -> std::io::Result<()> {
+    async fn a_replaced_directory_is_watched_again() -> std::io::Result<()> {
         let parent = tempfile::tempdir()?;
         let path = parent.path().join("d");
         fs::create_dir(&path)?;

@@ -58,8 +58,9 @@ impl Drop for Lock {
 mod tests {
     use super::*;
 
+    /// The last holder removes the file.
     #[test]
-    fn a_second_holder_waits_for_the_first_and_the_last_one_removes_the_file() -> io::Result<()> {
+    fn a_second_lock_holder_waits_for_the_first() -> io::Result<()> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("x.lock");
         let first = Lock::try_acquire(&path)?;

@@ -242,8 +242,9 @@ mod tests {
         ));
     }
 
+    /// It is the limit of what the kubelet accepts.
     #[test]
-    fn four_thousand_ninety_six_ids_fit_into_a_quarter_of_what_the_kubelet_accepts() {
+    fn a_quarter_of_the_limit_holds_4096_ids() {
         let devices = (0..4096)
             .map(|slot| {
                 to_wire(&Device {

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn names_never_repeat_even_if_the_clock_stands_still_or_goes_back() -> Result<()> {
+    fn socket_names_never_repeat_whatever_the_clock_does() -> Result<()> {
         let mut names = names(Path::new("/d"), "p")?;
         let given = [names.next(1_795_253_400_000), names.next(1_795_253_400_000), names.next(5)];
         assert_eq!(given[0].len(), "p-abcdef.sock".len());

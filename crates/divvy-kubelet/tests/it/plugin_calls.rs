@@ -66,8 +66,9 @@ async fn k04_one_list_at_first_then_one_for_each_real_change() {
     running.stop().await;
 }
 
+/// This holds with four thousand ids, too.
 #[tokio::test]
-async fn k19_each_container_request_has_its_answer_also_with_four_thousand_ids() {
+async fn k19_each_container_request_has_its_answer() {
     let plugin = TestPlugin::default();
     plugin.devices.send_replace(Arc::new(devices(4096)));
     let (_dir, kubelet, running) = registered_with(plugin).await;
@@ -149,8 +150,9 @@ async fn k18_a_preference_is_always_answered_whatever_is_asked() {
     running.stop().await;
 }
 
+/// The refusal says what to do.
 #[tokio::test]
-async fn k21_a_list_that_no_kubelet_accepts_is_refused_with_what_to_do() {
+async fn k21_a_list_that_no_kubelet_accepts_is_refused() {
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
     let plugin = TestPlugin::default();
@@ -173,7 +175,7 @@ async fn k21_a_list_that_no_kubelet_accepts_is_refused_with_what_to_do() {
 
 /// A client in Python, like one in Go that is not told otherwise, names the socket's path as the authority.
 #[tokio::test]
-async fn a_client_that_names_the_sockets_path_as_the_authority_is_answered() {
+async fn a_socket_path_as_the_authority_is_answered() {
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
     let _running = Running::start(dir.path());

@@ -51,8 +51,9 @@ async fn call_under_way(kubelet: &Kubelet, running: &Running) -> JoinHandle<Resu
     call
 }
 
+/// It is registered at once.
 #[tokio::test]
-async fn k02_a_plugin_serves_before_it_registers_and_is_registered_at_once() {
+async fn k02_a_plugin_serves_before_it_registers() {
     let dir = tempdir().expect("a temporary directory");
     // A killed process left this socket behind.
     drop(std::os::unix::net::UnixListener::bind(dir.path().join("test-memory-zzzzzz.sock")).expect("bound"));
@@ -79,8 +80,9 @@ async fn k02_a_plugin_serves_before_it_registers_and_is_registered_at_once() {
     assert_eq!(plugin_files(dir.path()), [""; 0]);
 }
 
+/// The refusal is shown in the kubelet's words.
 #[tokio::test]
-async fn k01_a_refusal_is_shown_in_the_kubelets_words_and_tried_again_for_ever() {
+async fn k01_a_refused_registration_is_tried_for_ever() {
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
     let text = "the requested version v1beta2 is not among the supported ones: [v1beta1]";
@@ -103,8 +105,9 @@ async fn k01_a_refusal_is_shown_in_the_kubelets_words_and_tried_again_for_ever()
     running.stop().await;
 }
 
+/// It takes the registration.
 #[tokio::test]
-async fn k03_a_kubelet_that_takes_the_registration_but_never_listens_is_asked_again() {
+async fn k03_a_kubelet_that_never_listens_is_asked_again() {
     assert_eq!(Timing::default().first_stream, Duration::from_secs(5));
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
@@ -191,8 +194,9 @@ async fn a_plugin_whose_socket_is_removed_listens_and_registers_again() {
     running.stop().await;
 }
 
+/// It has that name after each registration, and replaces what was left behind.
 #[tokio::test]
-async fn a_fixed_socket_has_the_same_name_after_each_registration_and_replaces_what_was_left_behind() {
+async fn a_fixed_socket_keeps_its_name() {
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
     let socket = dir.path().join("nvidia-gpu.sock");
@@ -359,8 +363,9 @@ async fn k28_a_stop_lets_short_calls_finish() {
     assert_eq!(plugin_files(dir.path()), [""; 0]);
 }
 
+/// It cuts silent connections.
 #[tokio::test]
-async fn k28_a_stop_ends_long_calls_with_a_sentence_and_cuts_silent_connections() {
+async fn k28_a_stop_ends_long_calls_with_a_sentence() {
     let (dir, kubelet, running) = registered_with(no_starts()).await;
     // This client connects and never sends anything.
     let silent = tokio::net::UnixStream::connect(kubelet.plugin_socket())
@@ -386,7 +391,7 @@ async fn a_second_stream_is_refused_and_leaves_the_first_alone() {
 }
 
 #[tokio::test]
-async fn a_path_too_long_for_a_socket_ends_the_server_with_a_clear_error() {
+async fn a_too_long_socket_path_is_clearly_refused() {
     let dir = tempdir().expect("a temporary directory");
     let settings = Settings::new(dir.path().join("d".repeat(100)), "test-memory");
     let (status, _) = tokio::sync::watch::channel(divvy_kubelet::plugin::Status::default());
@@ -398,8 +403,9 @@ async fn a_path_too_long_for_a_socket_ends_the_server_with_a_clear_error() {
     assert!(error.to_string().contains("at most 107"), "{error}");
 }
 
+/// It comes back when its socket is removed.
 #[tokio::test]
-async fn a_plugin_that_does_not_register_serves_without_a_kubelet_and_returns_when_its_socket_is_removed() {
+async fn an_unregistered_plugin_serves_without_a_kubelet() {
     let dir = tempdir().expect("a temporary directory");
     let kubelet = Kubelet::started(dir.path());
     let settings = Settings {

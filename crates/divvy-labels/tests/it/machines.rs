@@ -228,8 +228,9 @@ fn a_node_feature_names_its_node() {
     assert_eq!(object["spec"]["labels"]["nvidia.com/gpu.count"], "1");
 }
 
+/// An empty one is empty.
 #[test]
-fn a_machine_type_that_cannot_be_read_is_unknown_and_an_empty_one_is_empty() {
+fn an_unreadable_machine_type_is_unknown() {
     for (machine_type, expected) in [(None, "unknown"), (Some(""), ""), (Some(" \n"), ""), (Some("A B\n"), "A-B")] {
         let machine = Machine {
             machine_type: machine_type.map(str::to_owned),

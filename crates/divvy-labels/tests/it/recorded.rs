@@ -48,8 +48,9 @@ fn t34_the_labels_are_nvidias() {
     check("mig_single_nomig", &machine(2), &single, &[]);
 }
 
+/// The other GPUs have their labels.
 #[test]
-fn a_gpu_whose_name_cannot_be_read_has_no_label_with_a_name_and_the_others_have_theirs() {
+fn an_unreadable_gpu_name_makes_no_label() {
     for name in ["", " ", "\u{7}"] {
         let mut all = machine(3);
         all.gpus.iter_mut().for_each(|gpu| name.clone_into(&mut gpu.model));
@@ -156,7 +157,7 @@ fn t28_an_invalid_single_strategy_is_said_in_the_labels() {
 }
 
 #[test]
-fn t34_gpus_in_mig_mode_are_not_shared_as_such_whatever_the_strategy() {
+fn t34_gpus_in_mig_mode_are_not_shared_directly() {
     for strategy in ["none", "mixed"] {
         let strategy = format!("--mig-strategy={strategy}");
         let found = |text| {

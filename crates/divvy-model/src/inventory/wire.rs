@@ -442,8 +442,9 @@ mod tests {
         }
     }
 
+    /// What is no id is read as none.
     #[test]
-    fn the_run_that_tests_a_gpu_is_read_as_it_was_written_and_what_is_no_id_as_none() {
+    fn a_test_runs_id_is_read_as_written() {
         let mut inventory = worst();
         inventory.gpus.truncate(1);
         let text = json(&inventory);
@@ -458,8 +459,9 @@ mod tests {
         }
     }
 
+    /// Nothing is left out without need.
     #[test]
-    fn nothing_is_left_out_without_need_and_the_longest_reasons_go_first() {
+    fn the_longest_reasons_are_left_out_first() {
         let mut few = worst();
         few.gpus.truncate(16);
         assert_eq!(Inventory::parse(&json(&few)), Ok(few));

@@ -38,7 +38,7 @@ fn devices(access: &Access) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn t2_t5_the_variable_lists_the_devices_in_the_order_of_the_request() {
+fn t2_t5_the_variable_has_the_order_of_the_request() {
     let (config, machine) = (config(), machine(4));
     for (ids, expected) in [
         (vec![u(2), u(0)], format!("{},{}", u(2), u(0))),
@@ -111,7 +111,7 @@ fn t7_devices_can_be_named_by_mounts_also_beside_the_variable() {
 }
 
 #[test]
-fn t8_other_devices_are_switched_on_by_variables_whatever_the_strategy() {
+fn t8_variables_switch_on_other_devices_in_any_strategy() {
     for list in [DeviceListStrategy::Envvar, DeviceListStrategy::CdiCri] {
         let mut config = strategies(&[list]);
         (config.gds, config.mofed, config.gdrcopy) = (true, true, true);
@@ -122,8 +122,9 @@ fn t8_other_devices_are_switched_on_by_variables_whatever_the_strategy() {
     }
 }
 
+/// They are listed below the device root.
 #[test]
-fn t9_device_nodes_are_listed_below_the_device_root_after_the_control_nodes_that_exist() {
+fn t9_device_nodes_come_after_existing_control_nodes() {
     let mut config = config();
     config.plugin.pass_device_specs = true;
     config.dev_root = "/run/nvidia/driver".to_owned();
@@ -157,7 +158,7 @@ fn t27_a_mig_device_needs_its_gpus_node_and_two_capabilities() {
 }
 
 #[test]
-fn t10_t11_cdi_devices_are_named_in_their_own_field_or_in_an_annotation() {
+fn t10_t11_cdi_devices_have_a_field_or_an_annotation() {
     let name = |device: &str| format!("k8s.device-plugin.nvidia.com/gpu={device}");
     let mut config = strategies(&[DeviceListStrategy::CdiCri]);
     let machine = machine(2);

@@ -39,7 +39,7 @@ fn mode(index: u32, mode: ComputeMode) -> Action {
 }
 
 #[test]
-fn each_replica_gets_its_part_of_memory_and_threads_rounded_down() {
+fn a_replicas_memory_and_threads_are_rounded_down() {
     for (replicas, memory, threads) in [(2, 20480, 50), (4, 10240, 25), (7, 5851, 14), (48, 853, 2)] {
         assert_eq!(
             commands(&one(replicas, &machine(2))),
@@ -52,8 +52,9 @@ fn each_replica_gets_its_part_of_memory_and_threads_rounded_down() {
     }
 }
 
+/// Its only limit is the one that limits nothing.
 #[test]
-fn the_daemon_for_shares_has_the_gpus_that_mps_can_serve_and_only_the_limit_that_is_none() {
+fn the_shares_daemon_has_gpus_mps_can_serve() {
     let mut machine = machine(4);
     machine.gpus[0].mig = Some(true);
     machine.gpus[1] = Machine::unreadable(1);
@@ -70,7 +71,7 @@ fn the_daemon_for_shares_has_the_gpus_that_mps_can_serve_and_only_the_limit_that
 }
 
 #[test]
-fn the_marker_is_written_only_after_every_limit_was_set_and_read_back() {
+fn the_marker_is_written_after_checking_all_limits() {
     let directory = PathBuf::from("/mps/nvidia.com/gpu");
     let check = |command: &str, limit| Action::Check {
         command: command.to_owned(),
@@ -178,8 +179,9 @@ fn a_gpu_that_cannot_be_configured_does_not_stop_the_others() {
     assert_eq!(plan(&share(SharingStrategy::Mps, 2), &Machine::default()), Ok(Vec::new()));
 }
 
+/// A GPU with too little memory is refused.
 #[test]
-fn a_gpu_without_known_memory_gets_no_memory_limit_and_one_with_too_little_is_refused() {
+fn a_gpu_of_unknown_memory_gets_no_limit() {
     let mut machine = machine(1);
     machine.gpus[0].memory = MiB(0);
     assert_eq!(commands(&one(4, &machine)), ["set_default_active_thread_percentage 25"]);
@@ -236,8 +238,9 @@ fn only_daemons_that_would_serve_differently_are_restarted() {
     assert_eq!((first.end.len(), first.start), (0, vec![same]));
 }
 
+/// A failed start is repeated after 30 s.
 #[test]
-fn a_daemon_that_dies_is_started_again_after_a_pause_that_grows_and_a_failed_start_after_30_s() {
+fn a_dead_daemon_restarts_after_growing_pauses() {
     let mut life = Supervision::new(Intervals::default());
     let (dead, slow) = (Report::Silent { is_running: false }, Report::Silent { is_running: true });
     assert_eq!(life.next(Report::NotStarted), Next::Start(30_000));
@@ -263,8 +266,9 @@ fn a_daemon_that_dies_is_started_again_after_a_pause_that_grows_and_a_failed_sta
     assert_eq!(life.next(dead), Next::Start(30_000));
 }
 
+/// A long one does not.
 #[test]
-fn devices_stay_healthy_while_their_daemon_restarts_but_not_for_long() {
+fn a_daemons_short_restart_leaves_devices_healthy() {
     let absent = || Some("no answer".to_owned());
     let mut known = None;
     let mut found = Vec::new();
@@ -397,8 +401,9 @@ fn a_name_that_is_no_resource_name_has_no_directory() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
+    /// Each of them gets something.
     #[test]
-    fn all_replicas_together_get_at_most_the_gpu_and_each_gets_something(
+    fn replicas_together_get_at_most_the_gpu(
         memory in proptest::collection::vec(prop_oneof![Just(0u64), 1..100u64, Just(40960), any::<u64>()], 1..9),
         replicas in 2..49u32,
     ) {
@@ -443,7 +448,7 @@ fn client(gpu: u32, container: u32, used: u64) -> Client {
 }
 
 #[test]
-fn a_container_is_above_its_share_if_its_processes_together_use_more() {
+fn a_containers_processes_count_together_for_its_share() {
     // One replica is 10240 MiB.
     let daemons = [one(4, &machine(2))];
     for (name, clients, above) in [

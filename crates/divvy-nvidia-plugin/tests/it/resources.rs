@@ -35,8 +35,9 @@ fn a_lost_gpu_is_unhealthy_and_the_others_are_served() {
     assert_eq!(ids(&resource)[1], "GPU-unreadable-1");
 }
 
+/// All of them share the health of the GPU.
 #[test]
-fn t16_each_gpu_becomes_as_many_devices_as_it_has_replicas_and_all_share_its_health() {
+fn t16_each_gpu_has_one_device_per_replica() {
     let mut machine = machine(2);
     machine.gpus[1].healthy = false;
     machine.gpus[1].numa = Some(1);
@@ -113,8 +114,9 @@ fn gpus_get_names_by_their_models_and_the_first_pattern_wins() {
     assert!(warning.contains("GPU 1 (\"Tesla T4\")"), "{warning}");
 }
 
+/// Elsewhere, they are left out with a warning.
 #[test]
-fn a_gpu_that_cannot_be_read_is_unhealthy_where_its_resource_is_known_and_left_out_with_a_warning_elsewhere() {
+fn unreadable_gpus_of_a_known_resource_are_unhealthy() {
     let mut machine = machine(3);
     machine.gpus[1] = Machine::unreadable(1);
     let mut config = config();
@@ -134,8 +136,9 @@ fn a_gpu_that_cannot_be_read_is_unhealthy_where_its_resource_is_known_and_left_o
     assert!(warnings[0].starts_with("GPU 1 cannot be read"), "{warnings:?}");
 }
 
+/// The others are shared.
 #[test]
-fn a_device_to_share_that_is_missing_is_reported_and_the_others_are_shared() {
+fn a_missing_device_to_share_is_reported() {
     let complete = machine(3);
     let mut lossy = machine(3);
     lossy.gpus[1] = Machine::unreadable(1);
@@ -190,8 +193,9 @@ fn t26_mixed_has_a_resource_for_each_profile() {
     assert_eq!(summary(&mig(MigStrategy::Mixed), &machine), expected);
 }
 
+/// A GPU without MIG devices is a warning.
 #[test]
-fn a_profile_that_is_newer_than_this_program_is_offered_and_a_gpu_without_mig_devices_is_a_warning() {
+fn mig_profiles_newer_than_this_program_are_offered() {
     let all = offer(&mig(MigStrategy::Mixed), &divided(2, "0=17;1=")).expect("an offer");
     assert_eq!(all.resources.len(), 1);
     assert_eq!(all.resources[0].name(), "nvidia.com/mig-1g.5gb");
@@ -270,7 +274,7 @@ fn without_a_mig_strategy_a_divided_gpu_is_not_usable() {
 }
 
 #[test]
-fn a_fault_of_one_mig_device_leaves_the_others_of_its_gpu_healthy() {
+fn a_faulty_mig_device_leaves_the_others_healthy() {
     let mut machine = divided(2, "0=0,0;1=0");
     let failed = machine.gpus[0].mig_devices[1].uuid.clone();
     machine.gpus[0].failed_mig_devices.insert(failed);
@@ -284,7 +288,7 @@ fn a_fault_of_one_mig_device_leaves_the_others_of_its_gpu_healthy() {
 }
 
 #[test]
-fn t31_a_configuration_that_does_not_suit_the_machine_is_refused() {
+fn t31_a_configuration_unfit_for_the_machine_is_refused() {
     let mut mps_mig = mig(MigStrategy::Single);
     mps_mig.sharing = share(SharingStrategy::Mps, 2).sharing;
     let mut imex = config();

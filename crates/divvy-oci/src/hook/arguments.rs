@@ -332,8 +332,9 @@ mod tests {
         assert!(Hook::parse(&[]).is_err());
     }
 
+    /// They have no orders to a terminal.
     #[test]
-    fn what_is_said_of_a_specs_words_is_one_line_without_orders_to_a_terminal() {
+    fn messages_about_a_specs_words_have_one_line() {
         for line in [
             "create-symlinks --link a\n\u{1b}[2J",
             "enable-cuda-compat --host-driver-version 1 --cuda-compat-container-root /a\n/b",

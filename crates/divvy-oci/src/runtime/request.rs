@@ -281,8 +281,9 @@ mod tests {
         }
     }
 
+    /// Mounts go before the environment.
     #[test]
-    fn case_22_a_annotations_go_before_mounts_and_mounts_before_the_environment() {
+    fn case_22_a_annotations_precede_mounts_and_environment() {
         let mut container = env(&["NVIDIA_VISIBLE_DEVICES=all"]);
         container.annotations = [("cdi.k8s.io/a".to_owned(), "nvidia.com/gpu=1".to_owned())].into();
         container.mounts = vec![("/dev/null".to_owned(), format!("{MOUNTS}/0"))];
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn case_22_b_and_23_a_a_mount_asks_for_a_device_by_whole_path_components() {
+    fn case_22_b_and_23_a_whole_path_components_name_devices() {
         let settings = Settings {
             accept_mounts: true,
             ..Settings::default()
@@ -332,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_was_asked_for_counts_in_a_container_that_is_not_privileged() {
+    fn requests_to_the_engine_count_without_privileges() {
         let asked = |entries: &[&str], settings: &Settings| {
             let container = Container {
                 privileged: false,
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn swarm_resources_take_the_place_of_the_variable_where_one_is_set() {
+    fn a_swarm_resource_replaces_the_variable() {
         let settings = Settings {
             swarm_resources: vec!["DOCKER_RESOURCE_GPU".to_owned()],
             ..Settings::default()

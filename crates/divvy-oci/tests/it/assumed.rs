@@ -171,7 +171,7 @@ fn exchanged(text: &str, table: &str, line: &str, by: &str) -> String {
 }
 
 #[test]
-fn a_container_is_decided_upon_alike_with_each_line_that_is_assumed_and_without_it() {
+fn no_assumed_line_changes_a_decision() {
     let text = assumed(LDCONFIG);
     let without_a_file = decided(&Settings::default());
     assert_eq!(decided(&parse(&text)), without_a_file, "the whole file");
@@ -202,7 +202,7 @@ fn a_container_is_decided_upon_alike_with_each_line_that_is_assumed_and_without_
 }
 
 #[test]
-fn an_example_that_somebody_takes_gives_no_container_more_than_it_had() {
+fn no_example_gives_a_container_more_than_before() {
     let text = assumed(LDCONFIG);
     let gets = |settings: &Settings, container: &Container| Request::of(container, settings).wanted;
     let before = Settings::default();

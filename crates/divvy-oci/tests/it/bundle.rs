@@ -70,7 +70,7 @@ fn case_24_what_is_not_edited_stays_as_it_was_to_the_byte() {
 }
 
 #[test]
-fn case_31_every_kind_of_edit_goes_where_the_runtime_specification_has_it() {
+fn case_31_each_edit_goes_where_the_specification_has_it() {
     let config = r#"{"process":{"user":{"uid":1000,"gid":1001,"additionalGids":[5]},"env":["A=1","B=2","A=3"]},"mounts":[{"destination":"/a/b","source":"x"},{"destination":"/proc","source":"proc"},{"destination":"/a","source":"y"}],"linux":{"devices":[{"path":"/dev/gpu","major":9}],"resources":{"devices":[{"allow":false}],"memory":{"limit":18446744073709551615}}},"hooks":{"createContainer":[{"path":"/one"}]}}"#;
     let edit = json!({
         "env": ["A=4", "C=5"],
@@ -91,7 +91,7 @@ fn case_31_every_kind_of_edit_goes_where_the_runtime_specification_has_it() {
 }
 
 #[test]
-fn case_30_b_a_node_without_permissions_is_in_the_container_and_may_not_be_used() {
+fn case_30_b_a_node_without_permissions_cannot_be_used() {
     let edit = json!({"deviceNodes": [{"path": "/dev/nvidia0", "permissions": "none"}, {"path": "/dev/nvidiactl"}]});
     let text = after(r#"{"process":{"user":{"uid":1000,"gid":5}}}"#, edit);
     let value: Value = serde_json::from_str(&text).expect("JSON");

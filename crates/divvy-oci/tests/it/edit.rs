@@ -26,7 +26,7 @@ fn changed(options: &[&str]) -> (Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn case_16_b_what_is_set_takes_the_place_of_what_was_there_or_of_its_comment() {
+fn case_16_b_a_value_replaces_its_predecessor_or_comment() {
     for (options, gone, come) in [
         (
             &["nvidia-container-runtime.runtimes=crun:runc"][..],
@@ -187,8 +187,9 @@ fn a_file_of_a_persons_own_keeps_all_that_is_not_set() {
     assert!(Settings::parse(&whole).is_ok());
 }
 
+/// This holds where the last line had no end, too.
 #[test]
-fn the_same_once_more_is_the_same_file_also_where_the_last_line_had_no_end() {
+fn a_repeated_edit_changes_nothing() {
     for before in [
         "[nvidia-container-cli]\n#no-cgroups = false\nldconfig = \"x\"",
         "disable-require = false",

@@ -155,7 +155,7 @@ fn what_the_program_cannot_be_called_for_is_refused() {
 }
 
 #[test]
-fn what_is_supported_by_default_is_given_though_nothing_is_asked() {
+fn supported_default_capabilities_are_given_unasked() {
     let found = called(
         &["NVIDIA_VISIBLE_DEVICES=0"],
         false,
@@ -218,7 +218,7 @@ fn case_23_b_a_mount_asks_for_an_imex_channel_and_for_no_device() {
 
 /// `nvidia-container-cli` accepts neither of these values, and NVIDIA's hook does not pass them on.
 #[test]
-fn case_26_d_the_mode_hook_and_all_channels_are_not_words_of_the_program() {
+fn case_26_d_the_program_never_gets_hook_or_all_channels() {
     let config = "[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = \"hook\"\n";
     let words = called(&["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=all"], false, config).expect("called");
     assert_eq!(

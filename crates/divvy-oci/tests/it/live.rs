@@ -87,8 +87,9 @@ fn mig_devices_have_the_uuid_and_the_index_that_the_driver_says() {
 }
 
 /// NVIDIA's tool does not offer such a GPU either, because CUDA cannot use it.
+/// A message says so.
 #[test]
-fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_left_out_and_it_is_said() {
+fn undivided_gpus_in_mig_mode_are_left_out() {
     let gpu = |index: u32, mig: Value| json!({"uuid": format!("GPU-{index}"), "index": index, "minor": index, "mig": mig});
     let gpus = json!([gpu(0, json!([true, true])), gpu(1, json!([false, true]))]);
     let Live { registry, notes, .. } = registry(&kinds::debian(), &snapshot(&gpus), "/", Extras::default()).expect("a spec");
@@ -105,8 +106,9 @@ fn under_wsl_there_is_one_device() {
     assert_eq!(names, [format!("{KIND}=all")]);
 }
 
+/// What is no snapshot is refused in words, too.
 #[test]
-fn what_is_no_snapshot_and_a_machine_without_a_driver_are_refused_in_words() {
+fn machines_without_a_driver_are_refused_in_words() {
     let fine = snapshot(&json!([{"uuid": "GPU-a", "index": 0, "minor": 0}]));
     for (probe, root, part) in [
         ("", "/", "not a list of GPUs"),

@@ -74,7 +74,7 @@ fn gets_by(container: &Container, settings: &Settings, written: &Registry) -> Re
 }
 
 #[test]
-fn a_container_gets_the_devices_of_the_specs_by_the_names_that_people_write() {
+fn a_container_gets_spec_devices_by_peoples_names() {
     let annotated = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1")];
     let both = [("cdi.k8s.io/vendor_x", "nvidia.com/gpu=1,0")];
     let (auto, cdi, jit) = (Mode::Auto, Mode::Cdi, Mode::JitCdi);
@@ -214,7 +214,7 @@ fn grant(name: &str, uid: &str, container: &str) -> Value {
 /// On a node whose container engine does not support CDI, a container gets only its allocation. The image's own request does not
 /// count.
 #[test]
-fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
+fn in_mode_divvy_only_the_allocation_decides() {
     let (one, two) = ("0123456789abcdef0123456789abcdef", "1123456789abcdef0123456789abcdef");
     let mut files = vec![
         file("/etc/cdi/nvidia.json", 0, &spec("nvidia.com/gpu", &["0", "all"])),
@@ -288,7 +288,7 @@ fn in_mode_divvy_the_allocation_decides_whatever_the_environment_says() {
 
 /// NVIDIA's runtime asks the driver for devices of this kind in each of its modes. No spec file has this kind.
 #[test]
-fn what_goes_by_the_drivers_own_kind_is_of_this_moment_in_mode_cdi_too() {
+fn the_drivers_kind_is_live_in_mode_cdi() {
     let live = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0"], &[]);
     assert_eq!(gets(&live, Mode::Cdi, &machine()).expect("a GPU"), ["DRIVER=now", "GOT=0"]);
     let both = container(&["NVIDIA_VISIBLE_DEVICES=runtime.nvidia.com/gpu=0,nvidia.com/gpu=0"], &[]);

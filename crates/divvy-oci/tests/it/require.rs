@@ -32,7 +32,7 @@ fn an_error_is_one_line_whatever_blanks_the_image_writes() {
 }
 
 #[test]
-fn an_error_moves_no_cursor_whatever_the_names_of_the_drivers_files() {
+fn an_odd_file_name_moves_no_cursor() {
     let of_machine = facts("1\u{1b}[2J2.2", Some("\u{202e}alset"), "470.82\n");
     let text = judged("brand=\u{202e}x", &of_machine).expect_err("no such brand").to_string();
     assert!(
@@ -43,7 +43,7 @@ fn an_error_moves_no_cursor_whatever_the_names_of_the_drivers_files() {
 }
 
 #[test]
-fn case_44_a_alternatives_stand_beside_each_other_and_conditions_behind_commas() {
+fn case_44_a_spaces_part_alternatives_and_commas_conditions() {
     let old = facts("12.2", Some("Tesla"), "470.82");
     let (tesla, geforce) = (Some("Tesla"), Some("GeForce"));
     for (text, facts, holds) in [
@@ -76,7 +76,7 @@ fn case_44_a_alternatives_stand_beside_each_other_and_conditions_behind_commas()
 }
 
 #[test]
-fn case_44_b_what_is_no_condition_is_refused_whatever_else_holds() {
+fn case_44_b_what_is_no_condition_is_refused() {
     for text in [
         "foo>1",
         "cuda>=12 foo>1",
@@ -104,7 +104,7 @@ fn what_nobody_knows_is_in_nobodys_way() {
 }
 
 #[test]
-fn case_44_c_the_variables_say_what_is_required_and_that_it_is_not_looked_at() {
+fn case_44_c_variables_set_or_disable_requirements() {
     let list = |env: &[&str], settings: &Settings| {
         let container = Container {
             env: env.iter().map(|entry| (*entry).to_owned()).collect(),

@@ -28,8 +28,9 @@ fn edits(spec: &Spec) -> Vec<&Edits> {
     spec.all_edits().map(|(_, edits)| edits).collect()
 }
 
+/// Our hook leaves nothing unsaid, such as its environment or its timeout.
 #[test]
-fn rule_2_a_spec_has_no_hook_or_the_one_of_ours_with_everything_said() {
+fn rule_2_a_spec_has_no_hook_or_only_ours() {
     for spec in specs(None) {
         assert!(edits(&spec).iter().all(|edits| edits.hooks.is_empty()));
     }
@@ -64,8 +65,9 @@ fn rule_2_a_spec_has_no_hook_or_the_one_of_ours_with_everything_said() {
     }
 }
 
+/// They are refused before anything is looked at.
 #[test]
-fn rule_6_a_name_that_could_be_a_path_or_a_flag_is_refused_before_anything_is_looked_at() {
+fn rule_6_names_like_paths_or_flags_are_refused() {
     let long = "a".repeat(5000);
     for name in [
         "../../etc/passwd",

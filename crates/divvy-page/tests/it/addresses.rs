@@ -80,8 +80,9 @@ fn a_filter_selects_the_nodes_that_are_as_it_says() {
     assert_eq!(nodes("/?health=ok").len() + nodes("/?health=problem").len(), nodes("/").len());
 }
 
+/// The links lead to the other nodes with the same filter.
 #[test]
-fn a_page_has_100_nodes_and_links_to_the_others_with_the_same_filter() {
+fn a_page_has_100_nodes_and_further_links() {
     let scene = scene(equal(250, 3, 0));
     let open = |address: &str| {
         let address = Address::parse(address).expect("an address");

@@ -225,8 +225,9 @@ fn all_pages(scene: &Scene, text: &str) -> Vec<String> {
     addresses.iter().map(open).collect()
 }
 
+/// The same holds for the lists of attributes.
 #[test]
-fn the_lists_of_elements_and_attributes_have_nothing_that_is_not_used() {
+fn the_lists_of_elements_have_nothing_unused() {
     let mut pages = Vec::new();
     let scene = everything();
     let mut history = History::default();

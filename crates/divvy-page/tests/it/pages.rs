@@ -170,8 +170,9 @@ fn parts_of_a_divided_gpu_are_cells_of_one_bar() {
     assert_eq!(cells, [1, 1, 3, 7]);
 }
 
+/// It is in the text of the bar, too.
 #[test]
-fn what_is_used_of_each_part_of_a_divided_gpu_is_in_the_table_and_in_the_bars_text() {
+fn each_mig_parts_usage_is_in_the_table() {
     let mut scene = small();
     let shown = |scene: &Scene| {
         let document = open(scene, "/nodes/gpu-b");

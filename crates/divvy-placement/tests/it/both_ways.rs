@@ -46,8 +46,9 @@ pub(crate) fn unnamed(name: &str, gpus: u64) -> Pod {
     }
 }
 
+/// With a share it is not free as a whole, and taken as a whole it has no share left.
 #[test]
-fn a_gpu_with_a_share_is_not_free_as_a_whole_and_a_gpu_taken_as_a_whole_has_no_share_left() {
+fn a_gpu_is_either_shared_or_wholly_taken() {
     let share = divvy_pod("share", "n", 0, 1);
     let mut ledger = ledger(&node(2), &[share]);
     let whole = placed(&ledger, &whole_pending(Vendor::Nvidia, "whole", 1)).expect("GPU 1 is free");
@@ -77,7 +78,7 @@ fn a_gpu_with_a_share_is_not_free_as_a_whole_and_a_gpu_taken_as_a_whole_has_no_s
 
 /// A client without the extender may write an allocation of a few MiB for a pod that requests a whole GPU.
 #[test]
-fn a_pod_that_requests_a_whole_gpu_holds_all_of_it_whatever_its_annotation_says() {
+fn a_forged_annotation_still_holds_the_whole_gpu() {
     let mut forged = placed(&ledger(&node(1), &[]), &whole_pending(Vendor::Nvidia, "forged", 1)).expect("it is free");
     if let Held::Allocation(allocation) = &mut forged.held {
         (allocation.gpus[0].memory, allocation.gpus[0].whole) = (MiB(1), false);
@@ -88,7 +89,7 @@ fn a_pod_that_requests_a_whole_gpu_holds_all_of_it_whatever_its_annotation_says(
 
 /// The GPU of a pod without an allocation may be any free one, so one GPU per such pod gets no shares.
 #[test]
-fn shares_stay_off_the_last_free_gpus_while_pods_without_an_allocation_may_have_them() {
+fn shares_avoid_gpus_that_unallocated_pods_may_have() {
     let check = |gpus: usize, pods: &[Pod], units: u64, expected: Result<usize, ()>| {
         let ledger = ledger(&node(gpus), pods);
         let chosen = ledger.choose("n", &ask(units)).map(|choice| choice.gpus[0].index as usize);
@@ -110,7 +111,7 @@ fn shares_stay_off_the_last_free_gpus_while_pods_without_an_allocation_may_have_
 
 /// A cluster moves from NVIDIA's plugin to Divvy node by node. kube-scheduler has counted the GPUs of NVIDIA's plugin.
 #[test]
-fn a_node_whose_whole_gpus_another_plugin_offers_is_left_to_kube_scheduler() {
+fn kube_scheduler_decides_for_another_plugins_gpus() {
     let mut theirs = Node {
         name: "n".to_owned(),
         whole: BTreeMap::from([(Vendor::Nvidia.into(), 8)]),

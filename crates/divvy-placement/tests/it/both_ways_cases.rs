@@ -24,8 +24,9 @@ fn held_node() -> Node {
     node
 }
 
+/// The located pod has no allocation.
 #[test]
-fn a_located_pod_without_an_allocation_does_not_prevent_preemption_on_another_gpu() {
+fn a_located_pod_allows_preemption_on_other_gpus() {
     let holder = Pod {
         priority: 2000,
         ..unnamed("w", 1)
@@ -59,7 +60,7 @@ fn a_located_pod_without_an_allocation_can_be_preempted() {
 
 /// GPU 0 is held by containers whose pod was deleted by force. The pod without an allocation has not started yet.
 #[test]
-fn a_gpu_that_is_held_without_a_pod_is_not_free_after_the_preemption_of_another_pod() {
+fn preemption_frees_no_gpu_held_without_a_pod() {
     let mut node = node(3);
     (node.cpu_milli, node.memory_bytes, node.pods) = (64_000, 64 << 30, 110);
     edit_gpu(&mut node, 0, |gpu| (gpu.held, gpu.held_by_pod) = (gpu.total, Some(false)));
@@ -93,7 +94,7 @@ fn a_node_that_went_back_to_nvidias_plugin_is_left_to_it() {
 }
 
 #[test]
-fn a_node_whose_inventory_cannot_be_read_is_not_left_to_another_plugin() {
+fn unreadable_nodes_are_left_to_no_other_plugin() {
     let mut node = node(2);
     node.whole = BTreeMap::from([(Vendor::Nvidia.into(), 2)]);
     let text = r#"{"v":3}"#;
@@ -102,7 +103,7 @@ fn a_node_whose_inventory_cannot_be_read_is_not_left_to_another_plugin() {
 }
 
 #[test]
-fn a_pod_that_names_a_free_gpu_fits_although_another_pod_has_an_unknown_one() {
+fn a_named_free_gpu_fits_beside_unknown_ones() {
     let ledger = ledger(&node(4), &[unnamed("w", 1)]);
     let rules = GpuRules {
         uuids: vec![uuid("n", 3)],
@@ -113,7 +114,7 @@ fn a_pod_that_names_a_free_gpu_fits_although_another_pod_has_an_unknown_one() {
 }
 
 #[test]
-fn shares_of_several_gpus_may_use_one_gpu_that_has_shares_already() {
+fn shares_of_several_gpus_may_use_shared_gpus() {
     let ledger = ledger(&node(3), &[unnamed("w", 1), divvy_pod("share", "n", 0, 4)]);
     let rules = GpuRules {
         gpus: Some(2),
@@ -131,7 +132,7 @@ fn shares_of_several_gpus_may_use_one_gpu_that_has_shares_already() {
 }
 
 #[test]
-fn a_reserved_share_is_not_good_on_a_node_that_offers_no_shares_now() {
+fn a_reservation_needs_a_node_that_offers_shares() {
     let mut node = node(1);
     let mut ledger = ledger(&node, &[]);
     let pod = pending("p", 4);

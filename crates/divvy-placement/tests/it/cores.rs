@@ -54,8 +54,9 @@ fn used(ledger: &Ledger) -> Vec<u32> {
         .collect()
 }
 
+/// Pods without such a share do not count.
 #[test]
-fn the_shares_of_a_gpus_compute_time_are_at_most_100_percent_and_pods_without_one_do_not_count() {
+fn a_gpus_compute_shares_never_exceed_100_percent() {
     let mut ledger = ledger(2);
     assert_eq!(place(&mut ledger, wanting("a", 2, 60, 1)), Ok(vec![0]));
     assert_eq!(place(&mut ledger, wanting("b", 2, 40, 1)), Ok(vec![0]));
@@ -81,7 +82,7 @@ fn the_shares_of_a_gpus_compute_time_are_at_most_100_percent_and_pods_without_on
 }
 
 #[test]
-fn the_allocation_says_which_share_the_pod_has_and_what_enforces_it() {
+fn an_allocation_names_the_share_and_its_enforcement() {
     let of = |rules: GpuRules| {
         let mut pod = pending("a", 4);
         pod.request.rules = Some(Arc::new(Ok(rules)));
@@ -134,8 +135,9 @@ fn on_gpu_0(ledger: &mut Ledger, name: &str, units: u64, cores: u32, priority: i
     ledger.apply_pod(pod);
 }
 
+/// No pod goes in vain.
 #[test]
-fn victims_free_compute_time_as_well_as_memory_and_no_pod_goes_in_vain() {
+fn victims_free_compute_time_and_memory() {
     let check = |pods: &[(&str, u64, u32)], (units, cores): (u64, u32), expected: &[&str]| {
         let mut ledger = ledger(1);
         for (name, units, cores) in pods {
@@ -173,8 +175,9 @@ fn victims_free_compute_time_as_well_as_memory_and_no_pod_goes_in_vain() {
     check(&[("large", 12, 0), ("busy", 2, 60), ("calm", 2, 0)], (8, 20), &["large"]);
 }
 
+/// It is kept for a pod that is being bound, too.
 #[test]
-fn compute_time_is_kept_for_a_nominated_pod_and_for_a_pod_that_is_being_bound() {
+fn compute_time_is_kept_for_nominated_pods() {
     let mut nominating = ledger(1);
     let mut urgent = wanting("urgent", 2, 80, 1);
     (urgent.priority, urgent.nominated) = (1000, Some("n1".into()));
@@ -208,8 +211,9 @@ fn compute_time_is_kept_for_a_nominated_pod_and_for_a_pod_that_is_being_bound() 
 
 proptest! {
     /// The share of a pod that goes is free again, and whatever fits is what a recount from the pods says.
+    /// Room is never denied, whatever comes and goes.
     #[test]
-    fn whatever_comes_and_goes_no_gpu_has_more_than_100_percent_and_room_is_never_denied(
+    fn no_gpu_ever_has_more_than_100_percent(
         steps in proptest::collection::vec((0..12_u8, 0..5_u64, prop_oneof![Just(0), 1..=100_u32], 1..=2_u32), 1..60)
     ) {
         let mut ledger = ledger(3);

@@ -57,7 +57,7 @@ fn a_pods_containers_share_one_gpu() {
 }
 
 #[test]
-fn the_smallest_gpu_that_is_enough_is_chosen_and_of_equals_the_first() {
+fn the_first_smallest_sufficient_gpu_is_chosen() {
     // Case 14, from gpushare's `designs.md`.
     let mib = MemoryUnit::MIB;
     let mut ledger = Ledger::new(mib);
@@ -110,8 +110,9 @@ fn each_gpu_counts_by_its_own_size() {
     assert_eq!(free(&ledger, "mixed"), [40, 0, 14]);
 }
 
+/// Its neighbours are used to the last unit.
 #[test]
-fn a_gpu_that_failed_is_not_offered_and_its_neighbours_are_used_to_the_last_unit() {
+fn a_failed_gpu_is_not_offered() {
     // Case 8, with the health from the inventory.
     let mut ledger = Ledger::new(GIB);
     let mut node = divvy_node("n1", &[16, 16]);
@@ -178,8 +179,9 @@ fn a_gpu_under_test_is_offered_only_to_the_pod_of_the_test() {
 
 proptest! {
     /// What the inventory says of the test, and the pod's annotation, are any texts.
+    /// The pod must have the same id as the test of the GPU.
     #[test]
-    fn a_gpu_that_is_not_healthy_is_offered_exactly_to_the_pod_of_a_test_of_it_with_the_same_id(
+    fn only_its_test_pod_gets_an_unhealthy_gpu(
         health in prop_oneof![1 => Just(Health::Failed), 1 => Just(Health::Lost), 3 => Just(Health::Testing)],
         // Without what JSON escapes.
         of_node in proptest::option::of("[ab]{0,2}|true|[ #-Z^-~ä]{0,4}"),
@@ -341,7 +343,7 @@ fn overcommitment_leaves_nothing_free_and_is_reported() {
 }
 
 #[test]
-fn an_allocation_by_uuid_counts_on_every_gpu_of_a_node_that_lost_its_inventory() {
+fn without_inventory_a_uuid_counts_on_every_gpu() {
     let mut ledger = Ledger::new(GIB);
     ledger.apply_node(&divvy_node("n", &[16, 16]));
     ledger.apply_pod(divvy_pod("p", "n", 1, 10));
@@ -448,8 +450,9 @@ fn a_pod_holds_what_it_asks_for_though_its_annotations_say_less() {
     assert_eq!(free(&ledger), [10, 10]);
 }
 
+/// It does not mean the card that the present one replaced.
 #[test]
-fn an_index_is_the_card_that_is_there_and_not_the_one_that_it_replaced() {
+fn an_index_means_the_present_card() {
     let mut node = divvy_node("n1", &[16, 8]);
     for (index, uuid, health) in [(0, "GPU-a-gone", Health::Lost), (1, "GPU-z-new", Health::Ok)] {
         edit_gpu(&mut node, index, |gpu| {
@@ -465,7 +468,7 @@ fn an_index_is_the_card_that_is_there_and_not_the_one_that_it_replaced() {
 }
 
 #[test]
-fn memory_of_several_gpus_is_never_on_mig_devices_which_a_process_cannot_use_together() {
+fn memory_of_several_gpus_avoids_mig_devices() {
     let mut node = divvy_node("n1", &[40, 4, 4, 40]);
     let part = |gpu: &mut divvy_model::Gpu| {
         gpu.partition = Some(divvy_model::Partition {

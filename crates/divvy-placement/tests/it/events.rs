@@ -59,8 +59,9 @@ fn a_pod_bound_elsewhere_gives_its_other_reservations_back() {
     assert_eq!(free(&ledger, "n1"), [16, 16], "a binding is final");
 }
 
+/// The reservation of a pod that was not seen so far survives a list.
 #[test]
-fn a_deleted_pod_gives_its_reservation_back_and_an_unseen_one_survives_a_list() {
+fn a_deleted_pod_gives_its_reservation_back() {
     let mut ledger = two_nodes();
     ledger.reserve("u-q", "n1", reservation("n1", 0, 8));
     ledger.replace_pods([]);
@@ -108,7 +109,7 @@ fn a_pod_re_created_under_its_name_is_another_pod() {
 }
 
 #[test]
-fn late_states_of_a_pod_that_is_known_to_be_gone_count_for_nothing() {
+fn late_states_of_gone_pods_count_for_nothing() {
     let mut ledger = two_nodes();
     ledger.reserve("u-q", "n1", reservation("n1", 0, 8));
     ledger.bury_pod("u-q");
@@ -180,7 +181,7 @@ fn a_pod_without_a_uid_is_left_out() {
 /// GPUs that are named unhealthy are not used, no matter whether the naming or the node arrives first. When the naming ends,
 /// exactly these GPUs are used again.
 #[test]
-fn gpus_that_are_named_unhealthy_are_out_until_they_are_not_named_any_more() {
+fn gpus_are_out_while_named_unhealthy() {
     let health = |ledger: &Ledger| -> Vec<(Health, Option<String>)> {
         let view = ledger.node("n1").expect("known");
         let gpus = &view.state().expect("seen").gpus;

@@ -49,7 +49,7 @@ fn bound(pods: &[Pod], kind: WholeKind, name: &str, devices: u64) -> Pod {
 }
 
 #[test]
-fn a_pod_gets_devices_of_the_profile_that_it_requests_and_no_others() {
+fn a_pod_gets_only_devices_of_its_profile() {
     let check = |kind: WholeKind, devices: u64, expected: Result<&[u32], &str>| {
         let found = chosen(&[], &Ask::whole(kind, devices)).map_err(|refusal| refusal.filter_message("n"));
         assert_eq!(found.as_deref(), expected.map_err(str::to_owned).as_ref().copied(), "{kind}");
@@ -91,7 +91,7 @@ fn a_device_is_shared_or_had_as_a_whole() {
 
 /// kube-scheduler is not told of every profile, so it may bind such pods without the extender.
 #[test]
-fn a_pod_without_an_allocation_counts_for_the_devices_of_its_profile_only() {
+fn an_unallocated_pod_counts_only_for_its_profile() {
     let unnamed = Pod {
         node: Some("n".to_owned()),
         ..whole_pending(mig(SMALL), "unnamed", 1)
@@ -113,7 +113,7 @@ fn a_pod_without_an_allocation_counts_for_the_devices_of_its_profile_only() {
 
 /// A cluster moves from NVIDIA's plugin to Divvy node by node.
 #[test]
-fn a_node_whose_mig_devices_another_plugin_offers_is_left_to_kube_scheduler() {
+fn kube_scheduler_decides_for_another_plugins_mig_devices() {
     let theirs = Node {
         name: "n".to_owned(),
         whole: BTreeMap::from([(mig(SMALL), 7)]),
@@ -127,7 +127,7 @@ fn a_node_whose_mig_devices_another_plugin_offers_is_left_to_kube_scheduler() {
 
 /// The kubelet still lists the devices of a profile for some seconds after they were destroyed, and would reject a pod that is bound now.
 #[test]
-fn a_kind_of_which_no_device_is_left_is_not_taken_for_another_plugins() {
+fn a_kind_without_devices_is_not_another_plugins() {
     let mut node = node();
     node.whole = BTreeMap::from([(mig("2g.10gb"), 3), (Vendor::Nvidia.into(), 1)]);
     let fits = |node: &Node| ledger(node, &[]).fits("n", &Ask::whole(mig("2g.10gb"), 1), "u-nobody");

@@ -207,7 +207,7 @@ fn gpus_of_which_less_is_known_are_ranked_by_estimates() {
 }
 
 #[test]
-fn a_newer_generation_of_a_small_card_is_not_before_a_large_card_of_an_older_one() {
+fn newer_small_cards_beat_no_older_large_ones() {
     let find = |model: &str| CARDS.iter().find(|card| card.model == model).expect("in the table");
     for (fast, slow) in [
         ("NVIDIA A100-SXM4-40GB", "NVIDIA GeForce RTX 3080 Ti Laptop GPU"),

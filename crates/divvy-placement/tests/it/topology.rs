@@ -98,7 +98,7 @@ fn gpus_of_one_xgmi_hive_are_chosen_together() {
 }
 
 #[test]
-fn what_nvidias_device_plugin_answers_where_it_is_right_is_answered_here() {
+fn right_answers_of_nvidias_plugin_are_ours_too() {
     let dgx1 = dgx1();
     let pairs = machine(8, 4, &[(0, 2, 12), (1, 3, 12), (4, 5, 12), (6, 7, 12)]);
     let close = |a, b| (a, b, "single-switch", 0);
@@ -145,8 +145,9 @@ fn there_is_no_answer_where_there_are_not_as_many() {
     none(0..8, &[1, 2, 3], 2);
 }
 
+/// It is worth nothing where nothing is known.
 #[test]
-fn a_pair_is_worth_what_either_of_the_two_says_and_nothing_where_nothing_is_known() {
+fn a_pair_is_worth_what_either_gpu_says() {
     let topology = topology(
         3,
         &[
@@ -161,8 +162,9 @@ fn a_pair_is_worth_what_either_of_the_two_says_and_nothing_where_nothing_is_know
     assert_eq!(topology.worth(&[2, 0, 1]), 430);
 }
 
+/// The one with the least left is taken if as much can be made of the others.
 #[test]
-fn of_sets_that_are_worth_the_same_the_one_with_the_least_left_is_taken_if_as_much_can_be_made_of_the_others() {
+fn equal_sets_are_ranked_by_the_memory_left() {
     let mut four = candidates(0..4, &[]);
     four[3].free = MiB(10);
     // Nothing is known about any pair.
@@ -179,8 +181,9 @@ fn of_sets_that_are_worth_the_same_the_one_with_the_least_left_is_taken_if_as_mu
     assert_eq!(path.choose(&four, 2), Some(vec![0, 1]));
 }
 
+/// There are more GPUs than can be searched through.
 #[test]
-fn of_more_gpus_than_can_be_searched_through_the_well_connected_are_found() {
+fn well_connected_sets_need_no_full_search() {
     let groups: Vec<_> = (0..32)
         .flat_map(|a| (0..a).filter(move |b| a / 4 == b / 4).map(move |b| (a, b, 6)))
         .collect();
@@ -258,8 +261,9 @@ proptest! {
         prop_assert_eq!(topology.choose(&candidates, count), chosen);
     }
 
+    /// Those that the request must have are among them.
     #[test]
-    fn a_large_machine_gets_as_many_as_it_asks_for_and_those_that_it_must_have(
+    fn a_large_machine_gives_all_gpus_asked_for(
         count in 1_usize..16,
         nvlinks in proptest::collection::vec((0_usize..20, 0_usize..20, 0_u32..5), 0..60),
         must in 0_usize..40,

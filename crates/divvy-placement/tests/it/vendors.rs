@@ -41,8 +41,9 @@ fn share(name: &str, units: u64, annotations: &[(&str, &str)]) -> Pod {
     pod
 }
 
+/// If it names none, it gets shares of NVIDIA's GPUs.
 #[test]
-fn a_pod_gets_shares_of_the_vendor_that_it_names_and_of_nvidia_if_it_names_none() {
+fn a_pod_gets_shares_of_its_named_vendor() {
     let nodes = [
         ("all", [1, 1, 1]),
         ("nvidia", [1, 0, 0]),
@@ -105,8 +106,9 @@ fn a_pod_gets_shares_of_the_vendor_that_it_names_and_of_nvidia_if_it_names_none(
     );
 }
 
+/// A pod that wants its compute time limited finds no node.
 #[test]
-fn a_share_of_another_vendors_gpu_has_memory_only_and_a_pod_that_wants_its_compute_time_limited_finds_no_node() {
+fn another_vendors_share_has_memory_only() {
     let nodes = [("amd", [0, 1, 0]), ("intel", [0, 0, 1])].map(|(name, gpus)| {
         let mut limited = node(name, gpus);
         edit_gpu(&mut limited, 0, |gpu| gpu.enforcement = Some(Enforcement::CGROUP));
@@ -142,7 +144,7 @@ fn a_share_of_another_vendors_gpu_has_memory_only_and_a_pod_that_wants_its_compu
 
 /// Where the kernel keeps no limits, as for a GPU whose memory is in several tiles.
 #[test]
-fn a_pod_that_wants_its_share_enforced_finds_no_gpu_that_is_not_limited() {
+fn enforcement_excludes_gpus_without_limits() {
     let ledger = ledger(&[node("n", [0, 1, 1])]);
     for (vendor, isolation) in [("amd", "hard"), ("intel", "hard"), ("intel", "soft")] {
         let pod = share("p", 1, &[("gpu-vendor", vendor), ("isolation", isolation)]);
@@ -195,7 +197,7 @@ proptest! {
     /// Whatever arrives and ends, each pod is on GPUs of its vendor, filter and bind agree, no GPU has two pods of which one has it as a whole, and no
     /// GPU is promised more than it has.
     #[test]
-    fn a_share_is_never_on_another_vendors_gpu_and_never_beside_a_pod_that_has_the_whole_gpu(
+    fn a_share_is_never_on_another_vendors_gpu(
         events in proptest::collection::vec(any_event(), 1..60),
     ) {
         let node = node("n", [2, 2, 2]);

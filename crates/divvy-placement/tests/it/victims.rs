@@ -73,8 +73,9 @@ fn nobody_goes_in_vain() {
     check(&pods, 12, &["b"], Some(&["b"]));
 }
 
+/// Then the fewest pods go, and then those with the least memory.
 #[test]
-fn the_lowest_priority_goes_first_then_the_fewest_then_the_least_memory() {
+fn the_lowest_priority_goes_first() {
     let pods = [("a", 0, 16, 5), ("b", 1, 8, 1), ("c", 1, 8, 3)];
     check(&pods, 12, &["zz"], Some(&["b", "c", "zz"]));
     let pods = [("a", 0, 12, 1), ("a2", 0, 4, 1), ("b", 1, 8, 1), ("c", 1, 8, 1)];
@@ -190,7 +191,7 @@ proptest! {
 }
 
 #[test]
-fn each_of_two_nominated_pods_keeps_its_room_whatever_their_names() {
+fn two_nominated_pods_keep_their_room() {
     for [on_two, on_one] in [["a", "b"], ["b", "a"]] {
         let mut ledger = Ledger::new(GIB);
         ledger.apply_node(&divvy_node("n1", &[3, 4, 4]));

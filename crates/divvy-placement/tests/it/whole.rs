@@ -182,7 +182,7 @@ fn gpushares_indices_mean_shared_gpus() {
 }
 
 #[test]
-fn the_gpus_are_those_that_the_pod_prefers_and_then_those_that_are_connected() {
+fn preferred_gpus_come_before_connected_ones() {
     let mut node = amd_node("n", 4);
     let link = |to: usize| Link {
         peer: amd_uuid("n", to),

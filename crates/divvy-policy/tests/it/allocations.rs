@@ -17,7 +17,7 @@ use cluster::Cluster;
 /// Learning about a pod, deciding about it, and taking its place make no heap allocations. There are exceptions: about once in 30
 /// arrivals the prices are computed again, and more rarely the mix is fitted or a table of known states grows.
 #[test]
-fn decisions_allocate_nothing_once_their_kinds_of_pods_are_known() {
+fn decisions_about_known_pod_kinds_allocate_nothing() {
     for policy in [Policy::Divvy, Policy::Fgd] {
         let mut cluster = Cluster::new(policy, 120, false);
         cluster.fill();

@@ -306,8 +306,9 @@ fn choices(policy: Policy, nodes: &[Node], pods: u64) -> Vec<(String, u32)> {
     chosen
 }
 
+/// The policy divvy fills one GPU first.
 #[test]
-fn spread_takes_every_gpu_once_before_it_shares_one_and_divvy_fills_one_gpu_first() {
+fn spread_uses_every_gpu_before_it_shares_one() {
     let nodes = [node(0, 0), node(1, 0)];
     let mut spread = choices(Policy::Spread, &nodes, 6);
     assert_ne!(spread[0].0, spread[1].0, "the emptier node comes next");
@@ -368,7 +369,7 @@ fn best_on(fleet: &mut Fleet, ledger: &Ledger, node: &str) -> Option<usize> {
 }
 
 #[test]
-fn a_node_that_publishes_other_gpus_every_second_makes_nothing_grow() {
+fn a_nodes_ever_new_gpus_make_nothing_grow() {
     let mut ledger = Ledger::new(GIB);
     let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
     ledger.apply_node(&published("good", &[16, 16], |_| "T4".to_owned()));
@@ -386,8 +387,9 @@ fn a_node_that_publishes_other_gpus_every_second_makes_nothing_grow() {
     assert_eq!(best_on(&mut fleet, &ledger, "good"), Some(0));
 }
 
+/// The policy chooses them when another kind is gone.
 #[test]
-fn a_kind_of_gpu_beyond_the_limit_is_chosen_by_the_ledger_and_by_the_policy_when_another_kind_is_gone() {
+fn the_ledger_chooses_gpu_kinds_beyond_the_limit() {
     let mut ledger = Ledger::new(GIB);
     let mut fleet = Fleet::new(Policy::Divvy, Limits::SMALL);
     let sizes: Vec<u64> = (0..u64::try_from(Limits::SMALL.kinds).expect("few"))

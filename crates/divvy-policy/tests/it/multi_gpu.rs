@@ -61,7 +61,7 @@ fn chosen(ledger: &Ledger, node: &str, pod: &Pod) -> Result<Vec<u32>, Refusal> {
 }
 
 #[test]
-fn gpus_that_are_connected_best_are_chosen_of_those_with_room_on_each() {
+fn the_best_connected_gpus_with_room_are_chosen() {
     let two = |units: u64| asking("p", &[2 * units], 2);
     let empty = ledger(&[linked("n")], &[]);
     assert_eq!(chosen(&empty, "n", &two(3)), Ok(vec![0, 2]));
@@ -79,8 +79,9 @@ fn gpus_that_are_connected_best_are_chosen_of_those_with_room_on_each() {
     assert_eq!(chosen(&ledger(&[failed], &[]), "n", &two(3)), Ok(vec![1, 3]));
 }
 
+/// What is preferred comes before both.
 #[test]
-fn one_product_comes_before_the_best_connections_and_what_is_preferred_before_both() {
+fn one_product_comes_before_the_best_connections() {
     let mut node = linked("n");
     let product = |node: &mut Node, index: usize, model: &str, cc: &str| {
         edit_gpu(node, index, |gpu| {

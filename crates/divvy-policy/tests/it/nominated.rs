@@ -51,7 +51,7 @@ fn gpu_for(ledger: &Ledger, pod: &Pod) -> Option<u32> {
 }
 
 #[test]
-fn the_replacement_of_a_victim_does_not_get_the_gpu_that_its_end_made_free() {
+fn a_victims_replacement_does_not_get_its_gpu() {
     // GPU 0 has 6 units left. The victim on GPU 1 has ended: 16 units are left, of which 12 are kept.
     let mut ledger = ledger(&[divvy_pod("rest", "n1", 0, 10), nominated("high", 12, 1000)]);
     assert_eq!(gpu_for(&ledger, &with_priority("replacement", 10, 0)), None);
@@ -106,7 +106,7 @@ fn the_replacement_of_a_victim_does_not_get_the_gpu_that_its_end_made_free() {
 }
 
 #[test]
-fn a_bind_to_another_node_whose_outcome_is_not_known_ends_no_nomination() {
+fn an_unknown_bind_elsewhere_ends_no_nomination() {
     let mut ledger = ledger(&[divvy_pod("rest", "n1", 0, 10), nominated("high", 12, 1000)]);
     ledger.apply_node(&divvy_node("n2", &[16]));
     let reservation = |node: &str| Reservation {
@@ -129,7 +129,7 @@ fn a_bind_to_another_node_whose_outcome_is_not_known_ends_no_nomination() {
 
 /// A force-deleted victim no longer has an object, but its containers will end soon.
 #[test]
-fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
+fn what_gone_pods_containers_hold_is_kept() {
     let running = Pod {
         container_running: true,
         ..divvy_pod("victim", "n1", 1, 10)
@@ -164,8 +164,9 @@ fn what_containers_of_pods_that_are_gone_hold_will_be_free_and_is_kept() {
     assert_eq!(gpu_for(&ledger, &replacement), Some(1));
 }
 
+/// A second preemptor does not count on the GPU of the first.
 #[test]
-fn two_nominated_pods_are_kept_different_gpus_and_a_second_preemptor_does_not_count_on_the_first_ones() {
+fn two_nominated_pods_are_kept_different_gpus() {
     let pods = [nominated("one", 12, 1000), nominated("two", 12, 1000)];
     let both = ledger(&pods);
     assert_eq!(gpu_for(&both, &with_priority("other", 5, 0)), None);
@@ -185,7 +186,7 @@ fn two_nominated_pods_are_kept_different_gpus_and_a_second_preemptor_does_not_co
 
 /// GPU 0 has room for one share of each pod. The two tightest GPUs together have room for only one of the pods.
 #[test]
-fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it() {
+fn all_nominated_pods_of_several_gpus_have_room() {
     let both = |name: &str| {
         let rules = GpuRules {
             gpus: Some(2),
@@ -220,7 +221,7 @@ fn nominated_pods_that_take_several_gpus_are_kept_room_for_so_that_all_have_it()
 /// If the pod that takes two GPUs got the roomiest ones, the pod with the next priority would have no room. The last pod has no
 /// room either way.
 #[test]
-fn best_fit_stays_if_the_second_way_serves_a_more_important_pod_worse() {
+fn best_fit_stays_for_a_more_important_pod() {
     let rules = GpuRules {
         gpus: Some(2),
         ..GpuRules::default()
@@ -257,8 +258,9 @@ fn ledger_without_rest() -> Ledger {
     ledger(&[nominated("high", 12, 1000)])
 }
 
+/// The same holds if it asks for nothing.
 #[test]
-fn a_nominated_pod_that_fits_nowhere_or_asks_for_nothing_keeps_nothing() {
+fn a_nominated_pod_that_fits_nowhere_keeps_nothing() {
     let mut failed = divvy_node("n1", &[16, 16]);
     edit_gpu(&mut failed, 1, |gpu| gpu.health = Health::Failed);
     let mut ledger = ledger(&[

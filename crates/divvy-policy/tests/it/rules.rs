@@ -67,7 +67,7 @@ fn check(ledger: &Ledger, pod: &Pod, expected: [Option<u32>; 4]) {
 }
 
 #[test]
-fn only_gpus_are_given_that_the_pod_takes_whatever_is_free_on_others() {
+fn a_pod_gets_only_gpus_that_it_takes() {
     let ledger = ledger();
     check(&ledger, &asking(3, &[]), [Some(0), Some(0), Some(0), Some(0)]);
     check(&ledger, &asking(3, &[("gpu-model", "A100*")]), [Some(1), None, Some(0), None]);
@@ -167,7 +167,7 @@ fn a_node_costs_what_the_gpus_cost_that_the_pod_takes() {
 }
 
 #[test]
-fn a_pod_that_wants_isolation_gets_a_gpu_on_which_shares_are_enforced() {
+fn isolation_gets_a_gpu_with_enforced_shares() {
     let mut ledger = ledger();
     let mut mixed = divvy_node("mixed", &[15, 40, 80]);
     edit_gpu(&mut mixed, 1, |gpu| gpu.enforcement = Some(Enforcement::CGROUP));
@@ -184,8 +184,9 @@ fn a_pod_that_wants_isolation_gets_a_gpu_on_which_shares_are_enforced() {
     insta::assert_snapshot!(refusal.filter_text("small"), @"no GPU on which the driver enforces shares (isolation: hard)");
 }
 
+/// It is told why.
 #[test]
-fn a_pod_whose_rules_cannot_be_read_goes_nowhere_and_is_told_why() {
+fn a_pod_with_unreadable_rules_goes_nowhere() {
     let ledger = ledger();
     let pod = asking(3, &[("gpu-prefer", "best")]);
     check(&ledger, &pod, [None; 4]);

@@ -5,8 +5,9 @@ use std::process::Command;
 
 const MOST: u64 = 2 * 1024 * 1024;
 
+/// They have two mebibytes at most.
 #[test]
-fn rule_10_the_programs_have_no_interpreter_and_two_mebibytes_at_most() {
+fn rule_10_the_programs_have_no_interpreter() {
     if !divvy_skip::program("readelf", "binutils") {
         return;
     }

@@ -70,8 +70,9 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// The program gets no variable of dockerd's.
 #[test]
-fn nvidias_program_is_called_for_what_docker_was_asked_for_and_gets_no_variable_of_dockerds() {
+fn dockers_request_calls_nvidias_program() {
     for name in NAMES {
         for mode in ["auto", "legacy"] {
             let bed = bed(&by_docker("0"), mode, "environment = [\"A=b\"]\n");
@@ -107,8 +108,9 @@ fn nvidias_program_is_called_for_what_docker_was_asked_for_and_gets_no_variable_
     }
 }
 
+/// The hook is called for the image, but what the image says does not count.
 #[test]
-fn what_an_image_says_gives_no_gpu_though_the_hook_of_a_directory_is_called_for_it() {
+fn a_directorys_hook_gives_an_image_no_gpu() {
     // CRI-O and podman call every hook in a hooks directory for every container.
     for key in ["io.kubernetes.cri-o.Name", "io.container.manager"] {
         let mut config = by_docker("all");
@@ -206,7 +208,7 @@ fn what_is_in_the_way_is_said_with_what_to_type() {
 
 /// As the default runtime, divvy-runtime removes the hook and adds the GPUs itself. The hook shows that the user requested the GPUs.
 #[test]
-fn the_runtime_gives_what_docker_was_asked_for_and_nothing_that_an_image_says() {
+fn the_runtime_gives_only_gpus_requested_of_docker() {
     let nodes = |config: &Value| {
         let devices = config["linux"]["devices"].as_array().cloned().unwrap_or_default();
         devices

@@ -18,8 +18,9 @@ fn bed(config: &str) -> Bed {
     bed
 }
 
+/// It calls the program with its words.
 #[test]
-fn case_26_c_a_prestart_hook_of_ours_calls_nvidias_program_with_its_words() {
+fn case_26_c_our_prestart_hook_calls_nvidias_program() {
     let mut config: Value = serde_json::from_str(&asking("0,1")).expect("JSON");
     config["hooks"] = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}]});
     let bed = bed(&config.to_string());
@@ -76,8 +77,9 @@ fn without_nvidias_program_it_says_where_it_was_looked_for() {
     );
 }
 
+/// A hook of ours puts it in front.
 #[test]
-fn case_26_f_the_mode_hook_puts_the_images_libcuda_in_front_by_a_hook_of_ours() {
+fn case_26_f_the_mode_hook_prefers_the_images_libcuda() {
     let bed = bed(&asking("0"));
     let Some(root) = super::live::driver(&bed) else { return };
     let settings = fs::read_to_string(bed.path("config.toml")).expect("there");

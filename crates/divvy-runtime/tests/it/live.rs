@@ -142,7 +142,7 @@ fn what_a_container_asks_for_beside_a_gpu_it_has_beside_a_gpu() {
 
 /// A container that requests no GPU does not wait for the driver.
 #[test]
-fn case_18_b_the_driver_is_not_asked_for_a_container_without_a_gpu() {
+fn case_18_b_no_gpu_means_no_question_to_the_driver() {
     for device in ["void", "", "nvidia.com/gpu=0"] {
         let bed = Bed::new(&asking(device));
         settings(&bed, "auto", &bed.path("low-level"));
@@ -152,7 +152,7 @@ fn case_18_b_the_driver_is_not_asked_for_a_container_without_a_gpu() {
 }
 
 #[test]
-fn what_the_driver_cannot_give_is_said_to_the_caller_and_in_the_engines_log() {
+fn what_drivers_cannot_give_is_told_and_logged() {
     let config = asking("7");
     let bed = Bed::new(&config);
     let check = |parts: &[&str]| {
@@ -196,7 +196,7 @@ fn what_the_driver_cannot_give_is_said_to_the_caller_and_in_the_engines_log() {
 
 /// A spec in a file does not use the requested channels, so an invalid channel must not prevent the container's start.
 #[test]
-fn a_channel_that_is_none_keeps_no_container_with_a_gpu_of_a_spec_from_starting() {
+fn an_invalid_channel_does_not_stop_a_container() {
     let mut config: Value = serde_json::from_str(&asking("nvidia.com/gpu=0")).expect("JSON");
     let env = config["process"]["env"].as_array_mut().expect("variables");
     env.push("NVIDIA_IMEX_CHANNELS=x".into());

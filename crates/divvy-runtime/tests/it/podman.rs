@@ -51,7 +51,7 @@ fn lines(path: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_container_is_the_same_whether_podman_puts_the_gpu_in_or_we_do() {
+fn podman_and_we_make_the_same_container() {
     if !divvy_skip::program("podman", "podman") || !divvy_skip::root("run a container") {
         return;
     }

@@ -101,7 +101,7 @@ fn in_containers(script: &str, asked: &str, prepare: impl Fn(&Bed, &Path), check
 }
 
 #[test]
-fn a_container_has_the_devices_mounts_and_variables_that_were_asked_for() {
+fn a_container_has_all_that_was_asked_for() {
     in_containers(
         "echo $NVIDIA_VISIBLE_DEVICES; ls /dev; cat /opt/libcuda.so.1; echo x > /dev/nvidia0 && echo written; true",
         "0",
@@ -150,7 +150,7 @@ fn in_mode_auto_a_container_has_the_gpus_of_this_moment() {
 
 /// The real runtime calls the hook of a CDI spec.
 #[test]
-fn a_hook_of_a_spec_puts_the_mounted_library_into_the_containers_cache() {
+fn a_specs_hook_puts_libraries_into_the_cache() {
     in_containers(
         "cat /etc/ld.so.cache | tr '\\0' '\\n' | grep -a /opt/strange; cat /etc/divvy-link; true",
         "0",
@@ -192,7 +192,7 @@ fn a_hook_of_a_spec_puts_the_mounted_library_into_the_containers_cache() {
 
 /// A stand-in for NVIDIA's program is called with the PID and the root of the starting container.
 #[test]
-fn in_mode_legacy_the_real_runtime_calls_nvidias_program_for_the_container() {
+fn in_mode_legacy_the_runtime_calls_nvidias_program() {
     in_containers(
         "true",
         "0,1",

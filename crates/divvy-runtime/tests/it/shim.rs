@@ -24,7 +24,7 @@ fn case_17_b_whatever_is_not_a_creation_is_handed_on_as_it_came() {
 }
 
 #[test]
-fn case_18_a_a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
+fn case_18_a_a_container_without_gpus_stays_byte_identical() {
     for config in [
         asking("void"),
         asking(""),
@@ -51,8 +51,9 @@ fn case_18_a_a_container_that_asks_for_no_gpu_stays_as_it_is_to_the_byte() {
     }
 }
 
+/// Its file keeps mode and owner.
 #[test]
-fn case_21_b_a_container_that_asks_for_a_gpu_has_it_and_its_file_keeps_mode_and_owner() {
+fn case_21_b_a_container_gets_its_requested_gpu() {
     for device in ["0", "0,0", " 0 ,", "all", "nvidia.com/gpu=0"] {
         let bed = Bed::new(&asking(device));
         let config = bed.create().expect("created");
@@ -77,8 +78,9 @@ fn case_21_b_a_container_that_asks_for_a_gpu_has_it_and_its_file_keeps_mode_and_
     );
 }
 
+/// The current directory is the bundle.
 #[test]
-fn run_is_a_creation_too_and_the_current_directory_is_the_bundle() {
+fn run_creates_a_container_too() {
     let bed = Bed::new(&asking("0"));
     let output = bed.run(&["run", "c1"]);
     assert_eq!(output.status.code(), Some(7));
@@ -87,7 +89,7 @@ fn run_is_a_creation_too_and_the_current_directory_is_the_bundle() {
 
 /// containerd reads the log and copies the last error into the pod's events.
 #[test]
-fn case_19_what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
+fn case_19_an_obstacle_is_told_and_logged() {
     let bed = Bed::new(&asking("7"));
     let (before, log) = (bed.text(), bed.path("log.json"));
     let output = bed.run(&["--log", log.to_str().expect("text"), "--log-format", "json", "create", "c1"]);
@@ -121,8 +123,9 @@ fn case_19_what_is_in_the_way_is_said_to_the_caller_and_in_the_engines_log() {
     );
 }
 
+/// The container starts.
 #[test]
-fn case_22_c_what_was_not_taken_is_a_warning_in_the_log_and_the_container_starts() {
+fn case_22_c_an_ignored_request_is_a_logged_warning() {
     let bed = Bed::new(&asking("all"));
     let low_level = bed.path("low-level");
     let specs = bed.path("cdi");
@@ -141,8 +144,9 @@ fn case_22_c_what_was_not_taken_is_a_warning_in_the_log_and_the_container_starts
     assert_eq!(bed.text(), asking("all"), "an image cannot give itself a GPU");
 }
 
+/// The runtime or the bundle is missing, or the settings are bad.
 #[test]
-fn without_a_runtime_without_a_bundle_or_with_bad_settings_it_says_what_to_do() {
+fn a_failed_start_says_what_to_do() {
     let bed = Bed::new(&asking("0"));
     let there = format!("[nvidia-container-runtime]\nruntimes = [{:?}]\n", bed.path("low-level"));
     let check = |settings: &str, words: &[&str], parts: &[&str]| {
@@ -173,8 +177,9 @@ fn without_a_runtime_without_a_bundle_or_with_bad_settings_it_says_what_to_do() 
     );
 }
 
+/// A directory that is not there has no specs.
 #[test]
-fn a_directory_of_specs_that_cannot_be_read_is_an_error_and_one_that_is_not_there_has_none() {
+fn an_unreadable_spec_directory_is_an_error() {
     let bed = Bed::new(&asking("0"));
     fs::remove_dir_all(bed.path("cdi")).expect("removed");
     let Refusal(missing) = bed.create().expect_err("no GPU");
@@ -209,7 +214,7 @@ fn case_27_a_the_version_is_ours_and_then_the_real_runtimes() {
 
 /// NVIDIA's runtime checks requirements only in mode `legacy`.
 #[test]
-fn case_44_d_an_image_that_the_driver_cannot_run_is_not_started_in_mode_cdi_either() {
+fn case_44_d_mode_cdi_starts_no_unrunnable_image() {
     let config = |more: &[&str]| {
         let env: Vec<&str> = ["NVIDIA_VISIBLE_DEVICES=0"].iter().chain(more).copied().collect();
         json!({"process": {"env": env}}).to_string()
@@ -245,8 +250,9 @@ fn case_44_d_an_image_that_the_driver_cannot_run_is_not_started_in_mode_cdi_eith
     }
 }
 
+/// The log is in nobody's way.
 #[test]
-fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
+fn case_27_b_its_own_log_tells_what_was_done() {
     let bed = Bed::new(&asking("0"));
     let low_level = bed.path("low-level");
     let own = bed.path("log/runtime.log");
@@ -308,7 +314,7 @@ fn case_27_b_a_log_of_its_own_tells_what_was_done_and_is_in_nobodys_way() {
 
 /// If the hook stayed, it would give the container what is refused here.
 #[test]
-fn case_25_b_nvidias_own_hook_goes_from_a_container_that_gets_nothing() {
+fn case_25_b_a_container_without_gpus_loses_nvidias_hook() {
     let hooks = json!({"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}, {"path": "/bin/other"}]});
     for (mode, device, left) in [
         ("cdi", "void", 1),

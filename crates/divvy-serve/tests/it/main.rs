@@ -364,7 +364,7 @@ async fn chunks_of_one_byte_are_kept_as_few_pieces() {
 }
 
 #[tokio::test]
-async fn an_address_with_all_its_places_makes_room_with_its_own_oldest_connection() {
+async fn a_full_address_loses_its_own_oldest_connection() {
     let server = start(limits()).await;
     let mut idle = Vec::new();
     for _ in 0..6 {
@@ -381,7 +381,7 @@ async fn an_address_with_all_its_places_makes_room_with_its_own_oldest_connectio
 }
 
 #[tokio::test]
-async fn a_probe_is_answered_while_others_hold_as_many_connections_as_they_can() {
+async fn a_probe_is_answered_despite_full_connections() {
     let mut server = start(limits()).await;
     let mut held = Vec::new();
     for from in [[127, 0, 0, 2], [127, 0, 0, 3]] {
@@ -398,7 +398,7 @@ async fn a_probe_is_answered_while_others_hold_as_many_connections_as_they_can()
 }
 
 #[tokio::test]
-async fn a_request_in_progress_is_not_cut_off_for_a_caller_that_has_as_many() {
+async fn an_equal_caller_cuts_no_request_in_progress() {
     let mut one = limits();
     one.unknown.connections = 1;
     let mut server = start(one).await;
@@ -483,7 +483,7 @@ async fn hundreds_of_silent_connections_do_not_block_handshakes() {
 }
 
 #[tokio::test]
-async fn known_callers_are_served_while_unknown_ones_hold_all_their_connections() {
+async fn unknown_callers_do_not_crowd_out_known_ones() {
     let (sender, _away) = mpsc::unbounded_channel();
     let mut server = start_with(limits(), OneByte(sender)).await;
     let mut held = Vec::new();
@@ -500,8 +500,9 @@ async fn known_callers_are_served_while_unknown_ones_hold_all_their_connections(
     answer(&mut known).await;
 }
 
+/// It closes all other connections.
 #[tokio::test]
-async fn a_stopping_server_answers_requests_in_progress_and_closes_all_other_connections() {
+async fn a_stopping_server_answers_requests_in_progress() {
     let mut server = start(limits()).await;
     let mut idle = send(&server, PROBE, GET).await;
     answer(&mut idle).await;

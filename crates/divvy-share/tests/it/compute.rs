@@ -304,8 +304,9 @@ proptest! {
 
 /// Launches before the first measurement, and launches that are still queued at one, must not distort the account for long. The pod with the largest rate would
 /// lose the most.
+/// The kernels are long, and the queues are full.
 #[test]
-fn long_kernels_and_full_queues_of_others_do_not_cost_a_pod_its_rate() {
+fn others_kernels_cost_no_pod_its_rate() {
     let cases = [
         (
             50,
@@ -354,7 +355,7 @@ fn long_kernels_and_full_queues_of_others_do_not_cost_a_pod_its_rate() {
 }
 
 #[test]
-fn a_launch_passes_if_the_balance_is_positive_and_otherwise_waits_until_it_is() {
+fn a_launch_waits_for_a_positive_balance() {
     let account = |balance, launch_ns| Account {
         balance,
         at: 1000 * MS,

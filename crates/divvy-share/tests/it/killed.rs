@@ -209,8 +209,9 @@ fn call() -> impl Strategy<Value = Call> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
+    /// The numbers are right at rest.
     #[test]
-    fn the_driver_gives_no_more_than_allowed_and_the_numbers_are_right_at_rest(
+    fn the_driver_gives_no_more_than_allowed(
         calls in prop::collection::vec(prop::collection::vec(call(), 1..5), PROCESSES),
         history in prop::collection::vec((0..PROCESSES, 0..40_u8), 0..400),
     ) {

@@ -52,8 +52,9 @@ fn limits_are_read_as_they_were_written() {
     }
 }
 
+/// They are those before or after, at whatever byte the writer was killed.
 #[test]
-fn a_writer_killed_at_any_byte_leaves_the_limits_before_or_after() {
+fn a_killed_writer_leaves_whole_limits() {
     let (old, new) = (limits_of(1 << 30), limits_of(5 << 30));
     let before = old.file();
     let (offset, copy) = new.copy(2);
@@ -192,7 +193,7 @@ fn a_slot_is_read_from_where_processes_write_it() {
 
 /// An earlier guard knows neither word, and an earlier agent reads neither. So the version is the same, and the words count only if a guard says so.
 #[test]
-fn refused_bytes_and_waiting_time_are_absent_until_a_guard_counts_them() {
+fn refused_bytes_and_waits_are_absent_until_counted() {
     let mut file = usage::file();
     for (says, counted) in [(0_u64, None), (1, Some(())), (u64::MAX, Some(()))] {
         for (index, word) in [says, 20, 30].into_iter().enumerate() {
@@ -208,8 +209,9 @@ fn refused_bytes_and_waiting_time_are_absent_until_a_guard_counts_them() {
     }
 }
 
+/// No request counts for more than a GPU can have.
 #[test]
-fn what_guards_count_adds_up_and_no_request_counts_for_more_than_a_gpu_can_have() {
+fn counts_of_all_guards_add_up() {
     let usage = Usage::default();
     let words = || [&usage.counts, &usage.denied_bytes, &usage.throttled_ns].map(|word| word.load(Ordering::Relaxed));
     assert_eq!(words(), [0, 0, 0]);

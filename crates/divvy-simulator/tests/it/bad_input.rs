@@ -14,8 +14,9 @@ fn refused(nodes: &str, pods: &str) -> String {
         .to_string()
 }
 
+/// The message says what is expected.
 #[test]
-fn a_list_that_cannot_be_read_is_refused_with_its_line_and_what_is_expected() {
+fn an_unreadable_list_is_refused_with_its_line() {
     let pods = |rows: &str| format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n{rows}");
     for (nodes, pods, expected) in [
         (
@@ -80,8 +81,9 @@ fn an_order_of_another_trace_is_refused() {
     }
 }
 
+/// Models of GPUs are kept to.
 #[test]
-fn every_pod_is_placed_or_counted_as_failed_and_models_are_kept_to() {
+fn every_pod_is_placed_or_counted_as_failed() {
     let trace = Trace::read(NODES.as_bytes(), PODS.as_bytes()).expect("a trace");
     let order = Order::read(b"0 1 1 0", &trace).expect_err("no ranks").to_string();
     assert!(order.contains("two lines of numbers"), "{order}");

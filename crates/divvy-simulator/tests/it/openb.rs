@@ -51,8 +51,9 @@ fn line(list: &str, policy: &str, seed: &str, trace: &Trace, order: &Order) -> S
     )
 }
 
+/// They match to the last pod.
 #[test]
-fn fgd_best_fit_and_packing_are_the_published_ones_to_the_last_pod() {
+fn fgd_best_fit_and_packing_match_published_ones() {
     let Some(directory) = directory() else { return };
     let exact = String::from_utf8(read(&directory, "exact.csv")).expect("text");
     let mut wrong = Vec::new();
@@ -141,8 +142,9 @@ fn means(directory: &Path, list: &str, policy: Policy) -> [f64; 3] {
     sums.map(|sum| sum / seeds.len() as f64)
 }
 
+/// It is where it is meant to be.
 #[test]
-fn the_default_policy_beats_fgd_on_every_list_and_is_where_it_is_meant_to_be() {
+fn the_default_policy_beats_fgd_on_every_list() {
     let Some(directory) = directory() else { return };
     for (list, at100, at130) in [
         ("default", 96.0, 96.1),
@@ -159,8 +161,9 @@ fn the_default_policy_beats_fgd_on_every_list_and_is_where_it_is_meant_to_be() {
     }
 }
 
+/// It uses no less than the others, and loses no large pod at 90 percent.
 #[test]
-fn with_pods_that_end_the_default_policy_uses_no_less_than_the_others_and_loses_no_large_pod_at_90_percent() {
+fn the_default_policy_keeps_up_when_pods_end() {
     let Some(directory) = directory() else { return };
     let trace = trace(&directory, "default");
     let ranks = Order::ranks_by_name(&trace);
@@ -197,7 +200,7 @@ fn means_of(trace: &Trace, seeds: std::ops::Range<u64>, setting: Setting, ranks:
 }
 
 #[test]
-fn what_makes_it_harder_costs_the_default_policy_at_most_0_8_points() {
+fn harder_settings_cost_at_most_0_8_points() {
     let Some(directory) = directory() else { return };
     let trace = trace(&directory, "default");
     let plain = Setting::from(Policy::Divvy);

@@ -97,8 +97,9 @@ proptest! {
         }
     }
 
+    /// It stops before it asks for too much.
     #[test]
-    fn a_shuffled_order_has_each_pod_once_first_and_stops_before_it_asks_for_too_much(
+    fn a_shuffled_order_has_each_pod_once_first(
         nodes in prop::collection::vec(node(), 1..12),
         pods in prop::collection::vec(pod(), 1..40),
         seed: u64,
@@ -131,8 +132,9 @@ fn the_order_of_a_seed_stays_what_it_is() {
     assert_eq!(order.ranks, [2, 1, 5, 4, 6, 0, 3]);
 }
 
+/// A policy that has learnt nothing still places pods.
 #[test]
-fn nodes_that_are_alike_stand_together_by_hardware_and_a_policy_that_learnt_nothing_still_places() {
+fn the_hardware_order_groups_alike_nodes() {
     let nodes: Vec<_> = (0..8).map(|row| (8000, 2, row % 2)).collect();
     let pods: Vec<_> = (0..20).map(|row| (1000, row % 6, 9, 0, 1)).collect();
     let trace = trace(&numbered(&nodes), &numbered(&pods));

@@ -90,7 +90,7 @@ fn fits(outcome: &Outcome) -> (Vec<&str>, Vec<&str>, Vec<&str>) {
 }
 
 #[test]
-fn pods_that_wait_for_scattered_room_fit_when_all_are_placed_anew() {
+fn waiting_pods_fit_when_all_are_placed_anew() {
     let cluster = scattered();
     assert_eq!(asking(&cluster), (2, 1));
     let outcome = what_if(&cluster, &AS_IT_IS).expect("a cluster");
@@ -100,8 +100,9 @@ fn pods_that_wait_for_scattered_room_fit_when_all_are_placed_anew() {
     assert_eq!((outcome.replayed, outcome.moved, outcome.then.used), (3, 1, MiB(32_768)));
 }
 
+/// Another node helps.
 #[test]
-fn pods_that_stay_leave_the_room_scattered_and_another_node_helps() {
+fn staying_pods_leave_the_room_scattered() {
     let keep = Change {
         keep_bound: true,
         ..AS_IT_IS
@@ -129,8 +130,9 @@ fn pods_that_stay_leave_the_room_scattered_and_another_node_helps() {
     assert_eq!(error, "there is no node n9 to copy; nodes with GPUs are n1, n2");
 }
 
+/// Otherwise, pods ask for the same memory.
 #[test]
-fn in_other_units_pods_ask_for_the_same_memory_rounded_up_and_gpus_offer_theirs_rounded_down() {
+fn other_units_round_requests_up_and_gpus_down() {
     // 15.9 GiB are 15 units of 1 GiB, 63 of 256 MiB, or 3 of 4 GiB.
     let nodes = vec![node("n1", &[("T4", 16_300)])];
     let pods = || (0..4).map(|number| pod(&format!("p{number}"), 4)).collect();
@@ -213,8 +215,9 @@ fn gpus_of_different_products_on_one_node_share_its_cpu() {
     assert_eq!(fits(&outcome), (vec!["a"], vec!["b"], vec![]));
 }
 
+/// So do pods that are leaving.
 #[test]
-fn who_is_leaving_or_on_a_cordoned_node_stays_and_keeps_its_memory() {
+fn pods_on_cordoned_nodes_stay_and_keep_memory() {
     let mut cluster = scattered();
     cluster.pods[0].pod.deleting = true;
     cluster.nodes[1].node.unschedulable = true;
@@ -237,8 +240,9 @@ fn a_cluster_without_gpu_memory_is_refused_with_what_to_look_at() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
+    /// Every pod is told once, and the order of the lists does not matter.
     #[test]
-    fn nothing_is_promised_twice_every_pod_is_told_once_and_the_order_of_lists_does_not_matter(
+    fn no_memory_is_promised_twice(
         nodes in prop::collection::vec((1..4_usize, 0..2_usize, any::<bool>()), 1..6),
         pods in prop::collection::vec((0..20_u64, 0..4_u64), 0..24),
         unit in prop::option::of(prop::sample::select(vec![256_u64, 1024, 3000])),

@@ -166,8 +166,9 @@ fn owned(pid: u32, pod: Option<(&str, &str)>, containers: &[&str]) -> Process {
     }
 }
 
+/// Those without a record are listed by UID.
 #[test]
-fn pods_are_listed_below_the_processes_and_those_without_a_record_by_uid() {
+fn pods_are_listed_below_the_processes() {
     let long = "a".repeat(60);
     let smi = |driver: &str| Smi {
         driver: driver.to_owned(),

@@ -455,7 +455,7 @@ fn the_same_values_give_the_same_bytes() {
 }
 
 #[test]
-fn the_same_values_give_the_same_text_where_the_publication_lacks_spaces() {
+fn texts_equal_a_publication_that_lacks_spaces() {
     let trim = |text: &str| text.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
     for published in trimmed() {
         let mut table = trim(&table(&published.smi));

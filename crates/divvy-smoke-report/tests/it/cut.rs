@@ -47,7 +47,7 @@ fn the_failure_stays_when_other_steps_are_left_out() {
 }
 
 #[test]
-fn a_failure_that_blames_the_gpu_outlasts_other_failures_and_any_text() {
+fn failures_that_blame_the_gpu_are_cut_last() {
     let long = |id| Step::fail(id, "\u{1}".repeat(3000), "why", "fix");
     let blames = Step {
         gpu_at_fault: true,

@@ -4,8 +4,9 @@ use divvy_smoke_report::{Id, Outcome, Report, Step};
 
 use crate::{failed, passed, report};
 
+/// A finding has its three lines.
 #[test]
-fn a_report_is_a_line_for_each_step_and_a_finding_has_its_three_lines() {
+fn a_report_has_a_line_for_each_step() {
     let warned = Step::warn(Id::S06, "H2D 2 GB/s", "it is slow", "reseat the card");
     let skipped = Step::skip(Id::S05, "the GPU is shared; --tensor runs it nevertheless");
     insta::assert_snapshot!(report(vec![passed(), failed(), skipped, warned]).text());

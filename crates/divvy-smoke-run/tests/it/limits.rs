@@ -8,8 +8,9 @@ use divvy_smoke_run::Mark;
 
 use crate::world::{LIMITS, World, planned, planned_with, wrong};
 
+/// A thousand nodes take few calls.
 #[test]
-fn a_thousand_nodes_are_tried_eight_pods_at_a_time_with_few_calls() {
+fn nodes_are_tried_eight_pods_at_a_time() {
     let planned = planned(8000);
     let world = World {
         unscheduled: (0..8000).step_by(1000).collect(),
@@ -56,7 +57,7 @@ fn some() -> impl Strategy<Value = BTreeSet<usize>> {
 
 proptest! {
     #[test]
-    fn whatever_happens_a_run_ends_and_leaves_only_what_cannot_be_deleted(
+    fn every_run_ends_and_leaves_only_the_undeletable(
         refused in some(), unclear in some(), unscheduled in some(), endless in some(), undeletable in some(),
         stop_at in proptest::option::of(0..40_000u64), parallel in 1..12usize,
     ) {
@@ -76,8 +77,9 @@ proptest! {
         }
     }
 
+    /// Its test never stays open, whatever happens.
     #[test]
-    fn whatever_happens_a_gpu_is_in_service_again_only_if_it_passed_and_its_test_never_stays_open(
+    fn only_a_passed_gpu_returns_to_service(
         out in some(), wrong_ones in some(), refused in some(), unclear in some(), unscheduled in some(), endless in some(), unmarkable in some(),
         stop_at in proptest::option::of(0..40_000u64),
     ) {

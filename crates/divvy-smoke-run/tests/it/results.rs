@@ -144,7 +144,7 @@ fn a_result_counts_only_if_nothing_contradicts_it() {
 }
 
 #[test]
-fn another_mig_device_is_the_configurations_fault_and_not_the_devices() {
+fn another_mig_device_is_the_configurations_fault() {
     let mut planned = planned(1);
     planned[0].target.uuid = "MIG-0".to_owned();
     let mut run = Run::new(&planned, LIMITS);
@@ -158,8 +158,9 @@ fn another_mig_device_is_the_configurations_fault_and_not_the_devices() {
     );
 }
 
+/// A pod that finds one late is not explained.
 #[test]
-fn a_pod_that_finds_no_node_is_explained_and_one_that_finds_it_late_is_not() {
+fn only_a_pod_without_a_node_is_explained() {
     let mut run = Run::new(&planned(2), LIMITS);
     assert_eq!(run.step(0, Event::Time), [Action::Create(0), Action::Create(1)]);
     for number in 0..2 {
@@ -202,8 +203,9 @@ fn a_pod_that_is_created_after_ctrl_c_is_deleted_at_once() {
     assert!(run.is_over());
 }
 
+/// A pull that succeeds does not end it.
 #[test]
-fn an_image_that_is_missing_ends_a_try_and_a_pull_that_succeeds_does_not() {
+fn only_a_missing_image_ends_a_try() {
     let stuck = Seen::Starting(Some("ErrImagePull: no such host".to_owned()));
     let mut run = Run::new(&planned(2), LIMITS);
     run.step(0, Event::Time);
@@ -314,8 +316,9 @@ fn reporting(is_out: bool) -> Run {
     run
 }
 
+/// It comes back into service only if all that matters passed.
 #[test]
-fn a_gpu_goes_out_of_service_only_if_the_failure_is_its_own_and_comes_back_only_if_all_that_matters_passed() {
+fn only_its_own_failure_takes_a_gpu_out() {
     let before = || Some(Mark::Failed("S03 memory: wrong".to_owned()));
     let own = |id: Id| {
         let mut step = Step::fail(id, "1 of 8 is wrong", "x", "y");
@@ -384,7 +387,7 @@ fn a_run_is_not_over_before_the_mark_is_written() {
 }
 
 #[test]
-fn a_test_that_is_stopped_while_its_pod_is_created_does_not_stay_open() {
+fn a_test_stopped_at_creation_never_stays_open() {
     let mut run = Run::new(&planned_with(1, &[0].into()), Limits { report: true, ..LIMITS });
     assert_eq!(run.step(0, Event::Time), [Action::Create(0)]);
     // Until the answer arrives, the mark that opens the GPU may be written at any moment.

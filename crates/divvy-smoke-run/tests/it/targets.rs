@@ -105,8 +105,9 @@ fn each_gpu_is_tried_or_there_is_a_reason() {
     assert_eq!(first.hostname, "host-n1");
 }
 
+/// A test must have taken it out.
 #[test]
-fn a_gpu_that_is_out_of_service_is_tried_again_only_with_report_and_only_if_a_test_took_it_out() {
+fn only_report_retries_a_gpu_out_of_service() {
     let out = |index: u32, reason: &str| Gpu {
         health: Health::Failed,
         reason: Some(format!("out of service: {reason}")),
@@ -171,8 +172,9 @@ fn a_part_of_a_gpu_that_is_out_of_service_is_not_tried_again() {
     }
 }
 
+/// An undivided GPU in MIG mode is skipped.
 #[test]
-fn a_mig_device_is_tried_with_its_own_resource_and_an_undivided_gpu_in_mig_mode_is_skipped() {
+fn a_mig_device_is_tried_with_its_resource() {
     let part = |index: u32, whole: Option<WholeKind>| Gpu {
         uuid: format!("MIG-{index}"),
         model: "NVIDIA A100-SXM4-40GB MIG 3g.20gb".to_owned(),

@@ -564,8 +564,9 @@ mod tests {
         }
     }
 
+    /// A GPU that is not listed at all is skipped.
     #[test]
-    fn a_gpu_that_is_not_listed_is_skipped_and_one_that_is_listed_no_longer_fails() {
+    fn a_gpu_that_is_listed_no_longer_fails() {
         let step = judged(HEALTHY, Some(HEALTHY), &[], "GPU-2");
         assert_eq!(text(&step), "SKIP divvy-probe does not list GPU-2");
         let mut heard = Heard::default();

@@ -63,8 +63,9 @@ fn the_guard_holds_one_process_and_two_to_the_share() {
     }
 }
 
+/// It is smaller than a context.
 #[test]
-fn a_share_that_is_smaller_than_a_context_is_told_what_to_request() {
+fn a_too_small_share_says_what_to_request() {
     let report = guarded(2 * MIB).report("S02", &[]);
     assert_eq!(with(&report, Status::Fail), [Id::S01]);
     let step = report.step(Id::S01).expect("S01");

@@ -106,8 +106,9 @@ fn a_probe_beside_the_program_says_whether_the_gpu_is_healthy() {
     }
 }
 
+/// The run ends in its time, and the probe is not left behind.
 #[test]
-fn a_probe_that_hangs_prolongs_no_run_beyond_its_time_and_is_not_left_behind() {
+fn a_hanging_probe_prolongs_no_run() {
     let rig = Rig::new(12).copied();
     scripted(&rig, &format!("echo $$ > '{}'; exec sleep 600", rig.path("pid").display()));
     let began = Instant::now();
@@ -141,7 +142,7 @@ fn a_healthy_gpu_passes_with_its_numbers() {
 }
 
 #[test]
-fn what_the_driver_says_after_the_run_is_compared_with_what_it_said_before() {
+fn the_drivers_states_before_and_after_are_compared() {
     let state = |health: &str| format!("{{\"gpus\":{{\"0\":{{\"health\":{health}}}}}}}");
     for (before, after, status, part) in [
         (
@@ -223,7 +224,7 @@ fn an_old_driver_without_these_functions_is_no_finding() {
 }
 
 #[test]
-fn an_xid_during_the_run_fails_it_even_if_a_call_of_the_driver_hangs() {
+fn an_xid_fails_a_run_despite_hanging_calls() {
     let rig = probed(HEALTHY, &[], None);
     let variables = [PATH, ("DIVVY_CUDA_SIM_HANG", "vector_add:1")];
     let mut command = rig.command("here -o json --steps S02,S08 --timeout 4s", &variables);

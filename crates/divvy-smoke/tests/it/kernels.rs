@@ -5,8 +5,9 @@ use divvy_smoke::driver::{Argument, Text, agrees};
 const U32: Argument = Argument::U32(0);
 const U64: Argument = Argument::U64(0);
 
+/// It suits the oldest possible driver, too.
 #[test]
-fn each_text_is_for_the_oldest_driver_and_gpu_that_it_can_be_for() {
+fn each_ptx_text_suits_the_oldest_possible_gpu() {
     for (text, head) in [
         (Text::Smoke, [".version 6.0", ".target sm_30", ".address_size 64"]),
         (Text::Tensor, [".version 7.0", ".target sm_80", ".address_size 64"]),

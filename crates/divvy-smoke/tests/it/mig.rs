@@ -37,8 +37,9 @@ fn every_step_passes_on_a_mig_device_and_the_report_names_it() {
     );
 }
 
+/// A MIG device is named by its UUID.
 #[test]
-fn a_mig_device_is_named_by_its_uuid_and_another_one_than_was_given_is_a_failure() {
+fn another_mig_device_than_given_is_a_failure() {
     let rig = divided(102, &[FIRST, SECOND]);
     let cases = [
         (format!("--gpu {FIRST}"), "all", 0, String::new()),
@@ -76,8 +77,9 @@ fn a_mig_device_is_named_by_its_uuid_and_another_one_than_was_given_is_a_failure
     }
 }
 
+/// The failure says what to look for.
 #[test]
-fn a_gpu_in_mig_mode_without_instances_is_a_failure_that_says_what_to_look_for() {
+fn a_mig_gpu_without_instances_is_a_failure() {
     let report = divided(40960, &[]).report("S02", &[]);
     assert_eq!(with(&report, Status::Fail), [Id::S01]);
     let step = report.step(Id::S01).expect("S01");

@@ -38,8 +38,9 @@ fn every_step_passes_with_the_real_kernels() {
     }
 }
 
+/// It takes no more than half of the GPU.
 #[test]
-fn a_run_leaves_nothing_on_the_gpu_and_takes_no_more_than_half_of_it() {
+fn a_run_leaves_nothing_on_the_gpu() {
     let rig = Rig::new(12);
     let log = rig.path("log");
     let report = rig.report("S02,S03,S06", &[("DIVVY_CUDA_SIM_LOG", log.to_str().expect("UTF-8"))]);
@@ -62,7 +63,7 @@ fn a_run_leaves_nothing_on_the_gpu_and_takes_no_more_than_half_of_it() {
 }
 
 #[test]
-fn the_share_is_filled_and_not_exceeded_by_one_process_or_by_two() {
+fn one_or_two_processes_fill_exactly_the_share() {
     let rig = Rig::new(512);
     let ran = rig.run("here --isolation --steps S07,S09", &[]);
     assert_eq!(ran.status(), 0, "{ran:?}");
@@ -74,8 +75,9 @@ fn the_share_is_filled_and_not_exceeded_by_one_process_or_by_two() {
     }
 }
 
+/// It is less where the driver refuses that much.
 #[test]
-fn all_free_memory_is_tested_if_that_is_wanted_and_less_where_the_driver_refuses_that_much() {
+fn all_free_memory_is_tested_on_request() {
     let rig = Rig::new(36);
     let found = |line: &str, variables: &[(&str, &str)]| {
         let ran = rig.run(line, variables);
@@ -150,8 +152,9 @@ fn a_wrong_byte_after_any_kernel_or_copy_is_found_in_its_step() {
     }
 }
 
+/// A kernel that ends the context fails its step.
 #[test]
-fn a_kernel_that_ends_the_context_fails_its_step_and_no_later_one_runs() {
+fn after_the_context_ends_no_step_runs() {
     let report = Rig::new(12).report("S02,S03,S06", &[("DIVVY_CUDA_SIM_FAIL", "check:2=700")]);
     assert_eq!(with(&report, Status::Fail), [Id::S03], "{}", report.text());
     assert_eq!(with(&report, Status::Skip), [Id::S06]);
@@ -282,8 +285,9 @@ fn older_functions_take_the_place_of_newer_ones() {
     assert_eq!(rig.report("S02", &[]).result, Outcome::Pass);
 }
 
+/// A too old one says why not.
 #[test]
-fn an_old_driver_runs_the_kernels_and_a_too_old_one_says_why_not() {
+fn an_old_driver_runs_the_kernels() {
     let rig = Rig::new(12);
     for (version, result, part) in [
         ("9.2", Outcome::Pass, "the driver is for CUDA 9.2, and the kernel needs 11.0"),
@@ -308,8 +312,9 @@ fn an_old_driver_runs_the_kernels_and_a_too_old_one_says_why_not() {
     }
 }
 
+/// A GPU that was given must be there.
 #[test]
-fn without_a_gpu_nothing_is_tried_and_a_gpu_that_was_given_must_be_there() {
+fn without_a_gpu_nothing_is_tried() {
     let rig = Rig::new(12);
     let nothing = [("LD_LIBRARY_PATH", "")];
     for (arguments, variables, status) in [

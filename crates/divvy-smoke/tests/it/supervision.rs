@@ -69,8 +69,9 @@ fn child(ended: Option<Option<String>>, can_be_killed: bool) -> Described {
     }
 }
 
+/// It is reported even if it cannot be killed.
 #[test]
-fn a_hanging_child_is_killed_and_reported_even_if_it_cannot_be_killed() {
+fn a_hanging_child_is_killed_and_reported() {
     for can_be_killed in [true, false] {
         let mut child = child(None, can_be_killed);
         let (steps, took) = outcome(&mut child, Duration::from_millis(200), &[Id::S01]);
@@ -92,8 +93,9 @@ fn a_hanging_child_is_killed_and_reported_even_if_it_cannot_be_killed() {
     }
 }
 
+/// The call must be in a step that tests the GPU.
 #[test]
-fn only_a_hanging_call_of_the_driver_in_a_step_that_tests_the_gpu_shows_that_the_gpu_is_at_fault() {
+fn only_a_hanging_driver_call_blames_the_gpu() {
     for (call, at_fault) in [
         (Some((Id::S02, "cuLaunchKernel")), true),
         (Some((Id::S02, "dlopen")), false),
@@ -124,8 +126,9 @@ fn a_child_that_crashes_fails_the_step_that_it_was_in() {
     }
 }
 
+/// It crashes or hangs after its last step.
 #[test]
-fn a_child_that_crashes_or_hangs_after_its_last_step_has_not_passed() {
+fn a_child_that_crashes_late_has_not_passed() {
     let all = [Id::S01, Id::S02, Id::S03];
     for ended in [Some(Some("exit status: 1".to_owned())), None] {
         let mut child = child(ended, true);

@@ -48,8 +48,9 @@ fn vector_add_prints_the_samples_six_lines_byte_for_byte() {
     assert_eq!(ran.lines.join("\n") + "\n", SAMPLE);
 }
 
+/// It says what the sample says.
 #[test]
-fn vector_add_never_prints_passed_after_an_error_and_says_what_the_sample_says() {
+fn vector_add_never_prints_passed_after_an_error() {
     let calls = sample().run().calls;
     let mut text = String::new();
     for number in 1..=calls.len() {

@@ -2,8 +2,9 @@
 
 use crate::rig::{Rig, UUID};
 
+/// It is a failure if it hides the GPU.
 #[test]
-fn a_wrong_entry_of_the_visible_devices_is_a_warning_and_a_failure_if_it_hides_the_gpu() {
+fn a_wrong_visible_devices_entry_is_a_warning() {
     let rig = Rig::new(12);
     let two = format!("{UUID},gpu1");
     for (visible, status, parts) in [

@@ -232,8 +232,9 @@ proptest! {
         }
     }
 
+    /// This does not hold for a GPU that is overbooked.
     #[test]
-    fn what_is_allocated_held_and_free_is_the_total_of_a_gpu_unless_it_is_overbooked((node, unit) in any_node(), pods in any_pods()) {
+    fn allocated_held_and_free_memory_make_the_total((node, unit) in any_node(), pods in any_pods()) {
         let (shown, ledger) = both(&node, unit, &pods);
         let Some(shown) = shown else { return Ok(()) };
         let entry = ledger.node("n").expect("known");

@@ -11,8 +11,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
 
 use crate::site::{HOST, Site, scene};
 
+/// It loses its connection, too.
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_takes_nothing_loses_its_connection_and_its_place() {
+async fn a_reader_that_takes_nothing_loses_its_place() {
     let site = Site::new();
     // Like a socket whose buffers hold 4 KiB.
     let (mut client, server) = duplex(4 << 10);

@@ -52,8 +52,9 @@ async fn only_a_valid_token_opens_a_page() {
     assert_eq!(site.ask("/", &both, None).await.status(), 401);
 }
 
+/// A gate that does not answer keeps the page closed.
 #[tokio::test]
-async fn a_right_that_is_missing_is_named_and_a_gate_that_does_not_answer_keeps_the_page_closed() {
+async fn a_missing_right_is_named() {
     let site = Site::new();
     let right = "list pods in all namespaces".to_owned();
     site.answers(Err(Refused::Forbidden { right }));
@@ -149,7 +150,7 @@ async fn a_host_name_of_someone_else_is_refused_before_anything_else() {
 }
 
 #[tokio::test]
-async fn a_token_in_the_address_becomes_a_cookie_and_leaves_the_address() {
+async fn a_token_moves_from_address_to_cookie() {
     let site = Site::new();
     for (path, to) in [
         ("/?token=a-token", "/"),
@@ -333,8 +334,9 @@ async fn the_local_token_is_random_and_the_only_one() {
 }
 
 proptest! {
+    /// No request makes the server panic.
     #[test]
-    fn no_request_makes_the_server_panic_or_opens_a_page_without_the_token(
+    fn no_request_opens_a_page_without_the_token(
         path in "/[ -~]{0,60}", cookie in "[ -~]{0,60}", host in prop_oneof![Just(HOST.to_owned()), "[ -~]{0,20}"],
     ) {
         let Ok(uri) = path.parse::<http::Uri>() else { return Ok(()) };

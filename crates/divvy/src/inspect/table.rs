@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_drivers_stands_below_the_wide_table_once_for_all_nodes() {
+    fn driver_trouble_is_said_once_below_the_wide_table() {
         let of = |name: &str| {
             let text = r#"{"v":1,"agent":"","driver":"","unitMiB":1024,"driverTrouble":"no CDI spec; type this","gpus":[{"uuid":"GPU-1","index":0,
                 "minor":0,"totalMiB":1024,"units":1,"health":"ok"}]}"#;
@@ -475,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_field_of_json_says_is_a_word_and_sentences_are_in_message() {
+    fn json_fields_are_words_and_message_has_sentences() {
         let gpu = |uuid: &str, index: u32, health: &str| {
             serde_json::json!({"uuid": uuid, "index": index, "minor": index, "totalMiB": 16384, "units": 16,
                 "health": health, "reason": (health != "ok").then_some("XID 79")})

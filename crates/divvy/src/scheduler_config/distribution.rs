@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn no_distribution_is_told_to_put_the_file_among_the_static_pods() {
+    fn no_distribution_puts_the_file_among_the_static_pods() {
         for distribution in Distribution::value_variants() {
             assert!(!distribution.file().contains("/manifests/"));
         }

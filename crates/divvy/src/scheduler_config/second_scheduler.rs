@@ -311,8 +311,9 @@ mod tests {
         (text, documents)
     }
 
+    /// The configuration has its own name and lease.
     #[test]
-    fn the_configuration_in_the_map_is_a_whole_one_under_its_own_name_and_lease() {
+    fn the_map_has_a_whole_configuration() {
         let (text, documents) = manifests("1.36.3", None);
         let map = documents
             .iter()
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_of_the_installed_extender_come_as_a_secret_and_not_in_the_map() {
+    fn the_extenders_certificates_are_a_secret_and_not_in_the_map() {
         let certificates = Inline {
             ca: "Y2E=".to_owned(),
             cert: "Y3J0".to_owned(),

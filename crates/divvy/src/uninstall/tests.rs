@@ -69,8 +69,9 @@ fn nothing() -> Found {
     }
 }
 
+/// The plan also says who is in the way.
 #[test]
-fn the_plan_says_what_goes_who_is_in_the_way_and_what_is_left_to_do() {
+fn the_plan_says_what_goes_and_what_is_left() {
     insta::assert_snapshot!("plan", text(&found(), &release(), false, false));
     insta::assert_snapshot!(
         "removed_with_labels",
@@ -88,8 +89,9 @@ fn the_plan_says_what_goes_who_is_in_the_way_and_what_is_left_to_do() {
     assert!(!nothing().is_nothing(true), "the label is something when it is asked for");
 }
 
+/// Only the refusal for pods that hold memory can be forced.
 #[test]
-fn pods_that_hold_memory_and_helm_are_refused_in_words_and_only_the_first_can_be_forced() {
+fn uninstall_is_refused_for_held_memory_and_helm() {
     let refused = |found: &Found, force| refusal(found, &release(), force).unwrap_or_default();
     insta::assert_snapshot!("refused_for_pods", refused(&found(), false));
     assert_eq!(refused(&found(), true), "");

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_and_workloads_are_named_as_kubectl_names_them_and_as_why_prints_them() {
+    fn pods_and_workloads_are_named_as_in_kubectl_and_why() {
         let pod = |namespace: Option<&str>, name: &str| Name::Pod {
             namespace: namespace.map(str::to_owned),
             name: name.to_owned(),

@@ -408,7 +408,7 @@ fn what_is_in_the_way_is_named_and_only_what_helps_is_proposed() {
 }
 
 #[test]
-fn a_pod_is_told_of_shares_of_another_vendors_gpus_and_that_it_must_ask_for_them() {
+fn a_pod_is_told_to_ask_for_another_vendors_shares() {
     for (vendor, model) in [(Vendor::Amd, "AMD Instinct MI210"), (Vendor::Intel, "Intel GPU 0xe211")] {
         let (name, title) = (vendor.name(), vendor.title());
         let gpu = |index: usize| {
@@ -555,7 +555,7 @@ fn a_node_with_several_obstacles_shows_them_all() {
 }
 
 #[test]
-fn units_that_the_kubelet_does_not_offer_are_not_free_whatever_the_gpus_have() {
+fn units_the_kubelet_does_not_offer_are_never_free() {
     // A GPU failed: 8 of 16 units are offered, and a pod whose allocation is not visible requests 4.
     let nodes = [node(|node| node["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("8"))];
     let other = pod(4, |pod| {
@@ -575,7 +575,7 @@ fn units_that_the_kubelet_does_not_offer_are_not_free_whatever_the_gpus_have() {
 }
 
 #[test]
-fn a_pod_that_names_a_scheduler_which_never_looked_at_it_is_told_so() {
+fn a_pod_whose_scheduler_never_looked_is_told_so() {
     let told = |name: &'static str, status: Value| {
         let object = pod(8, move |pod| {
             pod["spec"]["schedulerName"] = json!(name);
@@ -592,7 +592,7 @@ fn a_pod_that_names_a_scheduler_which_never_looked_at_it_is_told_so() {
 /// kube-scheduler decides about preemption by sums over whole nodes, and never preempts for a pod whose priority class forbids
 /// it. The answer gives the true reason.
 #[test]
-fn where_a_pod_matters_more_and_nobody_is_evicted_the_reason_is_told() {
+fn why_a_higher_priority_evicts_no_pod_is_told() {
     let nodes = [node(|node| {
         node["status"]["capacity"] = json!({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"});
         node["status"]["allocatable"] = json!({"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2", "pods": "110"});
@@ -662,7 +662,7 @@ fn an_extender_that_is_away_is_named_and_preemption_is_not() {
 
 /// The Node object was deleted. The kubelet has created it again, without the label of the agents' DaemonSet.
 #[test]
-fn a_gpu_node_without_the_label_of_the_agents_daemonset_is_told_by_that_label() {
+fn a_gpu_node_without_the_agents_label_is_told() {
     let gone = node(|node| {
         node["metadata"]["annotations"] =
             json!({"divvy.dev/inventory": r#"{"v":1,"agent":"0","driver":"1","unitMiB":1024,"unschedulable":true,"gpus":[]}"#});
@@ -785,8 +785,9 @@ fn guarding() -> NodeObject {
     node(|node| node["metadata"]["annotations"] = json!({"divvy.dev/inventory": inventory}))
 }
 
+/// The answer also says how much is free and who has the rest.
 #[test]
-fn a_pod_that_lacks_compute_time_is_told_how_much_is_free_who_has_the_rest_and_what_would_help() {
+fn a_pod_without_compute_time_is_told_what_helps() {
     let busy = pod(2, |pod| {
         let share = json!([{"uuid": "GPU-a", "memMiB": 2048, "cores": 80}]);
         let allocation = json!({"v": 1, "gpus": share, "containers": {"main": share}}).to_string();

@@ -176,8 +176,9 @@ impl Cluster {
     }
 }
 
+/// The user gets the whole answer otherwise.
 #[tokio::test]
-async fn a_user_of_a_namespace_gets_the_whole_answer_without_the_names_of_foreign_pods() {
+async fn a_namespaces_user_sees_no_names_of_foreign_pods() {
     let cluster = cluster().await;
     for args in [&["mine"][..], &[], &["mine", "--all-nodes"], &["mine", "-o", "json"]] {
         let text = cluster.why(args).await;
@@ -203,7 +204,7 @@ async fn many_pods_are_asked_about_in_one_command() {
 }
 
 #[tokio::test]
-async fn a_question_whose_connection_ends_in_the_middle_is_asked_again() {
+async fn a_question_is_repeated_if_its_connection_breaks_off() {
     let cluster = cluster().await;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     cluster
@@ -236,8 +237,9 @@ async fn a_question_whose_connection_ends_in_the_middle_is_asked_again() {
     assert_eq!(connections.load(Ordering::SeqCst), 2);
 }
 
+/// The answer says why the explainer cannot be asked.
 #[tokio::test]
-async fn where_the_explainer_cannot_be_asked_the_answer_says_why_and_tells_what_may_be_read() {
+async fn without_the_explainer_the_answer_has_what_may_be_read() {
     let cluster = cluster().await;
     let namespace_only = |text: &str, why: &str| {
         for part in [why, "--clusterrole=divvy-viewer --user=ann", "you may not list nodes"] {

@@ -79,8 +79,9 @@ async fn the_exit_status_is_0_when_sound_and_1_with_findings() {
     );
 }
 
+/// The error says what to do next.
 #[tokio::test]
-async fn the_exit_status_is_2_when_it_cannot_be_told_and_the_error_says_what_to_do_next() {
+async fn an_undecided_audit_exits_with_status_2() {
     let cpu = |name: &str| json!({"kind": "Node", "metadata": {"name": name}, "status": {"capacity": {"cpu": "4"}, "allocatable": {"cpu": "4"}}});
     let web = json!({"kind": "Pod", "metadata": {"name": "web", "namespace": "default"},
         "spec": {"nodeName": "cpu-1", "containers": [{"name": "main", "image": "i"}]}});

@@ -11,7 +11,7 @@ use crate::cluster::{Quiet, cluster, play};
 const LAPTOP: &str = "archlinux";
 
 #[tokio::test]
-async fn an_agent_starts_over_a_corrupt_checkpoint_and_corrupt_records_and_loses_nothing() {
+async fn an_agent_over_corrupt_checkpoint_and_records_loses_nothing() {
     let mut cluster = cluster(divvy_testbed::scenario::BUILT_IN).await;
     cluster.join(LAPTOP).await.expect("joined");
     let mut quiet = Quiet::default();
@@ -63,7 +63,7 @@ async fn an_agent_starts_over_a_corrupt_checkpoint_and_corrupt_records_and_loses
 }
 
 #[tokio::test]
-async fn an_inventory_that_somebody_garbles_or_removes_is_written_again() {
+async fn a_garbled_or_removed_inventory_is_written_again() {
     let mut cluster = cluster(divvy_testbed::scenario::BUILT_IN).await;
     cluster.join(LAPTOP).await.expect("joined");
     let mut quiet = Quiet::default();
@@ -82,7 +82,7 @@ async fn an_inventory_that_somebody_garbles_or_removes_is_written_again() {
 }
 
 #[tokio::test]
-async fn a_forged_allocation_on_a_pod_is_replaced_by_the_one_of_its_binding() {
+async fn binding_replaces_a_forged_allocation_on_a_pod() {
     let mut cluster = cluster(divvy_testbed::scenario::BUILT_IN).await;
     cluster.join("mixed").await.expect("joined");
     let uuid = machines().node("mixed").expect("built in").gpu_uuid(2);
@@ -116,7 +116,7 @@ async fn a_forged_allocation_on_a_pod_is_replaced_by_the_one_of_its_binding() {
 }
 
 #[tokio::test]
-async fn a_pod_that_asks_for_more_than_can_be_counted_is_refused_in_words() {
+async fn a_pod_with_uncountable_requests_is_refused_in_words() {
     let mut cluster = cluster(divvy_testbed::scenario::BUILT_IN).await;
     cluster.join(LAPTOP).await.expect("joined");
     for limit in ["9223372036854775807", "3 GiB", "-1"] {

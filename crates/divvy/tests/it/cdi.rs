@@ -78,7 +78,7 @@ fn what_is_printed_of_a_copied_machine_is_what_its_files_say() {
 }
 
 #[test]
-fn with_minimal_hooks_a_spec_has_one_and_without_the_program_there_is_no_spec() {
+fn minimal_hooks_are_one_and_need_the_program() {
     let tree = Tree::of(&kinds::debian());
     let output = tree.cdi(&[
         "generate",
@@ -110,8 +110,9 @@ fn with_minimal_hooks_a_spec_has_one_and_without_the_program_there_is_no_spec() 
     }
 }
 
+/// The probe tells the GPUs.
 #[test]
-fn the_probe_tells_the_gpus_and_a_changed_driver_makes_the_spec_stale() {
+fn a_changed_driver_makes_the_spec_stale() {
     let programs = programs();
     let tree = Tree::of(&kinds::debian());
     tree.write(
@@ -218,7 +219,7 @@ fn a_relative_root_is_the_directory_that_it_names() {
 }
 
 #[test]
-fn case_33_c_what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
+fn case_33_c_obstacles_to_a_spec_are_told_with_advice() {
     let none = Tree::of(&kinds::none());
     let debian = Tree::of(&kinds::debian());
     let probe = ["generate", "--gpus-from", "probe", "--probe", "/nowhere/divvy-probe"];
@@ -270,7 +271,7 @@ fn case_33_c_what_keeps_a_spec_from_being_made_is_told_with_what_to_do() {
 }
 
 #[test]
-fn case_29_d_the_list_says_of_each_device_whether_containers_get_it() {
+fn case_29_d_the_list_says_which_devices_containers_get() {
     let tree = Tree::of(&kinds::none());
     assert!(stderr(&tree.cdi(&["list"])).contains("no CDI devices in /etc/cdi, /var/run/cdi"));
     for (file, vendor, name) in [
@@ -314,7 +315,7 @@ fn case_29_d_the_list_says_of_each_device_whether_containers_get_it() {
 }
 
 #[test]
-fn files_are_checked_against_the_standard_and_against_each_other() {
+fn files_are_checked_against_the_standard_and_each_other() {
     let tree = Tree::of(&kinds::none());
     tree.write("good/a.yaml", &spec("a.com", "0"));
     tree.write("bad/a.yaml", &spec("a.com", "0"));

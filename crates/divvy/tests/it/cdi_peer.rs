@@ -514,8 +514,9 @@ fn of_gpus_that_are_divided_is_generated_what_nvidias_generates() {
 }
 
 /// CUDA does not treat such a GPU as a device.
+/// The GPU is not a device to NVIDIA's program either.
 #[test]
-fn a_gpu_whose_mig_is_on_and_that_is_not_divided_is_no_device_to_nvidias_either() {
+fn an_undivided_gpu_with_mig_on_is_no_device() {
     let Some(mut bed) = Bed::new() else { return };
     for gpus in [[Some(&[][..]), None], [None, Some(&[])], [Some(&[]), Some(&[(1, 0)])]] {
         divide(&mut bed, gpus);
@@ -543,7 +544,7 @@ fn document(version: &str, kind: &str, device: &str, more: &str) -> String {
 type Files<'f> = Vec<(&'f str, String)>;
 
 #[test]
-fn specs_that_are_there_have_the_devices_that_nvidias_program_finds_in_them() {
+fn existing_specs_have_the_devices_that_nvidias_program_finds() {
     let Some(bed) = Bed::new() else { return };
     let env = "  containerEdits:\n    env: [A=1]\n";
     let plain = |kind: &str, device: &str| document("0.5.0", kind, device, env);

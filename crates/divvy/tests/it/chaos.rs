@@ -26,8 +26,9 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text:?} is not a number")))
 }
 
+/// At quiet, everything that fits runs.
 #[test]
-fn whatever_crashes_repeats_or_comes_late_the_invariants_hold_and_at_quiet_everything_that_fits_runs() {
+fn invariants_hold_whatever_crashes_repeats_or_comes_late() {
     let only = number("DIVVY_CHAOS_SEED");
     let seeds: VecDeque<u64> = match only {
         Some(seed) => (seed..seed + number("DIVVY_CHAOS_RUNS").unwrap_or(1)).collect(),

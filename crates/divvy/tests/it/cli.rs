@@ -178,8 +178,9 @@ fn every_name_of_the_program_tells_its_version() {
     }
 }
 
+/// The command says what runs in the cluster.
 #[tokio::test]
-async fn version_says_what_runs_in_the_cluster_and_warns_where_that_is_another_version() {
+async fn version_warns_of_other_versions_in_the_cluster() {
     let directory = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let version = async |args: &[&str]| beside(&[&["version", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
@@ -319,7 +320,7 @@ async fn gpushares_cluster(directory: &Path) -> (ApiServer, Listening, String) {
 }
 
 #[tokio::test]
-async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
+async fn inspect_shows_a_gpushare_cluster_in_every_form() {
     let directory = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let table = "NAME    IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  PENDING(Allocated)  GPU Memory(GiB)\n\
@@ -365,8 +366,9 @@ async fn inspect_shows_a_cluster_of_gpushares_own_programs_in_every_form() {
     );
 }
 
+/// The bound pod has no allocation.
 #[tokio::test]
-async fn why_tells_a_bound_pod_without_an_allocation_from_one_that_runs() {
+async fn why_tells_a_bound_pod_from_a_running_one() {
     let directory = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;
     let why = async |args: &[&str]| beside(&[&["why", "--kubeconfig", &kubeconfig][..], args].concat(), &[]).await;
@@ -583,7 +585,7 @@ impl Running {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_watched_is_printed_anew_when_it_changes_and_ends_with_the_pod() {
+async fn a_watched_answer_follows_changes_and_ends_with_the_pod() {
     use divvy_testbed::api::{DeleteOptions, PatchKind};
     let directory = tempfile::tempdir().expect("a directory");
     let (api, _listening, kubeconfig) = gpushares_cluster(directory.path()).await;

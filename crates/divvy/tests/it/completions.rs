@@ -47,8 +47,9 @@ async fn tab(words: &[&str], env: &[(&str, &str)]) -> Output {
     tokio::process::Command::from(command).output().await.expect("it runs")
 }
 
+/// The cluster is the one that the line names.
 #[tokio::test]
-async fn pods_namespaces_and_nodes_of_the_cluster_that_the_line_names_are_offered() {
+async fn pods_namespaces_and_nodes_of_the_cluster_are_offered() {
     let directory = tempfile::tempdir().expect("a directory");
     let (_api, _listening, kubeconfig) = cluster(directory.path()).await;
     let at = ["divvy", "why", "--kubeconfig", &kubeconfig];
@@ -88,7 +89,7 @@ async fn kubectl_is_given_the_names_too() {
 }
 
 #[tokio::test]
-async fn where_no_cluster_answers_a_tab_says_nothing_and_does_not_wait_long() {
+async fn without_a_cluster_a_tab_is_silent_and_quick() {
     let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     let server = format!("http://{}", silent.local_addr().expect("an address"));
     let since = Instant::now();

@@ -110,7 +110,7 @@ fn every_engine_is_configured_once_and_given_back_to_the_byte() {
 }
 
 #[test]
-fn the_command_that_a_written_file_names_removes_what_was_written() {
+fn the_command_in_a_written_file_removes_what_was_written() {
     let rancher = "/var/lib/rancher/k3s/agent/etc/containerd";
     let base = format!("{rancher}/config.toml");
     let imports = format!("version = 3\nimports = [\"{rancher}/config-v3.toml.d/*.toml\"]\n");
@@ -156,7 +156,7 @@ fn the_command_that_a_written_file_names_removes_what_was_written() {
 
 /// containerd 2.0 to 2.2 do not use the older section next to a newer one, and 1.7 reads no file of version 3.
 #[test]
-fn success_is_reported_only_if_the_release_uses_what_was_written() {
+fn success_means_that_the_release_uses_what_was_written() {
     let v3 = "version = 3\n";
     let newer = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.x]\n";
     let both = format!("{V2}{newer}");
@@ -184,7 +184,7 @@ fn success_is_reported_only_if_the_release_uses_what_was_written() {
 
 /// containerd itself says what it will use. The files get their former contents back if it does not have the runtime, or does not start.
 #[test]
-fn containerd_is_asked_for_the_result_and_the_files_are_restored_if_it_has_not_the_runtime() {
+fn files_are_restored_if_containerd_lacks_the_runtime() {
     for (dump, error) in [
         (
             "cat \"$2\" /dev/null $(dirname \"$2\")/conf.d/*.toml | grep -v -e ^imports -e ^version | sed '1i version = 2'",
@@ -438,7 +438,7 @@ fn nvidia_s_tool_s_flags_do_the_same_here() {
 }
 
 #[test]
-fn case_16_a_the_runtimes_settings_are_shown_and_set_as_by_nvidias_tool() {
+fn case_16_a_runtime_settings_are_shown_and_set_like_nvidias() {
     let machine = Machine::of(&[]);
     let file = machine.at("/deep/config.toml").display().to_string();
     let assumed = edit::assumed(settings::ldconfig(|path| std::path::Path::new(path).exists()));
@@ -527,7 +527,7 @@ fn a_new_settings_file_gives_no_image_gpus() {
 }
 
 #[test]
-fn case_32_c_a_spec_of_a_drivers_container_is_moved_by_nvidias_words() {
+fn case_32_c_a_driver_containers_spec_moves_by_nvidias_words() {
     let spec = "{\"cdiVersion\":\"0.5.0\",\"kind\":\"v.com/gpu\",\"devices\":[{\"name\":\"a\",\"containerEdits\":{\"mounts\":[\
                 {\"hostPath\":\"/driver/lib/a.so\",\"containerPath\":\"/lib/a.so\"},{\"hostPath\":\"/driver-x/lib/a.so\",\"containerPath\":\"/lib/b.so\"}]}}]}";
     let machine = Machine::of(&[("/in.json", spec)]);

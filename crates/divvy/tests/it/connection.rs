@@ -107,7 +107,7 @@ async fn flags_of_the_connection_mean_what_they_mean_to_kubectl() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from() {
+async fn a_refused_connection_names_the_address_and_its_source() {
     let directory = tempfile::tempdir().expect("a directory");
     // The port is closed again.
     let port = listener().await.1;
@@ -130,7 +130,7 @@ async fn a_connection_that_is_refused_names_the_address_and_where_it_comes_from(
 }
 
 #[tokio::test]
-async fn an_api_server_that_does_not_answer_is_waited_for_as_long_as_the_flag_says() {
+async fn the_flag_limits_the_wait_for_a_silent_api_server() {
     let directory = tempfile::tempdir().expect("a directory");
     let (silent, port) = listener().await;
     let path = kubeconfig(directory.path(), port, port);

@@ -285,7 +285,7 @@ fn nodes_and_links_are_made_as_by_nvidias_program() {
 
 /// A hook is called in a directory of the image, and with the image's environment variables.
 #[test]
-fn a_spec_of_an_older_toolkit_that_calls_nvidia_ctk_has_its_hook_done() {
+fn an_old_toolkits_hook_that_calls_nvidia_ctk_is_done() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name);
     let program = at("nvidia-ctk");

@@ -104,8 +104,9 @@ pub(crate) fn has_guard() -> bool {
     check.status.success()
 }
 
+/// A program that avoids the guard is reported.
 #[test]
-fn programs_are_held_to_their_shares_and_one_that_avoids_the_guard_is_reported_also_in_two_demos_at_once() {
+fn two_demos_at_once_hold_programs_to_shares() {
     if !has_guard() {
         return;
     }
@@ -136,8 +137,9 @@ fn programs_are_held_to_their_shares_and_one_that_avoids_the_guard_is_reported_a
 }
 
 /// There is no GPU here, so the simulated libraries are in the place of the driver's. What the demo does with them is what it does with a driver.
+/// Without a driver, the error says what to type.
 #[test]
-fn the_guard_is_shown_on_the_gpus_of_this_machine_and_without_a_driver_the_error_says_what_to_type() {
+fn the_guard_is_shown_on_the_gpus_of_this_machine() {
     let base = tempfile::tempdir().expect("a directory");
     let none = base.path().join("none");
     let real = |directory: &Path, scenario: &str| {
@@ -184,7 +186,7 @@ fn the_guard_is_shown_on_the_gpus_of_this_machine_and_without_a_driver_the_error
 
 /// The programs in containers are started by another process than the cluster's other programs, and know nothing of its directory.
 #[test]
-fn an_interrupt_of_the_demo_also_ends_the_programs_in_containers() {
+fn an_interrupted_demo_also_ends_the_programs_in_containers() {
     if !has_guard() {
         return;
     }

@@ -21,7 +21,7 @@ fn doctor(root: &Path, args: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn a_copied_machine_is_looked_at_and_its_worst_finding_is_the_exit_status() {
+fn a_copied_machines_worst_finding_is_the_exit_status() {
     let mut machine = kinds::debian();
     let directory = copy_of(&machine);
     let well = doctor(directory.path(), &["--only", "D02,D05,d07"]);
@@ -91,7 +91,7 @@ fn a_probe_that_hangs_is_a_finding_and_holds_nothing_up() {
 }
 
 #[test]
-fn an_api_server_that_is_not_there_is_said_with_every_check_that_needs_it() {
+fn checks_that_need_an_absent_api_server_say_so() {
     let directory = tempfile::tempdir().expect("a directory");
     let missing = directory.path().join("none").display().to_string();
     let output = divvy(
@@ -127,8 +127,9 @@ async fn serve(directory: &Path, pods: Vec<Value>, forbidden: &'static [&'static
     cli::serve(directory, answer).await
 }
 
+/// The text says how to see the right.
 #[tokio::test]
-async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right() {
+async fn who_may_list_nothing_is_told_what_was_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let kubeconfig = serve(
         directory.path(),
@@ -154,8 +155,9 @@ async fn who_may_list_nothing_is_told_what_was_refused_and_how_to_see_the_right(
     );
 }
 
+/// The rest is looked at.
 #[tokio::test]
-async fn what_may_be_read_is_looked_at_and_the_rest_makes_the_status_2() {
+async fn what_may_not_be_read_makes_the_status_2() {
     let directory = tempfile::tempdir().expect("a directory");
     let kubeconfig = serve(directory.path(), Vec::new(), &["daemonsets"]).await;
     let args = [
@@ -182,8 +184,9 @@ async fn what_may_be_read_is_looked_at_and_the_rest_makes_the_status_2() {
     assert_eq!((&of("K16")["status"], &of("K16")["skipped"]), (&json!("PASS"), &Value::Null));
 }
 
+/// The text says how to see the right.
 #[tokio::test]
-async fn who_may_not_ask_the_extender_is_told_so_and_how_to_see_the_right() {
+async fn who_may_not_ask_the_extender_is_told_so() {
     let directory = tempfile::tempdir().expect("a directory");
     let extender = json!({"metadata": {"name": "e-1", "namespace": "divvy-system",
         "labels": {"app.kubernetes.io/name": "divvy", "app.kubernetes.io/component": "extender"}},
@@ -257,7 +260,7 @@ const MANIFEST: &str = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - nam
 
 /// Each rule of `scheduler-config --merge` is one of doctor's, because both use the same function.
 #[test]
-fn doctor_has_the_rules_of_scheduler_config_for_the_file_on_the_machine() {
+fn doctor_checks_the_file_by_the_rules_of_scheduler_config() {
     let ours = "- {urlPrefix: 'http://127.0.0.1:32766/gpushare-scheduler', filterVerb: filter, bindVerb: bind, nodeCacheCapable: true, ignorable: false, \
                 managedResources: [{name: aliyun.com/gpu-mem, ignoredByScheduler: false}]}\n";
     let file = |top: &str, more: &str| {
@@ -392,7 +395,7 @@ fn commands<'t>(text: &'t str, programs: &[&str]) -> Vec<&'t str> {
 }
 
 #[test]
-fn every_command_in_a_fix_is_accepted_by_the_program_that_it_names() {
+fn every_program_accepts_its_commands_in_fixes() {
     use clap::Parser as _;
     let mut parsed = 0;
     for fix in FIXES.lines() {

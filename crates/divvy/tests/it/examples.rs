@@ -88,7 +88,7 @@ fn labels_of_node() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_labels_that_the_examples_select_are_those_that_divvy_writes() {
+fn the_examples_select_labels_that_divvy_writes() {
     let labels = labels_of_node();
     let mut selected = 0;
     for (file, object) in examples() {

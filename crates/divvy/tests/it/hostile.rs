@@ -152,8 +152,9 @@ fn all_look_at(root: &Path, what: &str) {
     }
 }
 
+/// Pipes and endless files are in place of all that is read.
 #[test]
-fn pipes_and_endless_files_in_place_of_all_that_is_read_hold_nobody_up() {
+fn pipes_and_endless_files_delay_no_command() {
     for (what, put) in [("pipes", fifo as fn(&Path)), ("endless files", sparse)] {
         let directory = laid_out(&whole());
         for file in plain_files(directory.path()) {
@@ -279,8 +280,9 @@ fn no_reader_opens(root: &Path, secret: &Path, what: &str) {
     }
 }
 
+/// The other specs are listed.
 #[test]
-fn a_pipe_or_a_device_among_specs_is_refused_and_the_others_are_listed() {
+fn a_pipe_or_device_among_specs_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let specs = directory.path().join("cdi");
     fs::create_dir(&specs).expect("made");
@@ -307,8 +309,9 @@ fn a_pipe_or_a_device_among_specs_is_refused_and_the_others_are_listed() {
     assert!(stdout(&judged).contains("large.json: error") && stdout(&judged).contains("more than 4194304 bytes"));
 }
 
+/// A pipe of a shell is read.
 #[test]
-fn a_pipe_that_is_named_for_a_file_is_refused_and_one_of_a_shell_is_read() {
+fn a_pipe_that_is_named_for_a_file_is_refused() {
     let directory = tempfile::tempdir().expect("a directory");
     let pipe = directory.path().join("config.toml");
     fifo(&pipe);
@@ -342,8 +345,9 @@ fn a_pipe_that_is_named_for_a_file_is_refused_and_one_of_a_shell_is_read() {
     assert_eq!(stdout(&shell), "disable-require = true\n", "{}", stderr(&shell));
 }
 
+/// The spec is not cut.
 #[test]
-fn a_spec_that_is_too_long_for_standard_input_is_refused_and_not_cut() {
+fn a_spec_too_long_for_standard_input_is_refused() {
     let mut text = "cdiVersion: 0.5.0\nkind: a.com/b\ndevices:\n- name: \"0\"\n  containerEdits: {env: [A=b]}\n".to_owned();
     // A truncated spec may still be a valid spec.
     while text.len() <= 4 * 1024 * 1024 {
@@ -399,8 +403,9 @@ fn an_extender_that_accepts_and_never_answers_is_a_finding() {
 }
 
 /// A kubeconfig can be a pipe, and its credentials can come from a program.
+/// The cluster cannot be asked in time.
 #[test]
-fn a_cluster_that_cannot_be_asked_in_time_is_said_with_every_check() {
+fn a_hanging_cluster_is_said_with_every_check() {
     let directory = tempfile::tempdir().expect("a directory");
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
     let server = format!("http://{}", listener.local_addr().expect("an address"));

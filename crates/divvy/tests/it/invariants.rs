@@ -69,7 +69,7 @@ async fn invariant_1_what_is_allocated_on_a_gpu_never_exceeds_it() {
 }
 
 #[tokio::test]
-async fn invariant_2_a_container_starts_on_the_gpu_of_its_pod_or_does_not_start_and_says_why() {
+async fn invariant_2_a_container_starts_on_its_pods_gpu_or_says_why() {
     // After a restart of the kubelet, plugins register before it admits pods.
     let plugins_first = |spec: &mut NodeSpec| spec.timings.pods_after = Duration::from_millis(400);
     let mut bed = Bed::with(&[&[6, 8, 4]], plugins_first).await;
@@ -223,7 +223,7 @@ async fn invariant_3_every_allocation_ends_however_its_pod_does() {
 }
 
 #[tokio::test]
-async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ended() {
+async fn invariant_4_memory_is_held_until_the_last_container_ends() {
     // One unit is free on each GPU, so the node's sum, which is all that kube-scheduler sees, always has room for the new pod.
     let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.forced_grace = Duration::from_secs(4)).await;
     bed.create(&pod("neighbor").gpu_mem(3));
@@ -287,8 +287,9 @@ async fn invariant_4_memory_is_given_again_only_when_the_last_container_has_ende
     bed.end().await;
 }
 
+/// The other GPUs go on, and it comes back automatically.
 #[tokio::test]
-async fn invariant_5_a_gpu_that_fails_is_not_offered_the_others_go_on_and_it_comes_back_by_itself() {
+async fn invariant_5_a_failed_gpu_is_not_offered_until_it_recovers() {
     let sizes = [4, 4, 6];
     let mut bed = Bed::new(&[&sizes]).await;
     bed.create(&pod("steady").gpu_mem(2));
@@ -479,8 +480,9 @@ async fn invariant_7_an_environment_variable_gets_a_pod_no_other_gpu() {
 
 /// Divvy cannot prevent all misuse (such as a privileged pod, or a program that uses more memory than requested), but reports it
 /// in an event of the pod.
+/// The same holds for a process where no GPU was granted.
 #[tokio::test]
-async fn a_process_where_no_gpu_was_granted_or_beyond_its_grant_is_said_on_its_pod() {
+async fn a_process_beyond_its_grant_has_an_event() {
     let mut bed = Bed::new(&[&[8, 8]]).await;
     let greedy = bed.create(&pod("greedy").gpu_mem(2));
     let stray = bed.create(&pod("stray").gpu_mem(2));

@@ -40,7 +40,7 @@ fn checkpoint(bed: &Bed) -> Vec<(String, String, String, BTreeSet<String>)> {
 }
 
 #[tokio::test]
-async fn k09_a_container_that_restarts_has_the_same_ids_gpu_and_limits_every_time() {
+async fn k09_a_restarted_container_has_the_same_ids_gpu_and_limits() {
     let bed = Bed::with(&[&[4, 4]], |spec| {
         spec.timings.restart_backoff.first = Duration::from_millis(1);
         spec.timings.restart_backoff.max = Duration::from_millis(1);
@@ -60,8 +60,9 @@ async fn k09_a_container_that_restarts_has_the_same_ids_gpu_and_limits_every_tim
     bed.end().await;
 }
 
+/// Containers restart also before the plugin is back.
 #[tokio::test]
-async fn k10_containers_restart_after_a_kubelet_restart_also_before_the_plugin_is_back() {
+async fn k10_after_a_kubelet_restart_containers_need_no_plugin() {
     let mut bed = Bed::new(&[&[4, 4]]).await;
     bed.create(&pod("stays").gpu_mem(2));
     let stays = bed.running("stays").await.remove(0);
@@ -90,8 +91,9 @@ async fn k10_containers_restart_after_a_kubelet_restart_also_before_the_plugin_i
 
 /// Bug B3 (kubernetes#124345): a restarted kubelet believes that the ended init container "needs" devices that no plugin offers
 /// yet, and kills the running pod. The pod's phase becomes Failed immediately, but its container still runs for a while.
+/// The pod holds its memory until its container has ended.
 #[tokio::test]
-async fn k10_a_running_pod_that_a_restarted_kubelet_kills_holds_its_memory_until_its_container_has_ended() {
+async fn k10_a_pod_killed_by_a_restarted_kubelet_holds_its_memory() {
     let bed = Bed::with(&[&[4]], |spec| spec.bugs.ended_init_container_kills = true).await;
     let stubborn = pod("killed")
         .init("i", 2)
@@ -112,8 +114,9 @@ async fn k10_a_running_pod_that_a_restarted_kubelet_kills_holds_its_memory_until
     bed.end().await;
 }
 
+/// The pod is deleted while the kubelet is down.
 #[tokio::test]
-async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_container_has_ended() {
+async fn k15_a_deleted_pod_is_forgotten_after_its_container() {
     let bed = Bed::with(&[&[4]], |spec| spec.timings.orphan_grace = Duration::from_millis(600)).await;
     let uid = bed.create(&pod("a").gpu_mem(3).args(&["run", "--ignore-term"]));
     bed.running("a").await;
@@ -137,7 +140,7 @@ async fn k15_a_pod_deleted_while_the_kubelet_was_down_is_forgotten_once_its_cont
 }
 
 #[tokio::test]
-async fn k20_the_name_in_allocates_answer_is_a_spec_of_one_device_that_nobody_can_guess() {
+async fn k20_allocate_answers_with_an_unguessable_spec_of_one_device() {
     let bed = Bed::new(&[&[4, 4]]).await;
     let uid = bed.create(&pod("a").gpu_mem(3));
     let view = bed.running("a").await.remove(0);
@@ -172,7 +175,7 @@ async fn k20_the_name_in_allocates_answer_is_a_spec_of_one_device_that_nobody_ca
 /// After Allocate, the kubelet checks whether the pod's other requests, such as CPU, fit on the node. If they do not, it refuses the pod but
 /// does not undo the allocation.
 #[tokio::test]
-async fn k24_a_pod_that_the_kubelet_refuses_after_allocate_holds_nothing() {
+async fn k24_a_pod_refused_after_allocate_holds_nothing() {
     let bed = Bed::new(&[&[4]]).await;
     let uid = bed.create_by_hand(&pod("greedy").gpu_mem(4).limit("cpu", "400"));
     bed.until("the pod to be bound", async |bed: &Bed| {
@@ -191,8 +194,9 @@ async fn k24_a_pod_that_the_kubelet_refuses_after_allocate_holds_nothing() {
     bed.end().await;
 }
 
+/// No id belongs to two resources.
 #[tokio::test]
-async fn k26_health_is_told_of_the_right_number_of_ids_and_no_id_belongs_to_two_resources() {
+async fn k26_health_covers_the_right_number_of_ids() {
     let mut bed = Bed::new(&[&[4, 8]]).await;
     bed.create(&pod("a").gpu_mem(8));
     let view = bed.running("a").await.remove(0);

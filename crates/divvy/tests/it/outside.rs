@@ -49,8 +49,9 @@ fn says(text: &str, parts: &[&str]) {
     }
 }
 
+/// The answer says whether a runtime is to blame.
 #[tokio::test]
-async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blame() {
+async fn why_says_that_no_node_offers_gpu_memory() {
     let waiting = ("pods", pod("p").gpu_mem(3).build());
     let (_, text) = why(&[node(0, "containerd://2.1.0", 0), waiting.clone()], &["p"]).await;
     says(
@@ -73,7 +74,7 @@ async fn why_says_that_nobody_offers_gpu_memory_and_whether_a_runtime_is_to_blam
 }
 
 #[tokio::test]
-async fn why_names_what_the_nodes_offer_to_a_pod_that_asks_for_something_else() {
+async fn why_names_the_offers_to_pods_with_other_resources() {
     for (resource, words) in [
         (
             "nvidia.com/gpu",
@@ -104,7 +105,7 @@ async fn why_names_what_the_nodes_offer_to_a_pod_that_asks_for_something_else() 
 
 /// After a plugin has stopped, the capacity remains in the node's status, and the allocatable amount is 0.
 #[tokio::test]
-async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() {
+async fn why_asks_for_the_agent_of_a_node_that_offers_nothing() {
     let (resource, mut away) = node(2, "containerd://2.1.0", 0);
     away["status"]["allocatable"]["aliyun.com/gpu-mem"] = json!("0");
     let (_, text) = why(&[(resource, away), ("pods", pod("p").gpu_mem(3).build())], &["p"]).await;
@@ -117,8 +118,9 @@ async fn why_asks_for_the_agent_of_a_node_that_has_no_room_and_offers_nothing() 
     assert!(!text.contains("no Divvy agent runs there"), "{text}");
 }
 
+/// The answer is about what was asked, and not about the namespace.
 #[tokio::test]
-async fn where_no_pod_is_meant_the_answer_is_about_what_was_asked_and_not_about_the_namespace() {
+async fn if_no_pod_matches_the_answer_says_so() {
     let objects = [
         node(16, "containerd://2.1.0", 0),
         ("pods", pod("p").gpu_mem(3).build()),
@@ -161,7 +163,7 @@ async fn a_name_that_is_not_there_keeps_no_other_from_being_answered() {
 }
 
 #[tokio::test]
-async fn pods_of_one_controller_that_run_are_one_answer_and_those_that_wait_another() {
+async fn a_controllers_running_and_waiting_pods_are_two_answers() {
     let mut objects = vec![node(16, "containerd://2.1.0", 0)];
     let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "r", "controller": true}]);
     for number in 0..6 {
@@ -227,8 +229,9 @@ async fn what_objects_say_is_no_order_to_a_terminal() {
     );
 }
 
+/// The answer also names a variable without effect.
 #[tokio::test]
-async fn why_names_a_second_device_plugin_a_variable_without_effect_and_a_forged_allocation() {
+async fn why_names_a_second_plugin_and_a_forged_allocation() {
     let waiting = pod("p").gpu_mem(3).env("NVIDIA_VISIBLE_DEVICES", "all");
     let two = node(16, "containerd://2.1.0", 1);
     let (_, text) = why(&[two, ("pods", waiting.build())], &["p"]).await;
@@ -290,7 +293,7 @@ async fn a_half_upgraded_cluster_is_told_by_version() {
 }
 
 #[tokio::test]
-async fn why_tells_of_pods_that_a_quota_or_a_policy_did_not_let_be_made() {
+async fn why_tells_of_pods_stopped_by_quota_or_policy() {
     let event = |name: &str, owner: &str, message: &str| {
         let about = json!({"kind": "ReplicaSet", "namespace": "default", "name": owner});
         (
@@ -372,8 +375,9 @@ async fn as_a_user_of_a_namespace(objects: &[(&str, Value)], args: &[&str]) -> (
     (output.status.code().expect("it ended"), stdout(&output) + &stderr(&output))
 }
 
+/// The answer comes from what the user may read.
 #[tokio::test]
-async fn why_answers_a_user_of_a_namespace_from_what_it_may_read_and_says_what_it_did_not_see() {
+async fn why_tells_a_namespaces_user_what_it_missed() {
     let about = json!({"kind": "Pod", "namespace": "default", "name": "mine"});
     let warning = json!({"metadata": {"name": "mine.1", "namespace": "default"}, "involvedObject": about, "type": "Warning", "reason": "GpuPromisedTwice",
         "message": "another pod got the GPU first", "reportingComponent": "divvy-extender"});
@@ -435,8 +439,9 @@ fn events(bed: &Bed, reason: &str) -> (usize, String) {
     (named.len(), named.concat())
 }
 
+/// The pod gets one event.
 #[tokio::test]
-async fn a_pod_that_chooses_all_gpus_by_itself_gets_its_own_and_one_event() {
+async fn a_pod_that_chooses_all_gpus_gets_its_own() {
     let bed = Bed::new(&[&[4, 4]]).await;
     let all = pod("all")
         .gpu_mem(3)
@@ -467,8 +472,9 @@ async fn a_pod_that_chooses_all_gpus_by_itself_gets_its_own_and_one_event() {
     bed.end().await;
 }
 
+/// Nothing is offered meanwhile.
 #[tokio::test]
-async fn a_runtime_without_cdi_is_said_before_a_pod_fails_and_nothing_is_offered_meanwhile() {
+async fn a_runtime_without_cdi_is_said_before_a_pod_fails() {
     let mut bed = Bed::new(&[&[4]]).await;
     let runtime = |bed: &Bed, version: &str| {
         let patch = json!({"status": {"nodeInfo": {"containerRuntimeVersion": version}}});

@@ -170,8 +170,9 @@ async fn server(directory: &Path) -> (ApiServer, divvy_testbed::api::Listening) 
     (api, listening)
 }
 
+/// Leaders are killed, ended and frozen.
 #[tokio::test]
-async fn no_gpu_is_given_twice_while_leaders_are_killed_ended_and_frozen() {
+async fn no_gpu_is_given_twice_while_leaders_fail() {
     let directory = tempfile::tempdir().expect("a directory");
     let (api, _listening) = server(directory.path()).await;
     let mut replicas = pair(&api, directory.path()).await;

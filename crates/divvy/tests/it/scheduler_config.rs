@@ -256,7 +256,7 @@ fn wrong_flags_are_refused_with_what_to_type() {
 }
 
 #[tokio::test]
-async fn address_and_certificates_come_from_the_extender_that_is_installed() {
+async fn address_and_certificates_come_from_the_installed_extender() {
     use divvy_extender::tls::plan::{Data, Lifetimes, plan};
     use divvy_extender::tls::{default_server_name, make};
 

@@ -96,7 +96,7 @@ fn policies_stand_side_by_side_with_mean_and_spread() {
 }
 
 #[test]
-fn the_same_input_gives_the_same_output_to_the_byte_whatever_the_number_of_jobs() {
+fn equal_input_gives_equal_bytes_for_any_jobs() {
     let files = Files::new();
     let output = |jobs: &str, form: &str, more: &[&str]| {
         let args = [

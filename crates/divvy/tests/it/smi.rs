@@ -163,8 +163,9 @@ fn the_table_has_the_gpus_and_the_processes_with_their_pods() {
     );
 }
 
+/// The other GPU has its rows.
 #[test]
-fn a_lost_gpu_has_a_line_above_the_table_and_the_other_gpu_has_its_rows() {
+fn a_lost_gpu_has_a_line_above_the_table() {
     let machine = Machine::new(&json!({"gpus": {"0": {"lost": true}}}));
     let output = machine.smi(&[]);
     assert!(output.status.success(), "{}", stderr(&output));
@@ -186,7 +187,7 @@ fn a_lost_gpu_has_a_line_above_the_table_and_the_other_gpu_has_its_rows() {
 }
 
 #[test]
-fn a_mig_device_has_its_memory_and_that_of_its_processes_in_the_table() {
+fn the_table_shows_a_mig_devices_memory_and_its_processes() {
     let machine = Machine::new(&json!({"gpus": {
         "0": {"processes": {"7": 1000, "8": 30}, "mig_of": {"7": 0, "8": 1}},
     }}));
@@ -196,8 +197,9 @@ fn a_mig_device_has_its_memory_and_that_of_its_processes_in_the_table() {
     insta::assert_snapshot!(table(&output));
 }
 
+/// The program says what to type.
 #[test]
-fn without_the_agents_records_pods_are_shown_by_uid_and_what_to_type_is_told() {
+fn without_the_agents_records_pods_are_shown_by_uid() {
     let machine = Machine::new(&json!({"gpus": {"1": {"processes": {"8": 2048}}}}));
     machine.process(8, b"python3\0", &cgroup_of(UID));
     let output = machine.smi(&[]);

@@ -215,8 +215,9 @@ fn all_good(uuid: &str) -> Report {
     report(uuid, steps.to_vec())
 }
 
+/// The GPU is offered to no pod until it passes.
 #[tokio::test]
-async fn with_report_a_gpu_that_fails_is_offered_to_nobody_until_it_passes() {
+async fn report_takes_a_failed_gpu_out_of_service() {
     let bed = Bed::new(&[&[16]]).await;
     install(bed.api());
     let wrong = |uuid: &str| {
@@ -311,7 +312,7 @@ async fn with_report_a_gpu_that_fails_is_offered_to_nobody_until_it_passes() {
 }
 
 #[tokio::test]
-async fn pods_pass_the_charts_policies_and_go_through_scheduler_and_extender() {
+async fn smoke_pods_pass_the_policies_the_scheduler_and_the_extender() {
     let bed = Bed::new(&[&[16, 16]]).await;
     install(bed.api());
     let class = json!({"metadata": {"name": "divvy-smoke"}, "value": -1000, "preemptionPolicy": "Never"});
@@ -694,7 +695,7 @@ fn program(directory: &Path, name: &str) -> String {
 }
 
 #[test]
-fn on_this_machine_the_programs_output_and_exit_status_are_those_of_the_command() {
+fn here_the_program_gives_output_and_exit_status() {
     let directory = tempfile::tempdir().expect("a directory");
     let smoke = program(directory.path(), "divvy-smoke");
     program(directory.path(), "docker");

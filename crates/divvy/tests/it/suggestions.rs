@@ -80,7 +80,7 @@ proptest! {
 
     /// The filters have two independent implementations: one here, and one in the embedded scheduler.
     #[test]
-    fn a_node_has_an_obstacle_exactly_where_the_scheduler_or_the_extender_refuses_it(world in world::any()) {
+    fn obstacles_are_exactly_the_refusals_of_scheduler_and_extender(world in world::any()) {
         let answer = answer(&world);
         if answer.holds.iter().any(|hold| matches!(hold.what, Hold::Suffix { .. })) {
             // For an invalid request, no nodes are shown.

@@ -136,8 +136,9 @@ async fn on_a_terminal<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'sta
     tokio::task::spawn_blocking(test).await.expect("the test of a terminal")
 }
 
+/// The terminals have three sizes.
 #[tokio::test]
-async fn terminals_of_three_sizes_show_the_cluster_a_node_and_the_waiting_pods() {
+async fn terminals_show_cluster_node_and_waiting_pods() {
     let cluster = Cluster::new().await;
     let config = cluster.kubeconfig(None);
     on_a_terminal(move || {
@@ -166,7 +167,7 @@ async fn terminals_of_three_sizes_show_the_cluster_a_node_and_the_waiting_pods()
 }
 
 #[tokio::test]
-async fn tmux_shows_the_same_screens_and_the_shell_has_its_window_back_afterwards() {
+async fn tmux_shows_the_same_screens_and_returns_the_shells_window() {
     if !divvy_skip::program("tmux", "tmux") {
         return;
     }
@@ -262,8 +263,9 @@ async fn a_dumb_terminal_gets_the_table_once() {
     .await;
 }
 
+/// Only the numbers of the true agent are printed.
 #[tokio::test]
-async fn what_is_printed_once_has_the_waiting_pods_and_the_numbers_of_the_true_agent_only() {
+async fn once_prints_waiting_pods_and_true_numbers() {
     let cluster = Cluster::new().await;
     let config = cluster.kubeconfig(None);
     let env = [("KUBECONFIG", config.as_str())];
@@ -303,8 +305,9 @@ async fn a_reader_that_has_closed_the_pipe_is_no_error() {
     assert!(!text.contains("panic") && !text.contains("error"), "{} {text}", output.status);
 }
 
+/// The reasons of waiting pods need this right.
 #[tokio::test]
-async fn who_may_not_list_nodes_reads_which_right_the_reasons_of_waiting_pods_need() {
+async fn who_may_not_list_nodes_reads_the_missing_right() {
     let cluster = Cluster::new().await;
     let rights = cluster.api.rights();
     rights.grant("ann", Right::new(&["get"], "nodes"));
@@ -322,7 +325,7 @@ async fn who_may_not_list_nodes_reads_which_right_the_reasons_of_waiting_pods_ne
 }
 
 #[test]
-fn on_a_machine_without_a_kubeconfig_its_gpus_and_processes_are_shown() {
+fn without_a_kubeconfig_top_shows_own_gpus_and_processes() {
     let machine = Machine::new(&json!({"gpus": {
         "0": {"processes": {"7": 9000, "9": 31}},
         "1": {"processes": {"8": 2048}},

@@ -61,8 +61,9 @@ fn node(bed: &Bed) -> String {
     bed.api().get("nodes", "", "n1").expect("the node").to_string()
 }
 
+/// Pods that hold memory are in the way.
 #[tokio::test]
-async fn what_divvy_made_is_shown_then_removed_and_pods_that_hold_memory_are_in_the_way() {
+async fn what_divvy_made_is_shown_and_then_removed() {
     let mut bed = Bed::with(&[&[16]], |spec| spec.timings.endpoint_grace = Duration::from_millis(100)).await;
     let made = install(bed.api());
     bed.create(&pod("holds").gpu_mem(3));

@@ -91,8 +91,9 @@ fn a_single_object_is_that_of_the_list() {
     assert_eq!(get(&address, "/api/v1/pods?labelSelector=a%3Db").0, 400);
 }
 
+/// It reaches a watch from the version of the list, too.
 #[test]
-fn a_binding_comes_to_every_watch_that_began_before_it_or_at_the_version_of_the_list() {
+fn a_binding_reaches_every_earlier_watch() {
     let address = served();
     let watch = || {
         let mut stream = TcpStream::connect(&address).expect("a connection");

@@ -73,8 +73,9 @@ fn pods_are_placed_and_no_gpu_is_given_twice_in_either_form() {
     }
 }
 
+/// Each object has a name of its own.
 #[test]
-fn the_same_numbers_give_the_same_objects_and_each_has_a_name_of_its_own() {
+fn the_same_numbers_give_the_same_objects() {
     let cluster = cluster(Form::Divvy);
     let all = || {
         let pods = (0..cluster.pods + cluster.waiting).map(|i| cluster.pod(i).to_string());

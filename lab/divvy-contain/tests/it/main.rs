@@ -75,8 +75,9 @@ fn inside() {
     );
 }
 
+/// It has nothing else of the machine, and the machine has no trace of it.
 #[test]
-fn a_program_has_its_mounts_and_nothing_else_of_the_machine_and_the_machine_has_no_trace_of_it() {
+fn a_program_sees_only_its_mounts() {
     if !allowed() {
         return;
     }
@@ -137,8 +138,9 @@ fn a_library_gets_the_link_by_which_programs_load_it() {
 }
 
 /// The image has a shell and its libraries from this machine. The program writes to its files, and makes a mount's library known to the loader.
+/// What it writes is not in the image.
 #[test]
-fn a_program_of_an_image_has_its_files_and_what_it_writes_is_not_in_the_image() {
+fn a_program_has_the_files_of_its_image() {
     if !allowed() {
         return;
     }

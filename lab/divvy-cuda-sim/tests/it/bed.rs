@@ -76,11 +76,7 @@ impl Bed {
     pub(crate) fn start_with(&self, variables: &[(&str, &str)]) -> Process {
         let program = std::env::current_exe().expect("this program");
         let mut command = self.container.command(program);
-        command.args([
-            "--exact",
-            "worker::a_process_makes_the_calls_of_a_test_and_returns_what_they_wrote",
-            "--nocapture",
-        ]);
+        command.args(["--exact", "worker::a_process_makes_the_calls_of_a_test", "--nocapture"]);
         command.env("WORKER_CUDA", cuda());
         command.env_remove("CUDA_VISIBLE_DEVICES");
         command.envs(variables.iter().copied());

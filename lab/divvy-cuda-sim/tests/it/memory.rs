@@ -26,7 +26,7 @@ fn floats(width: u64, height: u64, depth: u64) -> Arg {
 }
 
 #[test]
-fn each_kind_of_allocation_takes_whole_pages_and_gives_them_back() {
+fn each_allocation_takes_and_returns_whole_pages() {
     let cases: [(&str, Vec<Arg>, &str, u64); 15] = [
         ("cuMemAlloc_v2", vec![Out, Num(1)], "cuMemFree_v2", PAGE),
         ("cuMemAlloc_v2", vec![Out, Num(MIB)], "cuMemFree_v2", PAGE),
@@ -150,7 +150,7 @@ fn a_context_takes_its_allocations_with_it() {
 /// cuda.h, cuMemRelease: "The memory allocation will be freed when all outstanding mappings to the memory are unmapped and when all outstanding
 /// references to the handle (including it's shareable counterparts) are also released".
 #[test]
-fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
+fn physical_memory_lives_until_its_last_use() {
     let bed = Bed::new();
     let mut process = bed.user();
     let with = CONTEXT + PAGE;
@@ -182,8 +182,9 @@ fn physical_memory_lives_until_its_last_handle_and_its_last_mapping_are_gone() {
     process.ok("cuMemAddressFree", &[Num(range), Num(2 * PAGE)]);
 }
 
+/// A pool reserves more than it uses.
 #[test]
-fn a_pool_reserves_more_than_it_uses_and_gives_it_back_at_a_synchronization() {
+fn a_synchronization_returns_a_pools_unused_memory() {
     const CHUNK: u64 = 32 * MIB;
     let bed = Bed::new();
     let mut process = bed.user();
@@ -263,7 +264,7 @@ fn a_destroyed_pool_lives_until_its_last_allocation_is_freed() {
 }
 
 #[test]
-fn a_graph_takes_memory_when_it_is_launched_and_keeps_it_until_a_trim() {
+fn a_launched_graph_keeps_memory_until_a_trim() {
     let bed = Bed::new();
     let mut process = bed.user();
     let graph = process.ok("cuGraphCreate", &[Out, Num(0)]);
@@ -356,8 +357,9 @@ fn while_a_stream_is_captured_nothing_is_allocated() {
     }
 }
 
+/// Its last handle must be gone, too.
 #[test]
-fn exported_memory_lives_until_its_last_handle_and_descriptor_are_gone() {
+fn exported_memory_lives_until_its_last_descriptor() {
     let bed = Bed::new();
     let mut process = bed.user();
     let handle = process.ok("cuMemCreate", &[Out, Num(PAGE), pinned(0), Num(0)]);
@@ -421,8 +423,9 @@ fn another_process_can_open_memory_and_pays_nothing() {
 }
 
 /// The memory counts as the process's that still has it.
+/// It also outlives that its maker frees it.
 #[test]
-fn opened_memory_outlives_the_process_that_made_it_and_what_that_process_frees() {
+fn opened_memory_outlives_its_maker() {
     let bed = Bed::new();
     let (mut owner, mut guest) = (bed.user(), bed.user());
     let mut made = [0; 2];
@@ -536,8 +539,9 @@ fn perform(process: &mut Process, step: &Step) -> Option<Live> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
+    /// It is never more than the GPU.
     #[test]
-    fn the_ledger_is_the_live_allocations_and_never_more_than_the_gpu(steps in steps()) {
+    fn the_ledger_equals_the_live_allocations(steps in steps()) {
         let bed = Bed::new();
         let mut processes: Vec<Process> = (0..3).map(|_| bed.user()).collect();
         let mut live: Vec<Vec<Live>> = vec![Vec::new(); 3];
@@ -576,7 +580,7 @@ proptest! {
 
     /// Each step is a size, whether it comes from a pool, and whether an allocation is freed, too.
     #[test]
-    fn small_and_pooled_memory_is_covered_while_it_lives_and_gone_afterwards(
+    fn small_and_pooled_memory_counts_while_it_lives(
         steps in prop::collection::vec((1..3 * MIB, any::<bool>(), any::<Option<prop::sample::Index>>()), 1..60),
         reset in any::<bool>()
     ) {

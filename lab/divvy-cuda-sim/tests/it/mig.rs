@@ -66,8 +66,9 @@ fn seen(bed: &Bed, visible: Option<&str>) -> Result<Vec<String>, i32> {
     }
 }
 
+/// The list counts up to its first wrong entry.
 #[test]
-fn a_process_sees_one_mig_device_or_the_gpus_that_it_names_up_to_the_first_wrong_entry() {
+fn processes_see_one_mig_device_or_named_gpus() {
     let both = [gpu(0, None), gpu(1, None)].concat();
     let divided = [gpu(0, None), gpu(1, Some(&[2, 0]))].concat();
     let mixed = [gpu(0, Some(&[])), gpu(1, None)].concat();
@@ -135,8 +136,9 @@ fn a_mig_device_has_the_name_the_size_and_the_uuid_of_its_own() {
     }
 }
 
+/// GPU instances have their own memory.
 #[test]
-fn gpu_instances_have_their_own_memory_and_compute_instances_share_that_of_theirs() {
+fn compute_instances_share_their_gpu_instances_memory() {
     let part = |gi: u8, ci: u8| {
         let uuid = uuid("MIG", 10 * gi + ci);
         format!("{{ gpu_instance = {gi}, compute_instance = {ci}, uuid = \"{uuid}\" }}")

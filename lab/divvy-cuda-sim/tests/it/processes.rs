@@ -31,7 +31,7 @@ fn processes_that_fill_a_gpu_at_once_get_exactly_its_memory() {
 }
 
 #[test]
-fn of_processes_that_each_want_more_than_half_of_a_gpu_only_one_has_it() {
+fn only_one_process_gets_over_half_a_gpu() {
     const PROCESSES: u64 = 3;
     let bed = Bed::new();
     let mut processes: Vec<Process> = (0..PROCESSES).map(|_| bed.user()).collect();
@@ -45,8 +45,9 @@ fn of_processes_that_each_want_more_than_half_of_a_gpu_only_one_has_it() {
     assert_eq!(bed.used(), PROCESSES * CONTEXT);
 }
 
+/// It keeps the memory of its parent.
 #[test]
-fn a_forked_child_cannot_use_cuda_and_keeps_the_memory_of_its_parent() {
+fn a_forked_child_cannot_use_cuda() {
     let bed = Bed::new();
     let mut process = bed.user();
     process.ok("cuMemAlloc_v2", &[Out, Num(PAGE)]);

@@ -192,7 +192,7 @@ fn copies_and_fills_change_what_is_in_memory() {
 }
 
 #[test]
-fn two_addresses_of_the_same_physical_memory_have_the_same_contents() {
+fn two_addresses_of_one_memory_have_equal_contents() {
     let bed = Bed::new();
     let mut user = User::new(&bed, &[]);
     let process = &mut user.process;
@@ -358,7 +358,7 @@ fn a_kernel_that_never_ends_is_never_done() {
 }
 
 #[test]
-fn a_byte_is_wrong_after_the_launch_or_the_copy_that_a_test_names() {
+fn a_test_spoils_a_named_launch_or_copy() {
     let bed = Bed::new();
     let rules = "add:2=2+5,cuMemcpyDtoDAsync:1=0+3,cuMemcpyHtoD:*=0+1";
     let mut user = User::new(&bed, &[]);
@@ -427,7 +427,7 @@ fn a_kernel_that_is_executed_is_no_node_of_a_graph() {
 }
 
 #[test]
-fn attributes_say_what_is_described_unless_a_variable_says_another() {
+fn a_variable_overrides_described_attributes() {
     let bed = Bed::described(
         "9.0",
         "pci = \"0001:82:03.0\"\nmemory_clock_mhz = 2619\nmemory_bus_bits = 5120\nclock_mhz = 1980\nsms = 132",

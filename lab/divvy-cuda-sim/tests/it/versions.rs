@@ -20,8 +20,9 @@ fn find(process: &mut Process, driver: &str, name: &'static str, version: u64, f
 /// The driver's version, the function, the program's version, the flags, and the symbol or the status.
 type Case = (&'static str, &'static str, u64, u64, Result<&'static str, u64>);
 
+/// The driver must have the variant.
 #[test]
-fn a_program_gets_the_variant_of_its_version_if_the_driver_has_it() {
+fn a_program_gets_the_variant_of_its_version() {
     let cases: [Case; 23] = [
         ("12.4", "cuMemAlloc", 3010, 0, Ok("cuMemAlloc")),
         ("12.4", "cuMemAlloc", 3020, 0, Ok("cuMemAlloc_v2")),
@@ -64,8 +65,9 @@ fn a_program_gets_the_variant_of_its_version_if_the_driver_has_it() {
     }
 }
 
+/// It returns an error for what is not there.
 #[test]
-fn the_first_cu_get_proc_address_returns_an_error_for_what_is_not_there() {
+fn the_first_cu_get_proc_address_reports_errors() {
     let bed = Bed::new();
     let mut process = bed.start_with(&[("DIVVY_CUDA_SIM_VERSION", "11.4")]);
     let mut code = |name, version| process.code("cuGetProcAddress", &[Text(name), Out, Num(version), Num(0)]);
@@ -92,7 +94,7 @@ fn the_first_cu_get_proc_address_returns_an_error_for_what_is_not_there() {
 }
 
 #[test]
-fn the_version_is_that_of_the_driver_unless_a_variable_says_another() {
+fn a_variable_overrides_the_drivers_version() {
     let bed = Bed::new();
     let version = |variables: &[(&str, &str)]| bed.start_with(variables).ok("cuDriverGetVersion", &[Out]);
     assert_eq!(version(&[]), 13040);
@@ -137,7 +139,7 @@ fn a_call_fails_when_a_test_says_so_and_then_does_nothing() {
 }
 
 #[test]
-fn the_library_of_a_version_has_only_the_symbols_of_that_version() {
+fn a_library_has_only_its_versions_symbols() {
     let cases = [
         ("cuMemAlloc_v2", 3020),
         ("cuCtxCreate_v2", 3020),

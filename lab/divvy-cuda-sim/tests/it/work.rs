@@ -35,8 +35,9 @@ fn launches_of_all_processes_run_one_after_the_other() {
     assert_eq!(busy, [60 * MS, 60 * MS]);
 }
 
+/// This ends when the library is unloaded.
 #[test]
-fn a_kernel_of_a_library_is_launched_like_a_function_until_the_library_is_unloaded() {
+fn a_library_kernel_is_launched_like_a_function() {
     let bed = Bed::new();
     let mut process = bed.user();
     let arguments = [Out, Words(vec![0]), Num(0), Num(0), Num(0), Num(0), Num(0), Num(0)];

@@ -159,8 +159,9 @@ fn answer(text: &str) {
 }
 
 /// Other tests start this program again with this test and a variable. Without the variable it checks what they rely on.
+/// It returns what the calls wrote.
 #[test]
-fn a_process_makes_the_calls_of_a_test_and_returns_what_they_wrote() {
+fn a_process_makes_the_calls_of_a_test() {
     let Some(cuda) = std::env::var_os("WORKER_CUDA") else {
         let mut process = Bed::new().start();
         let number = process.call("cuDeviceGetCount", &[Out]);

@@ -64,8 +64,9 @@ fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
+/// The report has what was measured.
 #[test]
-fn the_checks_hold_on_the_simulated_driver_and_the_report_has_what_was_measured() {
+fn the_checks_hold_on_the_simulated_driver() {
     let directory = tempfile::tempdir().expect("a directory");
     let checks = [
         "facts",
@@ -138,8 +139,9 @@ fn the_checks_hold_on_the_simulated_driver_and_the_report_has_what_was_measured(
     assert!(killed.contains("SIGKILL"), "{killed}");
 }
 
+/// It fails the check, and the other checks go on.
 #[test]
-fn a_guard_that_does_not_hold_fails_the_check_and_the_others_go_on() {
+fn a_guard_that_fails_to_hold_is_found() {
     // Without its own function, programs get the driver's.
     let mut library = shadow("divvy-guard").to_vec();
     hide(&mut library, &["cuMemCreate"]);
@@ -159,7 +161,7 @@ fn a_guard_that_does_not_hold_fails_the_check_and_the_others_go_on() {
 }
 
 #[test]
-fn a_guard_that_lets_a_program_exceed_its_share_fails_the_check_with_divvy_smoke() {
+fn a_too_generous_guard_fails_divvy_smoke() {
     let mut library = shadow("divvy-guard").to_vec();
     hide(&mut library, &["cuMemAlloc_v2"]);
     let broken = pack_with("libdivvy-guard.so", &library);
@@ -177,8 +179,9 @@ fn a_guard_that_lets_a_program_exceed_its_share_fails_the_check_with_divvy_smoke
     );
 }
 
+/// They reach less than a tenth of PyTorch's rate.
 #[test]
-fn tensor_cores_that_reach_less_than_a_tenth_of_pytorchs_rate_fail_the_check() {
+fn too_slow_tensor_cores_fail_the_check() {
     for (theirs, expected, part) in [
         ("0.001", 0, "GFlop/s beside 0 GFlop/s"),
         ("1e12", 1, "less than a tenth of PyTorch's"),
@@ -236,8 +239,9 @@ fn pack_with(name: &str, content: &[u8]) -> tempfile::TempDir {
     other
 }
 
+/// The rest is reported.
 #[test]
-fn a_check_that_hangs_is_stopped_with_its_programs_and_the_rest_is_reported() {
+fn a_hanging_check_is_stopped_with_its_programs() {
     let directory = tempfile::tempdir().expect("a directory");
     let pid = directory.path().join("pid");
     let script = format!(

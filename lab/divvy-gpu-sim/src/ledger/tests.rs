@@ -45,7 +45,7 @@ fn work_waits_for_all_work_before_it() {
 }
 
 #[test]
-fn a_process_keeps_the_gpu_busy_when_its_work_runs_and_not_when_it_is_launched() {
+fn only_work_that_runs_keeps_the_gpu_busy() {
     let dir = tempfile::tempdir().expect("a directory");
     let (mut first, mut second) = (slot(dir.path()), slot(dir.path()));
     first.run(1000, 100).expect("run");

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_caller_learns_how_many_samples_there_are_before_it_gets_them() {
+    fn the_caller_first_learns_the_number_of_samples() {
         let mut room = [sample(0); 3];
         let mut put = |list: &[u32], has_array: bool, mut count: c_uint| {
             let to = if has_array { room.as_mut_ptr() } else { ptr::null_mut() };

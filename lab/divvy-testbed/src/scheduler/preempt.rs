@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_sum_is_enough_nobody_is_found_whatever_single_gpus_have() {
+    fn a_sufficient_sum_finds_no_victims() {
         assert_eq!(lost(8, 32, &[("a", 12, 0), ("b", 12, 0)]), None);
     }
 

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_placed_wakes_those_that_mind_pods_and_no_others() {
+    fn a_placed_pod_wakes_only_who_minds_pods() {
         let mut queue = queue();
         for (uid, created) in [("a", 1), ("b", 2)] {
             queue.add(rank(uid, created, 0));
@@ -255,8 +255,9 @@ mod tests {
         assert_eq!(queue.pop(100).as_deref(), Some("a"));
     }
 
+    /// The rest is flushed after a while.
     #[test]
-    fn an_error_is_tried_again_without_an_event_and_the_rest_is_flushed() {
+    fn an_error_is_tried_again_without_an_event() {
         let mut queue = queue();
         queue.add(rank("a", 1, 0));
         assert!(queue.pop(0).is_some());

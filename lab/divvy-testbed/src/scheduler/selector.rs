@@ -222,8 +222,9 @@ mod tests {
         assert!(requirement("example.com/App_1.x", "Exists", &[]).is_some());
     }
 
+    /// An absent one and a wrong one match nothing.
     #[test]
-    fn an_absent_selector_matches_nothing_an_empty_one_everything_a_wrong_one_nothing() {
+    fn only_an_empty_selector_matches_everything() {
         let have = labels(&[("app", "web"), ("tier", "front"), ("n", "5")]);
         let read = |selector| Selector::of(Some(&serde_json::from_value(selector).expect("selector")));
         assert!(!Selector::of(None).matches(&have) && !Selector::of(None).is_everything());

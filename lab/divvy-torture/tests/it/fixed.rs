@@ -22,7 +22,7 @@ fn and_in_a_thousand_other_orders_too() {
 }
 
 #[test]
-fn a_hostile_pod_changes_nothing_that_the_agent_says_about_others() {
+fn a_hostile_pod_changes_no_report_about_others() {
     for seed in 0..2_000 {
         if let Err(broken) = hostile::play(seed) {
             panic!("history {seed}: {broken}");

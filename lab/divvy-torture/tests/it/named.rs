@@ -95,7 +95,7 @@ fn told(story: impl FnOnce(&mut World) -> Result<(), Violation>) {
 /// Between PreStartContainer and the moment at which the runtime reads the spec, the pod is force-deleted, and the kubelet gives
 /// its ids to a pod on another GPU.
 #[test]
-fn ids_that_come_back_while_a_container_is_being_created_do_not_move_it_to_another_gpu() {
+fn reused_ids_do_not_move_a_starting_container() {
     told(|world| {
         // Best fit: the first pod takes from the small GPU, on which the second pod no longer fits.
         let first = create_and_bind(world, "first", 3)?;
@@ -153,7 +153,7 @@ fn a_pod_has_not_ended_while_its_sidecar_is_being_created() {
 /// The response to a Binding is lost, a check finds that the pod is not bound, and another pod wants the GPU. Only then does the
 /// API server carry out the Binding.
 #[test]
-fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
+fn a_lost_bindings_memory_is_not_given_away() {
     told(|world| {
         let first = world
             .api
@@ -188,7 +188,7 @@ fn memory_that_a_lost_binding_may_still_take_is_not_given_to_another() {
 /// The outcome of a Binding is unknown when its GPU fails, and a second Binding is sent for another GPU. Either may be carried
 /// out, so both count.
 #[test]
-fn while_two_bindings_of_a_pod_are_in_doubt_the_memory_of_both_is_counted() {
+fn two_doubtful_bindings_of_a_pod_both_count() {
     told(|world| {
         let uid = world
             .api
@@ -396,7 +396,7 @@ fn a_pod_that_is_bound_counts_whatever_a_proxy_answered() {
 /// The API server of another cluster answers that it does not have the pod. Then another replica becomes the leader and binds the
 /// pod.
 #[test]
-fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_it() {
+fn a_pod_wrongly_called_gone_counts_when_bound() {
     // One of the two replicas is the leader.
     for replica in [0, 1] {
         hold(
@@ -420,7 +420,7 @@ fn a_pod_that_was_called_gone_by_mistake_counts_when_another_replica_has_bound_i
 /// The same as in the test above, except that an earlier Binding without a response is carried out late. The watch shows this
 /// before an older answer about the pod arrives.
 #[test]
-fn an_older_answer_about_a_pod_that_was_called_gone_by_mistake_takes_no_binding_back() {
+fn an_older_answer_takes_no_binding_back() {
     hold(
         Mix::Binds,
         &[
@@ -464,7 +464,7 @@ fn gpushares_index_means_the_card_that_is_there() {
 
 /// gpushare's own sum omits init containers, so more memory may count as used for a grant than the annotations say.
 #[test]
-fn a_pod_with_gpushares_annotations_starts_its_next_container_after_a_restart_of_the_agent() {
+fn a_gpushare_pod_continues_after_an_agent_restart() {
     hold(
         Mix::Cards,
         &[
@@ -481,7 +481,7 @@ fn a_pod_with_gpushares_annotations_starts_its_next_container_after_a_restart_of
 
 /// The kubelet runs with `cgroupsPerQOS: false`.
 #[test]
-fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
+fn without_pod_cgroups_a_running_containers_grant_stays() {
     hold(
         Mix::NoPodCgroups,
         &[
@@ -497,7 +497,7 @@ fn without_cgroups_of_pods_no_grant_ends_while_its_container_runs() {
 /// The same as in the test above, except that no container has a grant. A pod is force-deleted while the kubelet requests the
 /// start of its container, and the pod shares its ids with another pod (kubernetes#137534).
 #[test]
-fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
+fn without_pod_cgroups_device_ids_count_as_starting() {
     let create = |name, shape| create(name, shape, 0);
     hold(
         Mix::NoPodCgroups,
@@ -519,7 +519,7 @@ fn without_cgroups_of_pods_a_pod_with_device_ids_counts_as_starting() {
 /// Two pods are nominated to a node, each with memory on two GPUs. By best fit, the first pod would take the only two GPUs on
 /// which the second pod fits.
 #[test]
-fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
+fn nominated_pods_do_not_take_each_others_room() {
     hold(
         Mix::Preemption,
         &[
@@ -540,13 +540,14 @@ fn nominated_pods_that_take_several_gpus_do_not_take_each_others_room() {
 /// Divvy ignores gpushare's annotations of a pod with whole GPUs: its containers get the GPUs that their ids name. An agent that
 /// restarts between two containers must not take the first one's record for the pod's allocation.
 #[test]
-fn a_pod_with_whole_gpus_and_gpushares_annotations_goes_on_after_a_restart_of_the_agent() {
+fn whole_gpu_pods_continue_after_an_agent_restart() {
     hold(Mix::Whole, &[forge(33, 22, 1, 21, Forgery::LegacyLess)]);
 }
 
 /// The sidecar runs, so the agent makes a record for the app container, which has not started. Then the init container starts again.
+/// This holds even if another pod claims the GPU.
 #[test]
-fn an_init_container_that_crashed_has_its_gpu_again_also_if_another_pod_claims_it() {
+fn a_crashed_init_container_has_its_gpu_again() {
     hold(
         Mix::Whole,
         &[

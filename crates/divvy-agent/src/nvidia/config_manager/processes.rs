@@ -106,8 +106,9 @@ mod tests {
 
     use super::*;
 
+    /// An unready process is one that does not handle the signal.
     #[test]
-    fn a_process_that_does_not_handle_the_signal_gets_it_only_when_it_is_met_again() {
+    fn an_unready_process_gets_the_signal_at_the_second_meeting() {
         for (trap, tries) in [("", 2), ("trap 'exit 7' USR1;", 1)] {
             let name = format!("divvy-unready-{}-{tries}", std::process::id());
             let mut shell = Command::new("/bin/sh");

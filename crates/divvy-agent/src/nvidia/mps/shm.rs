@@ -96,7 +96,7 @@ mod tests {
     const IN_NAMESPACE: &str = "DIVVY_TEST_PIPE";
 
     #[test]
-    fn a_client_cannot_fill_the_nodes_run_through_the_directory_for_connections() {
+    fn no_client_fills_run_through_the_pipe_directory() {
         if let Some(directory) = std::env::var_os(IN_NAMESPACE) {
             return a_full_directory_is_small(Path::new(&directory));
         }
@@ -109,7 +109,7 @@ mod tests {
             .arg(std::env::current_exe().expect("this program"))
             .args([
                 "--exact",
-                "nvidia::mps::shm::tests::a_client_cannot_fill_the_nodes_run_through_the_directory_for_connections",
+                "nvidia::mps::shm::tests::no_client_fills_run_through_the_pipe_directory",
             ])
             .env(IN_NAMESPACE, directory.path().join("shares/pipe"))
             .output()

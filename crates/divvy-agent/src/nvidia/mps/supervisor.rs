@@ -212,8 +212,9 @@ mod tests {
 
     use super::*;
 
+    /// The log reveals nothing and costs little.
     #[test]
-    fn a_log_that_is_a_link_a_fifo_or_huge_reveals_nothing_and_costs_little() {
+    fn a_link_a_fifo_or_a_huge_log_is_harmless() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("secret"), "secret\n").expect("written");

@@ -47,8 +47,9 @@ async fn all_daemons_end_within_one_limit_even_if_none_quits() {
     }
 }
 
+/// What stays closed is remembered.
 #[tokio::test]
-async fn every_gpu_is_tried_within_the_limit_and_what_stays_closed_is_remembered() {
+async fn every_gpu_is_tried_within_the_limit() {
     let mut bed = Bed::new(&[A100; 3]);
     bed.surroundings.mps.end_limit = END_LIMIT;
     bed.configure(&replicas(2));

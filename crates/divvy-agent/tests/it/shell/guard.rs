@@ -38,8 +38,9 @@ fn limits(path: &Path) -> Option<u64> {
     limits_of(path).map(|limits| limits.bytes >> 20)
 }
 
+/// Guard and share end with the pod.
 #[tokio::test]
-async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the_pod() {
+async fn guard_and_share_come_with_a_container() {
     let mut bed = bed().await;
     let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
     let container = bed.running("a").await;
@@ -100,8 +101,9 @@ async fn a_container_starts_with_the_guard_and_its_pods_share_which_end_with_the
     bed.stop_agent().await;
 }
 
+/// An event names the process, and the agent's flag chooses the consequence.
 #[tokio::test]
-async fn a_process_that_avoids_the_guard_is_told_and_its_pod_has_the_consequence_that_the_agent_was_given() {
+async fn avoiding_the_guard_has_the_chosen_consequence() {
     for (on_escape, consequence) in [
         (OnEscape::Event, ""),
         (OnEscape::Throttle, "--on-escape throttle"),
@@ -146,7 +148,7 @@ async fn a_process_that_avoids_the_guard_is_told_and_its_pod_has_the_consequence
 }
 
 #[tokio::test]
-async fn the_peak_of_a_guarded_pod_is_seen_while_nobody_reads_the_metrics() {
+async fn a_guarded_pods_peak_is_seen_without_metrics_readers() {
     let mut bed = bed().await;
     let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
     bed.running("a").await;
@@ -183,7 +185,7 @@ fn account(path: &Path) -> Account {
 }
 
 #[tokio::test]
-async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
+async fn a_pod_with_a_rate_owes_its_busy_time() {
     let mut bed = bed().await;
     let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
     bed.running("a").await;
@@ -230,8 +232,9 @@ async fn a_pod_with_a_rate_owes_the_time_for_which_it_kept_its_gpu_busy() {
     bed.stop_agent().await;
 }
 
+/// The counts are also absent before a guard has counted.
 #[tokio::test]
-async fn what_guards_count_is_shown_and_absent_before_and_without_the_guard() {
+async fn guard_counts_are_shown_and_absent_without_the_guard() {
     let mut bed = bed().await;
     let uid = bed.create_with("a", Some(0), 3, &[(names::ISOLATION, "soft")]);
     bed.running("a").await;
@@ -287,8 +290,9 @@ async fn what_guards_count_is_shown_and_absent_before_and_without_the_guard() {
     bed.stop_agent().await;
 }
 
+/// The driver limits the pod's memory, and the guard its compute time.
 #[tokio::test]
-async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_same_pod() {
+async fn driver_and_guard_limit_the_same_pod() {
     let mut bed = bed().await;
     bed.machine.send_modify(|machine| machine.has_limits = true);
     bed.inventory(|inventory| inventory.gpus[0].enforcement == Some(Enforcement::CGROUP.and(Enforcement::GUARD)))
@@ -309,7 +313,7 @@ async fn where_the_driver_limits_memory_the_guard_limits_compute_time_of_the_sam
 }
 
 #[tokio::test]
-async fn an_agent_without_the_library_says_what_is_missing_and_what_to_type() {
+async fn a_missing_guard_library_is_named_with_advice() {
     let mut bed = bed().await;
     bed.stop_agent().await;
     let library = bed.config.kubelet_dir.join("libdivvy-guard-nvml.so");

@@ -100,7 +100,7 @@ async fn a_label_of_another_manager_stays_until_it_is_removed() {
 }
 
 #[tokio::test]
-async fn labels_are_written_when_they_change_or_disappear_and_not_otherwise() {
+async fn labels_are_written_only_when_they_change_or_disappear() {
     let bed = Bed::with_labels(&[16384], LabelsMode::Node).await;
     bed.label_is("gpu.count", Some("1")).await;
     bed.ready_is(200, "ok").await;
@@ -122,7 +122,7 @@ async fn labels_are_written_when_they_change_or_disappear_and_not_otherwise() {
 }
 
 #[tokio::test]
-async fn a_program_that_always_removes_a_label_does_not_make_the_agent_write_in_a_loop() {
+async fn a_label_always_removed_causes_no_write_loop() {
     let bed = Bed::with_labels(&[16384], LabelsMode::Node).await;
     bed.label_is("gpu.count", Some("1")).await;
     bed.ready_is(200, "ok").await;
@@ -180,8 +180,9 @@ async fn file_says(bed: &Bed, line: &str) {
     bed.eventually(line, has).await;
 }
 
+/// The labels survive a restart of the agent.
 #[tokio::test]
-async fn labels_in_a_feature_file_survive_a_restart_and_go_with_the_gpu() {
+async fn feature_file_labels_go_only_with_the_gpu() {
     let mut bed = Bed::with_labels(&[16384], LabelsMode::FeatureFile).await;
     file_says(&bed, "nvidia.com/gpu.count=1").await;
     bed.ready_is(200, "ok").await;
@@ -202,7 +203,7 @@ async fn labels_in_a_feature_file_survive_a_restart_and_go_with_the_gpu() {
 }
 
 #[tokio::test]
-async fn a_feature_file_that_another_program_removes_or_changes_is_written_again() {
+async fn a_feature_file_removed_or_changed_is_written_again() {
     let bed = Bed::with_labels(&[16384], LabelsMode::FeatureFile).await;
     file_says(&bed, "nvidia.com/gpu.count=1").await;
     std::fs::remove_file(feature_file(&bed)).expect("removed");
@@ -212,7 +213,7 @@ async fn a_feature_file_that_another_program_removes_or_changes_is_written_again
 }
 
 #[tokio::test]
-async fn a_feature_file_that_cannot_be_written_is_told_and_tried_again() {
+async fn an_unwritable_feature_file_is_told_and_tried_again() {
     let mut bed = Bed::with_labels(&[16384], LabelsMode::Off).await;
     bed.ready_is(200, "ok").await;
     bed.stop_agent().await;

@@ -11,8 +11,9 @@ async fn bed() -> Bed {
     bed
 }
 
+/// The driver gets the limit again after a reboot.
 #[tokio::test]
-async fn the_driver_has_the_limit_of_a_pod_before_its_container_starts_and_again_after_a_reboot() {
+async fn the_driver_has_a_pods_limit_before_its_container_starts() {
     let mut bed = bed().await;
     bed.machine.send_modify(|machine| machine.holds_limits = true);
     let uid = bed.create("a", Some(1), 3);
@@ -62,8 +63,9 @@ async fn counted(bed: &Bed, line: &str) -> String {
     }
 }
 
+/// A container may start later, or run while the agent restarts.
 #[tokio::test]
-async fn a_container_gets_the_limit_of_its_pod_also_one_that_starts_later_or_runs_while_the_agent_restarts() {
+async fn each_container_gets_its_pods_limit_whenever_it_starts() {
     let mut bed = bed().await;
     bed.create_with("free", Some(0), 3, &[(names::ISOLATION, "none")]);
     bed.running("free").await;
@@ -98,8 +100,9 @@ async fn a_container_gets_the_limit_of_its_pod_also_one_that_starts_later_or_run
     bed.stop_agent().await;
 }
 
+/// The container's pod has its limit.
 #[tokio::test]
-async fn a_container_that_the_driver_does_not_limit_starts_and_is_counted_and_its_pod_has_its_limit() {
+async fn a_container_with_a_refused_limit_starts_and_is_counted() {
     let mut bed = bed().await;
     bed.machine
         .send_modify(|machine| machine.refuses_container_limits = Some("no permission".to_owned()));
@@ -119,8 +122,9 @@ async fn a_container_that_the_driver_does_not_limit_starts_and_is_counted_and_it
     bed.stop_agent().await;
 }
 
+/// The event says why the driver does not limit it.
 #[tokio::test]
-async fn a_pod_that_the_driver_does_not_limit_starts_and_an_event_says_why() {
+async fn a_pod_that_is_not_limited_starts_with_an_event() {
     let mut bed = bed().await;
     let refusal = "the driver does not limit the memory of GPU GPU-0: no permission";
     bed.machine

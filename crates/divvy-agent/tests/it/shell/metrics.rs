@@ -26,7 +26,7 @@ async fn until<T>(bed: &Bed, path: &str, find: impl Fn(&str) -> Option<T>) -> T 
 const ONE: &str = "{namespace=\"default\",pod=\"a\",container=\"main\",uuid=\"GPU-0\"}";
 
 #[tokio::test]
-async fn metrics_show_what_each_container_uses_and_its_series_end_with_it() {
+async fn metrics_show_a_containers_use_until_it_ends() {
     let mut bed = Bed::new(&[16384, 15109]).await;
     bed.memory_is(30, 30).await;
     let uid = bed.create("a", Some(0), 3);
@@ -148,8 +148,9 @@ async fn metrics_show_what_each_container_uses_and_its_series_end_with_it() {
     bed.stop_agent().await;
 }
 
+/// The GPU has only those series that a MIG device cannot have.
 #[tokio::test]
-async fn a_mig_device_has_its_own_series_and_its_gpu_only_those_that_it_cannot_have() {
+async fn a_mig_device_has_its_own_series() {
     let mut bed = Bed::new(&[16384, 40960]).await;
     bed.stop_agent().await;
     mig::make_capabilities(&bed);
@@ -248,8 +249,9 @@ async fn a_mig_device_has_its_own_series_and_its_gpu_only_those_that_it_cannot_h
     bed.stop_agent().await;
 }
 
+/// The metrics show the containers of a shared GPU.
 #[tokio::test]
-async fn dcgm_exporters_names_show_the_containers_of_a_shared_gpu_and_the_gpu_otherwise() {
+async fn dcgm_names_show_containers_or_else_the_gpu() {
     let mut bed = Bed::new(&[16384, 15109]).await;
     bed.stop_agent().await;
     bed.config.dcgm_metrics = true;

@@ -89,8 +89,9 @@ async fn a_gpu_is_divided_and_put_together_again_without_a_restart() {
     bed.stop_agent().await;
 }
 
+/// No more than the memory of the MIG device is given.
 #[tokio::test]
-async fn a_container_gets_the_device_nodes_of_its_mig_device_and_no_more_than_the_memory_of_it_is_given() {
+async fn a_container_gets_the_device_nodes_of_its_mig_device() {
     let mut bed = bed().await;
     divide(&bed, &[device(0, 7), device(1, 8)]);
     bed.memory_is(24, 24).await;
@@ -126,7 +127,7 @@ async fn a_container_gets_the_device_nodes_of_its_mig_device_and_no_more_than_th
 }
 
 #[tokio::test]
-async fn a_gpu_that_is_divided_stays_out_of_service_as_its_mig_devices() {
+async fn mig_devices_stay_out_of_service_with_their_gpu() {
     let mut bed = bed().await;
     let (out, test) = (out_of_service_key("GPU-1"), under_test_key("GPU-1"));
     annotate(&bed, &json!({ &out: "fan is broken" }));
@@ -164,8 +165,9 @@ async fn a_gpu_that_is_divided_stays_out_of_service_as_its_mig_devices() {
     bed.stop_agent().await;
 }
 
+/// An XID that names no MIG device fails all of the GPU.
 #[tokio::test]
-async fn an_xid_fails_the_mig_device_that_it_names_and_one_without_a_name_fails_all_of_the_gpu() {
+async fn an_xid_fails_its_mig_device_or_the_gpu() {
     let mut bed = bed().await;
     divide(&bed, &[device(0, 7), device(1, 8)]);
     bed.memory_is(24, 24).await;
@@ -189,7 +191,7 @@ async fn an_xid_fails_the_mig_device_that_it_names_and_one_without_a_name_fails_
 }
 
 #[tokio::test]
-async fn a_mig_device_that_is_destroyed_under_a_container_counts_as_lost_until_the_container_ends() {
+async fn a_destroyed_mig_device_is_lost_until_its_container_ends() {
     let mut bed = bed().await;
     divide(&bed, &[device(0, 7), device(1, 8)]);
     bed.memory_is(24, 24).await;
@@ -265,7 +267,7 @@ fn create_whole(bed: &Bed, name: &str, resource: &str) {
 const SMALL: &str = "nvidia.com/mig-1g.5gb";
 
 #[tokio::test]
-async fn mig_devices_are_offered_as_a_whole_as_soon_as_they_exist_and_no_plugin_is_registered_again() {
+async fn new_mig_devices_are_offered_whole_without_new_registrations() {
     let mut bed = Bed::new(&[16384, 40960]).await;
     restart_with(&mut bed, MigStrategy::Mixed).await;
     offers(&bed, "nvidia.com/gpu", 2).await;
@@ -312,7 +314,7 @@ async fn mig_devices_are_offered_as_a_whole_as_soon_as_they_exist_and_no_plugin_
 }
 
 #[tokio::test]
-async fn mig_devices_of_a_profile_without_a_resource_are_shared_and_reported() {
+async fn mig_profiles_without_a_resource_are_shared_and_reported() {
     let mut bed = Bed::new(&[40960]).await;
     let mut odd = device(1, 8);
     // The driver reports no slices.
@@ -338,8 +340,9 @@ async fn mig_devices_of_a_profile_without_a_resource_are_shared_and_reported() {
     bed.stop_agent().await;
 }
 
+/// All GPUs must be divided alike.
 #[tokio::test]
-async fn with_the_strategy_single_mig_devices_are_gpus_if_all_gpus_are_divided_alike() {
+async fn strategy_single_offers_mig_devices_as_gpus() {
     let mut bed = Bed::new(&[40960]).await;
     divide(&bed, &[device(0, 7), device(1, 8)]);
     restart_with(&mut bed, MigStrategy::Single).await;

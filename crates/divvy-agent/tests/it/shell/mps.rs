@@ -4,8 +4,9 @@ use std::fs;
 
 use super::*;
 
+/// A container waits for the daemon.
 #[tokio::test]
-async fn pods_are_placed_for_mps_while_the_daemon_serves_and_a_container_waits_for_it() {
+async fn pods_are_placed_for_mps_while_the_daemon_serves() {
     let mut bed = Bed::new(&[16384]).await;
     bed.stop_agent().await;
     bed.config.mps = true;

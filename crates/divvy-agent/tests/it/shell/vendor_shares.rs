@@ -79,9 +79,9 @@ async fn bed(case: &Case) -> Bed {
     bed
 }
 
+/// The limit is in the kernel's file, and a share that wants one waits where there is none.
 #[tokio::test]
-async fn a_share_of_another_vendors_gpu_starts_with_its_limit_in_the_kernels_file_and_waits_where_it_wants_one_and_there_is_none()
-{
+async fn another_vendors_share_starts_with_the_kernels_limit() {
     for case in cases() {
         starts_with_its_limit(&case).await;
     }

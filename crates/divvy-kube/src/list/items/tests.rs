@@ -105,7 +105,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_list_in_parts_is_the_list_that_serde_json_reads_from_the_whole(text in lists(), cuts in cuts(), broken in proptest::option::of((any::<prop::sample::Index>(), any::<u8>()))) {
+    fn a_list_in_parts_equals_serde_jsons_list(text in lists(), cuts in cuts(), broken in proptest::option::of((any::<prop::sample::Index>(), any::<u8>()))) {
         let mut text = text.into_bytes();
         if let Some((at, byte)) = broken {
             let at = at.index(text.len());
@@ -250,7 +250,7 @@ fn what_is_no_list_is_said_in_a_sentence() {
 }
 
 #[test]
-fn an_item_of_any_size_below_the_limit_is_read_and_a_larger_one_is_refused() {
+fn only_items_above_the_size_limit_are_refused() {
     let list = |size: usize| {
         format!(
             r#"{{"items":[{{"metadata":{{"name":"{}"}},"spec":{{}}}}]}}"#,

@@ -185,8 +185,9 @@ fn rows() -> Vec<Row> {
     rows
 }
 
+/// This holds where Docker calls the hook.
 #[test]
-fn nvidias_program_is_called_as_by_nvidias_hook_where_docker_calls_it() {
+fn our_hook_calls_nvidias_program_like_nvidias_hook() {
     let Some(machine) = Machine::new(NAME) else { return };
     let mut wrong = Vec::new();
     for (call, why) in rows() {

@@ -488,8 +488,9 @@ mod tests {
         pod
     }
 
+    /// Elsewhere, the extender is not ours.
     #[test]
-    fn an_extender_that_does_not_run_fails_where_agents_do_and_is_somebody_elses_elsewhere() {
+    fn a_missing_extender_fails_only_where_agents_run() {
         let mut cluster = Cluster::default();
         assert!(matches!(replicas(&cluster), Err(Asked::Absent(_))));
         cluster.daemon_sets.push(DaemonSet::default());
@@ -514,8 +515,9 @@ mod tests {
         );
     }
 
+    /// The missing right is named with the kind, and the other kinds are read.
     #[test]
-    fn a_kind_that_one_may_not_list_is_said_with_the_right_and_the_others_are_read() {
+    fn a_kind_that_one_may_not_list_is_named() {
         let unlisted = |reason: &str, forbidden| Unlisted {
             reason: reason.to_owned(),
             forbidden,
@@ -545,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn both_the_address_of_kube_scheduler_and_the_replicas_must_answer() {
+    fn kube_schedulers_address_and_the_replicas_must_both_answer() {
         let said = |version: Version, url: &str| Extender {
             url: url.to_owned(),
             version,

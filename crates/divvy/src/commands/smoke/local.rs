@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_image_gets_the_program_and_its_libraries_from_this_machine() {
+    fn a_foreign_image_gets_this_machines_program_and_libraries() {
         let carried = Carried {
             program: "/opt/divvy-smoke".into(),
             loader: "/lib64/ld-linux-x86-64.so.2".into(),

@@ -44,7 +44,7 @@ fn refused(input: &str, part: &str) {
 }
 
 #[test]
-fn the_resources_of_mig_devices_are_added_and_stay_when_the_file_is_merged_again() {
+fn mig_resources_are_added_and_survive_another_merge() {
     let resources = |merged: &Merged| -> Vec<String> {
         let list = value(merged)["extenders"][0]["managedResources"]
             .as_array()
@@ -95,7 +95,7 @@ fn a_busy_file_keeps_what_is_in_it() {
 }
 
 #[test]
-fn what_is_printed_for_a_new_cluster_and_what_is_merged_into_nothing_say_the_same() {
+fn merging_a_file_for_a_new_cluster_changes_nothing() {
     let stanza = wanted().stanza;
     let fresh = Whole {
         stanza: &stanza,
@@ -373,8 +373,9 @@ fn strings_that_yaml_would_take_for_something_else_stay_strings() {
     assert_eq!(value(&merged(&input.to_string()))["profiles"], input["profiles"]);
 }
 
+/// One that did not count becomes ours.
 #[test]
-fn a_weight_that_counted_is_kept_and_one_that_did_not_becomes_ours() {
+fn only_a_weight_that_counted_is_kept() {
     let with = |more: &str| tutorial("v1").replace("  bindVerb: bind\n", &format!("  bindVerb: bind\n{more}"));
     for (more, weight) in [
         ("", 25),

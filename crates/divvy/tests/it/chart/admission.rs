@@ -193,8 +193,9 @@ fn is_read(annotations: &Value, units: u64) -> bool {
 
 const HUGE: usize = 250_000;
 
+/// The policy refuses the rest in a sentence.
 #[test]
-fn the_policy_lets_through_what_the_extender_reads_and_tells_of_the_rest_in_a_sentence() {
+fn the_policy_admits_exactly_what_the_extender_reads() {
     let policy = Policy::of_chart("divvy-request");
     let list = |count: usize, one: &str| vec![one; count].join(",");
     let mut let_through = 0;
@@ -299,7 +300,7 @@ fn an_agent_labels_nothing_unless_it_is_told_to() {
 }
 
 #[test]
-fn an_agent_that_labels_its_node_writes_no_other_label_than_nvidias() {
+fn an_agent_with_node_labels_writes_only_nvidias_labels() {
     let Some(text) = with(&[json!({"agent": {"labels": "node"}})]) else {
         return;
     };
@@ -355,7 +356,7 @@ fn only_an_agent_that_writes_node_features_may_write_them() {
 }
 
 #[test]
-fn only_an_agent_that_writes_a_feature_file_can_write_to_the_directory_of_feature_files() {
+fn only_feature_file_agents_can_write_their_directory() {
     for (mode, expected) in [
         ("off", false),
         ("node", false),
@@ -528,8 +529,9 @@ fn the_extender_evicts_only_pods_with_gpus_and_by_their_uids() {
     }
 }
 
+/// An unreadable one is larger than what is read.
 #[test]
-fn nobody_writes_an_allocation_or_an_inventory_that_nobody_reads() {
+fn no_unreadable_allocation_or_inventory_is_written() {
     if let Some(text) = with(&[json!({"policies": {"gpushareAccounts": ["gpushare"]}})]) {
         let key = "scheduler.framework.gpushare.allocation";
         let policy = Policy::of(&parse(&text), "divvy-allocation");
@@ -551,8 +553,9 @@ fn nobody_writes_an_allocation_or_an_inventory_that_nobody_reads() {
     }
 }
 
+/// Exactly the pods that request a share and do not say their isolation get it.
 #[test]
-fn with_a_default_isolation_exactly_the_pods_that_request_a_share_and_do_not_say_themselves_get_it() {
+fn the_default_isolation_is_for_undecided_shares() {
     let Some(text) = with(&[json!({"policies": {"enabled": false, "defaultIsolation": "soft"}})]) else {
         return;
     };

@@ -80,8 +80,9 @@ fn event(controller: &str, instance: &str, regarding: Value) -> Value {
     })
 }
 
+/// An agent writes events under its own name.
 #[test]
-fn an_agent_writes_events_under_its_own_name_about_pods_and_its_own_node() {
+fn agents_write_events_on_pods_and_their_node() {
     let policy = policy();
     let pod = json!({"kind": "Pod", "name": "p", "namespace": "default"});
     let node = |name: &str| json!({"kind": "Node", "name": name});

@@ -172,7 +172,7 @@ fn rules_of(objects: &[Value], subject: &str) -> Vec<Value> {
 }
 
 #[test]
-fn the_extender_has_exactly_the_rights_that_the_threat_model_names() {
+fn the_extender_has_exactly_the_rights_of_the_threat_model() {
     let all = json!({"agent": {"onEscape": "evict", "guard": "shadow"}, "extender": {"web": {"enabled": true}, "unhealthyGpuConfigMaps": true}});
     let Some(text) = with(&[all]) else { return };
     let list = |rule: &Value, field: &str| -> Vec<String> {
@@ -223,8 +223,9 @@ fn the_extender_has_exactly_the_rights_that_the_threat_model_names() {
 }
 
 /// Every user can connect to the explainer.
+/// Users reach nothing but the explainer and its ConfigMap.
 #[test]
-fn the_explainer_may_change_nothing_but_its_configmap_and_every_user_reaches_nothing_else() {
+fn the_explainer_may_change_only_its_configmap() {
     let objects = default_objects();
     let rules = |subject: &str| rules_of(&objects, subject);
     let writes: Vec<Value> = rules("divvy-explainer")
@@ -251,7 +252,7 @@ fn the_explainer_may_change_nothing_but_its_configmap_and_every_user_reaches_not
 }
 
 #[test]
-fn an_agents_port_is_open_to_those_who_are_named_and_to_nobody_without_a_name() {
+fn an_agents_port_is_open_only_to_named_peers() {
     let policy = |objects: Vec<Value>| {
         let mut found = objects.into_iter().filter(|object| object["kind"] == "NetworkPolicy");
         found.find(|object| object["metadata"]["name"] == "divvy-agent")
@@ -278,7 +279,7 @@ fn an_agents_port_is_open_to_those_who_are_named_and_to_nobody_without_a_name() 
 }
 
 #[test]
-fn settings_of_nodes_are_files_that_the_agent_understands_and_mounts() {
+fn node_settings_are_mounted_files_that_agents_read() {
     let configs = json!({
         "default": {"reserve-memory": "512MiB"},
         "a100-mig": {"mig-strategy": "mixed", "whole-gpus": true},
@@ -314,7 +315,7 @@ fn settings_of_nodes_are_files_that_the_agent_understands_and_mounts() {
 }
 
 #[test]
-fn agents_serve_the_metrics_that_are_named_and_without_a_name_all() {
+fn agents_serve_the_named_metrics_or_all_without_names() {
     assert!(!super::DEFAULT.contains("--metrics-allow"));
     let names = ["divvy_gpu_info", "divvy_agent_probe_up"];
     let Some(text) = with(&[json!({"agent": {"metrics": {"allow": names}}})]) else {

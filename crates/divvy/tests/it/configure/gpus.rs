@@ -58,7 +58,7 @@ fn machine(directory: &Path) -> bool {
 }
 
 #[test]
-fn docker_run_gpus_gives_the_gpus_that_were_asked_for_and_no_others() {
+fn docker_run_gpus_gives_only_the_requested_gpus() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name).display().to_string();
     if !machine(directory.path()) {

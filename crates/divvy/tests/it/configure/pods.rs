@@ -468,7 +468,7 @@ const ACCEPTED: &str = "accept-nvidia-visible-devices-envvar-when-unprivileged =
 const ASKED: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "nvidia.com/gpu=0");
 
 #[test]
-fn a_pod_of_containerd_has_the_gpu_that_it_asks_for_whoever_puts_it_in() {
+fn a_containerd_pod_gets_its_gpu_in_every_way() {
     if !divvy_skip::root("start containerd") {
         return;
     }

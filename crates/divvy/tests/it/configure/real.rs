@@ -284,7 +284,7 @@ fn containerd_s_cri_plugin_starts_with_the_runtime() {
 }
 
 #[test]
-fn dockerd_has_the_runtime_and_gives_its_containers_the_gpus_that_they_ask_for() {
+fn dockerd_has_the_runtime_and_gives_containers_their_gpus() {
     let directory = tempfile::tempdir().expect("a directory");
     let at = |name: &str| directory.path().join(name).display().to_string();
     std::fs::write(

@@ -23,7 +23,7 @@ fn steered_right(bed: &Bed, uid: &str, name: &str) -> bool {
 }
 
 #[tokio::test]
-async fn r01_two_pods_of_equal_size_get_their_own_gpus_in_whatever_order_the_kubelet_admits_them() {
+async fn r01_equal_pods_get_their_gpus_in_any_admission_order() {
     let bed = shuffled(&[&[4, 4]], 150).await;
     let (mut as_bound, mut swapped) = (0, 0);
     for round in 0..20 {
@@ -85,8 +85,9 @@ async fn r02_a_container_as_large_as_another_pod_takes_nothing_of_it() {
     bed.end().await;
 }
 
+/// The ids of the init container come back for the app container.
 #[tokio::test]
-async fn r03_an_init_container_whose_ids_come_back_leaves_the_app_container_its_gpu() {
+async fn r03_reused_init_ids_leave_the_app_its_gpu() {
     // The sizes from the exhaustive model's scenarios: init 4 and app 1 with pods of 3 and 1; init 2 and app 2 with a pod of 2.
     for (gpus, init, app, others) in [([4, 4], 4, 1, &[3, 1][..]), ([2, 2], 2, 2, &[2][..])] {
         let bed = shuffled(&[&gpus], 150).await;
@@ -111,8 +112,9 @@ async fn r03_an_init_container_whose_ids_come_back_leaves_the_app_container_its_
     }
 }
 
+/// The pod is deleted between bind and Allocate.
 #[tokio::test]
-async fn r04_a_pod_deleted_between_bind_and_allocate_takes_no_other_pods_gpu() {
+async fn r04_a_pod_deleted_before_allocate_takes_no_foreign_gpu() {
     let bed = shuffled(&[&[4, 4]], 1500).await;
     let deleted = bed.create(&pod("deleted").gpu_mem(3));
     bed.bound("deleted").await;

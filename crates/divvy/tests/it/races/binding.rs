@@ -75,8 +75,9 @@ async fn r09_a_bind_whose_answer_was_lost_is_not_written_again() {
     bed.end().await;
 }
 
+/// The bind keeps its booking until the outcome can be learned.
 #[tokio::test]
-async fn r09_a_bind_whose_outcome_cannot_be_learned_keeps_its_booking_until_it_can() {
+async fn r09_a_bind_of_unknown_outcome_keeps_its_booking() {
     let bed = Bed::new(&[&[4]]).await;
     bed.settled().await;
     let faults = bed.api().faults();

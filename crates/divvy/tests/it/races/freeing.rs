@@ -8,8 +8,9 @@ use divvy_testbed::node::CgroupVersion;
 
 use crate::bed::{Bed, stubborn};
 
+/// The container holds the memory until it ends, also over a restart of the agent.
 #[tokio::test]
-async fn r06_a_force_deleted_pods_container_holds_its_memory_until_it_ends_also_over_an_agents_restart() {
+async fn r06_a_force_deleted_pods_container_holds_its_memory() {
     force_delete(CgroupVersion::V2).await;
 }
 
@@ -107,8 +108,9 @@ async fn r07_a_pod_re_created_under_its_name_is_another_pod() {
     bed.end().await;
 }
 
+/// The pods come back under this name.
 #[tokio::test]
-async fn r07_nothing_leaks_and_nothing_is_lost_when_pods_come_back_under_one_name() {
+async fn r07_pods_under_one_name_leak_and_lose_nothing() {
     let bed = Bed::with(&[&[4]], |spec| {
         // In half of the cases before the agent has cleaned up after the old pod, in the other half after that.
         spec.timings.start_retry.first = Duration::from_millis(5);
@@ -141,8 +143,9 @@ async fn r07_nothing_leaks_and_nothing_is_lost_when_pods_come_back_under_one_nam
 }
 
 /// In this cluster, only the test causes events, so no unrelated event helps a pod that was refused too early.
+/// The extender may hear of the freed memory after the scheduler.
 #[tokio::test]
-async fn a_waiting_pod_gets_what_is_freed_though_the_extender_may_hear_of_it_after_the_scheduler() {
+async fn a_waiting_pod_gets_what_is_freed() {
     let bed = Bed::new(&[&[4]]).await;
     bed.create(&pod("p-0").gpu_mem(3));
     bed.running("p-0").await;

@@ -27,8 +27,9 @@ async fn r15_a_start_waits_for_a_pod_that_the_agent_has_not_seen_yet() {
     bed.end().await;
 }
 
+/// Until then, it is refused in words.
 #[tokio::test]
-async fn r15_a_pod_that_stays_unseen_is_refused_in_words_and_starts_when_it_is_seen() {
+async fn r15_an_unseen_pod_starts_when_it_is_seen() {
     let bed = Bed::new(&[&[4]]).await;
     let cut = bed.cut_off_agent("n1").await;
     let uid = bed.create(&pod("unseen").gpu_mem(3));
@@ -63,8 +64,9 @@ async fn r16_an_agent_killed_while_starts_wait_has_forgotten_nothing() {
     bed.end().await;
 }
 
+/// The agent is killed between Allocate and PreStartContainer.
 #[tokio::test]
-async fn r16_an_agent_killed_between_allocate_and_pre_start_starts_the_pod_when_it_is_back() {
+async fn r16_a_killed_agent_starts_the_pod_when_back() {
     let mut bed = Bed::with(&[&[4, 4]], |spec| spec.timings.container_start = Duration::from_millis(300)).await;
     let uids = ["a", "b"].map(|name| bed.create(&pod(name).gpu_mem(3)));
     for uid in &uids {
@@ -97,7 +99,7 @@ async fn r16_an_agent_killed_between_allocate_and_pre_start_starts_the_pod_when_
 const PLUGINS_FIRST: Duration = Duration::from_millis(1200);
 
 #[tokio::test]
-async fn r17_a_kubelet_that_restarts_in_mid_admission_goes_on_where_it_was() {
+async fn r17_a_kubelet_restarted_in_mid_admission_goes_on() {
     let bed = Bed::with(&[&[4, 4]], |spec| {
         spec.timings.pods_after = PLUGINS_FIRST;
         spec.timings.allocate = Duration::from_millis(150);
@@ -136,7 +138,7 @@ async fn r17_a_kubelet_that_restarts_in_mid_admission_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn r17_a_kubelet_that_restarts_while_a_start_waits_starts_it_once() {
+async fn r17_a_kubelet_restart_starts_a_waiting_pod_once() {
     let bed = Bed::with(&[&[4]], |spec| spec.timings.pods_after = PLUGINS_FIRST).await;
     let cut = bed.cut_off_agent("n1").await;
     let uid = bed.create(&pod("a").gpu_mem(3));
@@ -186,8 +188,9 @@ fn all_ids(bed: &Bed, uid: &str) -> BTreeSet<String> {
     bed.ids("n1", uid).into_values().flatten().collect()
 }
 
+/// The refusal names both pods.
 #[tokio::test]
-async fn r18_a_pod_with_the_ids_of_another_does_not_start_and_both_are_named() {
+async fn r18_a_pod_with_anothers_ids_does_not_start() {
     // The short pod is on the small GPU, so that the lowest slots of the large one are given twice.
     let bed = with_double_hand_out(&[8, 2]).await;
     for round in 0..4 {
@@ -234,8 +237,9 @@ async fn r18_a_pod_with_the_ids_of_another_does_not_start_and_both_are_named() {
     panic!("the kubelet never gave the same ids twice");
 }
 
+/// The pod starts on the GPU of its allocation.
 #[tokio::test]
-async fn r18_a_pod_with_some_ids_of_another_starts_on_the_gpu_of_its_allocation() {
+async fn r18_a_pod_with_some_ids_of_another_starts() {
     let bed = with_double_hand_out(&[8]).await;
     for round in 0..4 {
         let [one, two] = [format!("one-{round}"), format!("two-{round}")];

@@ -108,8 +108,9 @@ fn troubled(without: usize) -> (cases::Cluster, Pod) {
     (cluster, cases::pod("p", "app=web", spec))
 }
 
+/// The first one that refuses is named.
 #[test]
-fn the_filters_are_asked_in_the_order_of_the_default_profile_and_the_first_that_refuses_is_named() {
+fn filters_have_the_order_of_the_default_profile() {
     let order = [
         "node(s) were unschedulable",
         "node(s) had untolerated taint(s)",

@@ -49,7 +49,7 @@ fn nodes() -> Cluster {
 
 /// Cases of `TestRequiredAffinitySingleNode` and `TestRequiredAffinityMultipleNodes`.
 #[test]
-fn a_pod_is_placed_where_all_its_terms_have_pods_in_the_same_domain() {
+fn all_affinity_terms_must_match_in_the_domain() {
     let web = |key| term(key, &["web"], json!(null));
     let db = |key| term(key, &["db"], json!(null));
     let [one, none] = [[FITS, AFFINITY, AFFINITY], [AFFINITY; 3]];
@@ -124,8 +124,9 @@ fn the_first_of_pods_that_want_to_be_together_is_placed() {
     nodes().check(&elsewhere, &[AFFINITY; 3], "its own namespace is not meant");
 }
 
+/// One of its terms is enough.
 #[test]
-fn a_pod_is_kept_off_the_domains_of_pods_that_one_of_its_anti_affinity_terms_means() {
+fn a_pod_avoids_domains_of_its_anti_affinity() {
     let web = |key| term(key, &["web"], json!(null));
     let db = |key| term(key, &["db"], json!(null));
     let cluster = nodes().has("n1", "service=web").has("n3", "service=db");
@@ -145,7 +146,7 @@ fn a_pod_is_kept_off_the_domains_of_pods_that_one_of_its_anti_affinity_terms_mea
 
 /// Symmetry: `satisfyExistingPodsAntiAffinity`.
 #[test]
-fn a_pod_is_kept_off_the_domains_of_pods_whose_anti_affinity_means_it() {
+fn a_pod_avoids_domains_of_others_anti_affinity() {
     let shy = away("service=shy", &[term("region", &["web"], json!(null))]);
     let cluster = nodes().holds("n2", shy);
     cluster.check(&pod("p", "service=web", json!({})), &[EXISTING, EXISTING, FITS], "meant");
@@ -177,8 +178,9 @@ fn pods_that_are_being_deleted_count() {
 }
 
 /// `TestGetTPMapMatchingIncomingAffinityAntiAffinity` and the cases with `NamespaceSelector` upstream.
+/// Those that it lists are meant, too.
 #[test]
-fn a_term_means_its_own_namespace_or_those_that_it_lists_and_selects() {
+fn a_term_means_its_own_or_selected_namespaces() {
     let cluster = nodes()
         .namespace("default", "")
         .namespace("team1", "team=one")
@@ -240,7 +242,7 @@ fn a_namespace_selector_does_not_mean_the_own_namespace_too() {
 /// The labels of the namespace are unknown. A pod's own selectors are converted into lists of known namespaces, so they do not
 /// include it. The selectors of other pods find no labels in it to match.
 #[test]
-fn a_namespace_that_is_not_known_is_in_no_selector_of_the_pods_own_but_the_empty_one() {
+fn only_an_empty_selector_has_an_unknown_namespace() {
     let lost = in_namespace(pod("p", "service=web", json!({})), "unknown");
     let not_one = json!({"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "NotIn", "values": ["one"]}]}});
     let all = json!({"namespaceSelector": {}});
@@ -273,8 +275,9 @@ fn match_and_mismatch_label_keys_compare_with_the_owners_labels() {
     );
 }
 
+/// Without a selector, no pod is meant.
 #[test]
-fn without_a_label_selector_no_pod_is_meant_with_an_empty_one_every_pod_is() {
+fn an_empty_label_selector_means_every_pod() {
     let cluster = nodes().has("n1", "service=web");
     let by = |selector: Value| {
         [term(

@@ -109,8 +109,9 @@ fn a_pod_that_does_not_match_its_own_selector_adds_nothing() {
     zones([2, 1, 0, 3]).check(&stranger, &[SKEW, FITS, FITS, SKEW], "it does not");
 }
 
+/// It counts for no constraint.
 #[test]
-fn a_node_without_a_topology_key_gets_no_pod_and_counts_for_no_constraint() {
+fn a_node_without_topology_key_gets_no_pod() {
     let rack = |cluster: Cluster| {
         cluster
             .node("node-a", "zone=z1,rack=r1")
@@ -126,8 +127,9 @@ fn a_node_without_a_topology_key_gets_no_pod_and_counts_for_no_constraint() {
     two.check(&spread(&[zone, rack]), &[FITS, FITS, NO_LABEL], "racks as 2 and no others");
 }
 
+/// Nor does the pod itself.
 #[test]
-fn pods_of_other_namespaces_those_being_deleted_and_the_pod_itself_do_not_count() {
+fn other_namespaces_and_deleted_pods_do_not_count() {
     let nodes = || Cluster::default().node("node-a", "node=a").node("node-b", "node=b");
     let one = constraint(1, "node", json!(null));
     let mut other = pod("", "foo", json!({}));
@@ -184,8 +186,9 @@ fn with_fewer_domains_than_min_domains_the_fewest_are_none() {
     }
 }
 
+/// They count only if the node affinity is ignored.
 #[test]
-fn nodes_that_the_pods_node_affinity_leaves_out_count_only_if_it_is_ignored() {
+fn nodes_outside_the_node_affinity_do_not_count() {
     let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
         {"matchExpressions": [{"key": "node", "operator": "In", "values": ["node-a", "node-y"]}]}]}}});
     let away = node_affinity::MISMATCH;
@@ -204,7 +207,7 @@ fn nodes_that_the_pods_node_affinity_leaves_out_count_only_if_it_is_ignored() {
 }
 
 #[test]
-fn tainted_nodes_count_unless_taints_are_honored_and_not_tolerated() {
+fn only_honored_untolerated_taints_exclude_a_node() {
     let tainted = |node: &mut k8s_openapi::api::core::v1::Node| {
         node.spec = Some(serde_json::from_value(json!({"taints": [{"key": "foo", "effect": "NoSchedule"}]})).expect("spec"));
     };
@@ -243,7 +246,7 @@ fn tainted_nodes_count_unless_taints_are_honored_and_not_tolerated() {
 }
 
 #[test]
-fn match_label_keys_let_only_pods_with_the_pods_own_values_count() {
+fn match_label_keys_count_only_equal_values() {
     let more = json!({"matchLabelKeys": ["hash", "absent"]});
     let mut pod = spread(&[constraint(1, "node", more)]);
     pod.metadata.labels = Some(crate::scheduler::cases::labels("foo,hash=2"));

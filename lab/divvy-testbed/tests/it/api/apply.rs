@@ -46,8 +46,9 @@ async fn a_label_that_its_only_manager_no_longer_applies_disappears() {
     );
 }
 
+/// Only another value is a conflict.
 #[tokio::test]
-async fn another_value_for_a_label_of_another_manager_is_a_conflict_unless_forced() {
+async fn another_managers_label_is_a_conflict_unless_forced() {
     let api = with_node(&json!({}));
     assert_eq!(apply(&api, "fieldManager=a", &json!({"e.com/x": "1", "y": "1"})).await.0, 200);
     let (code, answer) = apply(&api, "fieldManager=b", &json!({"e.com/x": "2", "z": "1"})).await;
@@ -95,8 +96,9 @@ async fn who_changes_a_label_without_apply_owns_it_alone() {
     );
 }
 
+/// An apply without a manager is refused.
 #[tokio::test]
-async fn an_apply_that_changes_nothing_is_not_committed_and_one_without_a_manager_is_refused() {
+async fn an_apply_that_changes_nothing_is_not_committed() {
     let api = with_node(&json!({"x": "1"}));
     assert_eq!(
         apply(&api, "fieldManager=a", &json!({"x": "1"})).await.0,

@@ -31,8 +31,9 @@ fn told(api: &ApiServer) -> Vec<(String, u64)> {
     told
 }
 
+/// A repeated event is counted.
 #[tokio::test(start_paused = true)]
-async fn an_event_with_another_text_is_another_event_and_one_that_is_repeated_is_counted() {
+async fn another_text_is_another_event() {
     let api = server();
     let events = Events::new(api.client(), "divvy-agent", Some("n1".to_owned()));
     let texts = ["GPU 0 failed", "GPU 3 failed", "GPU 0 failed", "GPU 0 failed"];
@@ -42,7 +43,7 @@ async fn an_event_with_another_text_is_another_event_and_one_that_is_repeated_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn texts_that_are_never_twice_the_same_do_not_fill_the_cluster_with_events() {
+async fn ever_new_texts_make_few_events() {
     let api = server();
     let events = Events::new(api.client(), "divvy-agent", Some("n1".to_owned()));
     publish(&events, (0..100).map(|i| format!("{i:02} MiB are free"))).await;

@@ -4,8 +4,9 @@ use divvy_testbed::api::PatchKind;
 
 use super::*;
 
+/// Nothing else of a gated pod changes.
 #[tokio::test]
-async fn gates_can_be_taken_away_one_by_one_and_nothing_else_of_a_gated_pod_changes() {
+async fn gates_can_be_taken_away_one_by_one() {
     let api = server();
     let mut value = pod("p");
     value["spec"]["schedulingGates"] = json!([{"name": "one"}, {"name": "two"}]);

@@ -24,8 +24,9 @@ fn with_a_limited_user() -> ApiServer {
     api
 }
 
+/// The rest is refused in upstream's words.
 #[tokio::test]
-async fn a_limited_user_may_do_what_it_is_granted_and_is_refused_the_rest_in_upstreams_words() {
+async fn a_limited_user_has_only_its_granted_rights() {
     let api = with_a_limited_user();
     for (path, code, words) in [
         (NAMESPACED, 200, ""),

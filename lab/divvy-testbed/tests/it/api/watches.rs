@@ -135,8 +135,9 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// They stay true while the API server is down, too.
 #[tokio::test(start_paused = true)]
-async fn reflectors_stay_true_through_cuts_compaction_and_an_api_server_that_is_down() {
+async fn reflectors_stay_true_through_cuts_and_compaction() {
     let api = server();
     let store = reflect(watch(pods(&api), watcher::Config::default()));
     let names = |store: &reflector::Store<Pod>| {

@@ -221,7 +221,7 @@ fn what_an_engine_says_itself_is_taken_as_by_nvidia_s_tool() {
 
 /// What NVIDIA's tool writes is not enough for containerd 1.x, whose CRI plugin does not start without its default runtime.
 #[test]
-fn where_an_old_containerd_reads_it_its_default_runtime_is_written_too() {
+fn an_old_containerds_default_runtime_is_written_too() {
     let Some(mut compared) = Compared::new() else { return };
     for (version, old) in [("1.6.20", true), ("1.7.27", true), ("v2.0.0", false), ("v2.1.3", false)] {
         for config in [None, Some("/etc/mine/config.toml")] {
