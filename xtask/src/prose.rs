@@ -198,7 +198,8 @@ fn references(prose: &str, file: &Path) -> Vec<(bool, String)> {
     }
     // The names are written in parts so that this check does not find them in this file.
     for unwanted in [concat!("DESIGN", ".md"), concat!("research", "/")] {
-        if prose.contains(unwanted) && !prose.contains("/research/") {
+        let is_word = |at: usize| !prose[..at].ends_with(|c: char| c.is_alphanumeric() || c == '/');
+        if prose.match_indices(unwanted).any(|(at, _)| is_word(at)) {
             found.push((false, unwanted.to_owned()));
         }
     }

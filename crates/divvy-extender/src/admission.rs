@@ -255,7 +255,7 @@ mod tests {
         json!({"spec": {"schedulerName": "default-scheduler", "containers": [{"name": "main", "resources": resources}]}})
     }
 
-    /// Nobody has chosen a scheduler or a node for the pod.
+    /// The pod names neither a scheduler nor a node.
     #[test]
     fn an_undecided_gpu_pod_goes_to_our_scheduler() {
         let mem = json!({"limits": {"aliyun.com/gpu-mem": "3"}});

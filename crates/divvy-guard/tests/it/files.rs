@@ -87,7 +87,7 @@ fn a_lease_on_a_file_of_the_share_frees_no_program() {
     }
 }
 
-/// Somebody else in the pod has written the numbers.
+/// Another process of the pod has written the numbers.
 #[test]
 fn impossible_numbers_only_shrink_the_share() {
     let sandbox = Sandbox::with_share(8192 * MIB, SHARE);

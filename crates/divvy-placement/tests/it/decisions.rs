@@ -110,7 +110,7 @@ fn each_gpu_counts_by_its_own_size() {
     assert_eq!(free(&ledger, "mixed"), [40, 0, 14]);
 }
 
-/// Its neighbours are used to the last unit.
+/// The GPUs next to it are used to the last unit.
 #[test]
 fn a_failed_gpu_is_not_offered() {
     // Case 8, with the health from the inventory.
